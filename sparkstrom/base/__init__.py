@@ -1,0 +1,1 @@
+"""What every layer may use: the error tree, identities, the clock."""

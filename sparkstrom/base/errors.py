@@ -1,0 +1,75 @@
+"""The error tree. An error says who must act, and carries its facts as fields.
+
+    SparkstromError
+    ├── UsageError        fix the call: a value, a combination of options, the data
+    ├── SetupError        fix the machine: shared memory, port, mask, library, Java
+    ├── PeerError         another process misbehaved; the mesh copes
+    │   ├── WireError     bytes that are no frame of ours, or not for us
+    │   └── NodeLost      a peer let its lease run out
+    ├── TransportError    a C call of Aeron failed
+    │   └── DriverLost    the media driver died; it can be started again
+    └── TrainingError     stop: NaN, an exception in training, replicas lost
+
+Spark pickles exceptions: every class passes its fields to ``super().__init__``, so that
+``cls(*exc.args)`` rebuilds it.
+"""
+
+from __future__ import annotations
+
+
+class SparkstromError(Exception):
+    """Base of everything that sparkstrom raises on purpose."""
+
+
+class UsageError(SparkstromError, ValueError):
+    """The call is wrong: the message names the value, the reason and the remedy."""
+
+
+class SetupError(SparkstromError, RuntimeError):
+    """The machine or cluster is not ready: the message names what, where, and the remedy."""
+
+
+class PeerError(SparkstromError):
+    """Another process misbehaved or went away; the mesh copes."""
+
+
+class WireError(PeerError):
+    """Bytes that are no message of this job. Decoders raise this and nothing else."""
+
+
+class NodeLost(PeerError):
+    """A peer let its lease run out. Its partition is free again; training goes on."""
+
+    def __init__(self, node: int, silent_s: float, lease_s: float) -> None:
+        super().__init__(node, silent_s, lease_s)
+        self.node, self.silent_s, self.lease_s = node, silent_s, lease_s
+
+    def __str__(self) -> str:
+        return f"node {self.node} silent for {self.silent_s:.1f} s, lease is {self.lease_s:.1f} s"
+
+
+class TransportError(SparkstromError):
+    """A C call of Aeron failed; Aeron's own code and words are kept."""
+
+    def __init__(self, doing: str, code: int, text: str) -> None:
+        super().__init__(doing, code, text)
+        self.doing, self.code, self.text = doing, code, text
+
+    def __str__(self) -> str:
+        return f"{self.doing}: Aeron error {self.code}: {self.text}"
+
+
+class DriverLost(TransportError):
+    """The media driver died. Start another in a new directory and open the edges again."""
+
+
+class TrainingError(SparkstromError):
+    """Training must stop: an exception or NaN in a worker, or replicas that cannot be trusted."""
+
+    def __init__(self, reason: str, host: str = "", partition: int = -1, trace: str = "") -> None:
+        super().__init__(reason, host, partition, trace)
+        self.reason, self.host, self.partition, self.trace = reason, host, partition, trace
+
+    def __str__(self) -> str:
+        where = f" (partition {self.partition} on {self.host})" if self.partition >= 0 else ""
+        return f"{self.reason}{where}" + (f"\n{self.trace}" if self.trace else "")

@@ -1,0 +1,28 @@
+"""Who made what: node ids, update keys, commits, positions."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NewType
+
+NodeId = NewType("NodeId", int)  # u32, fresh at each join, never reused
+Commit = NewType("Commit", int)  # u64, from 1: the order in which the master numbered updates
+Sequence = NewType("Sequence", int)  # u64, from 1 per origin
+
+MASTER = NodeId(0)  # the driver's node: root of the tree, sequencer, origin of averaged buffers
+
+
+class Position(NamedTuple):
+    """How far a worker has trained: ``batch`` minibatches of epoch ``epoch`` (both from 0)."""
+
+    epoch: int
+    batch: int
+
+
+class Endpoint(NamedTuple):
+    """Where a media driver listens: one UDP socket for all edges of one executor."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

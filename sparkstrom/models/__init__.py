@@ -1,0 +1,1 @@
+"""Models behind the flat-parameter protocol, and a small NumPy network."""

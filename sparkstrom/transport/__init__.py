@@ -1,0 +1,1 @@
+"""Moves bytes between endpoints and knows no message."""

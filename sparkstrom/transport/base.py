@@ -1,0 +1,76 @@
+"""The transport contract: senders and one poll; every answer is a value.
+
+A transport belongs to one thread. It has one endpoint (one UDP port) and any number of streams
+on it. Frames of one sender arrive in order and whole or not at all; an accepted frame is *not*
+an acknowledged one: peers die, receivers restart. Ids, commits and leases above heal that.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from sparkstrom.base.identity import Endpoint
+
+
+class Offer(enum.Enum):
+    """What became of a frame. Each answer names the caller's next move."""
+
+    SENT = "sent"
+    BUSY = "busy"  # back-pressure or log rotation: keep it, offer again next cycle
+    UNCONNECTED = "unconnected"  # nobody listens (yet): the lease decides, not this loop
+    CLOSED = "closed"  # this sender is finished: open another
+
+
+class Arrival(NamedTuple):
+    """One frame that came in, and the local stream it came in on."""
+
+    stream: int
+    frame: bytes
+
+
+class Sender(Protocol):
+    """One direction of one edge, for one writer."""
+
+    def offer(self, frames: Sequence[bytes]) -> tuple[int, Offer]:
+        """Send as many of ``frames`` as go now, in order; return how many went and why it stopped.
+
+        Never blocks. ``(len(frames), Offer.SENT)`` when all went.
+        """
+
+    def close(self) -> None:
+        """Drop at once (revoke): unsent frames are lost, the log is freed. Idempotent."""
+
+
+class Transport(Protocol):
+    """Opened on an endpoint; raises ``DriverLost`` from any call once its media driver is gone."""
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The address and port that peers send to."""
+
+    @property
+    def max_frame_bytes(self) -> int:
+        """The longest frame a sender takes."""
+
+    def open_sender(self, endpoint: Endpoint, stream: int, *, control: bool) -> Sender:
+        """Start opening a sender to a peer's endpoint; offers answer UNCONNECTED until it is up.
+
+        Returns at once; opening goes on inside ``poll``. ``control`` streams get a small log.
+        """
+
+    def open_receiver(self, stream: int) -> None:
+        """Listen on a stream (1 <= stream < 2^31) of this endpoint. Raise SetupError if refused."""
+
+    def close_receiver(self, stream: int) -> None:
+        """Stop listening. Unknown streams are ignored."""
+
+    def poll(self, wait_s: float) -> list[Arrival]:
+        """Take what arrived on all streams, at most a bounded amount, without the GIL.
+
+        Returns at once when something is there; waits (parked) at most ``wait_s`` for it otherwise.
+        """
+
+    def close(self) -> None:
+        """Close senders, receivers and the client. Idempotent."""
