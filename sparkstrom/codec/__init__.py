@@ -1,0 +1,1 @@
+"""Messages as values, and as bytes: headers, payloads, sealing, chunks."""

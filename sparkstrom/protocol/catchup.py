@@ -1,0 +1,67 @@
+"""Catch up: a replica fetched in chunks from a live one, and the commits that passed meanwhile.
+
+Nobody freezes anything: each chunk says up to which commit its bytes are, and the commits after
+that are held here until the replica is whole. A chunk counts only while all commits after it are
+held singly; otherwise it is asked for again.
+"""
+
+from __future__ import annotations
+
+from sparkstrom.codec.messages import Chunk, Committed
+from sparkstrom.protocol.replay import Log
+
+ASKED_AT_ONCE = 4  # chunks under way: keeps one edge busy without filling its log
+RETRY_S = 0.5
+
+
+class Catchup:
+    """One snapshot on its way in."""
+
+    def __init__(self, base: int, chunks: int, hold_bytes: int, now_s: float) -> None:
+        self._count = chunks
+        self._chunks: dict[int, Chunk] = {}
+        self._asked_s: dict[int, float] = {}
+        self._held = Log(hold_bytes, base)
+        self.progress_s = now_s
+
+    def hold(self, committed: Committed) -> None:
+        """Keep the next commit; chunks older than what is still held are worthless now."""
+        self._held.append(committed)
+        if self._held.base > 0:
+            stale = [i for i, chunk in self._chunks.items() if chunk.commit < self._held.base]
+            for index in stale:
+                del self._chunks[index]
+
+    def take(self, chunk: Chunk, now_s: float) -> None:
+        if chunk.index >= self._count or chunk.commit < self._held.base:
+            return
+        self._asked_s.pop(chunk.index, None)
+        self._chunks.setdefault(chunk.index, chunk)
+        self.progress_s = now_s
+
+    def wanted(self, now_s: float) -> list[int]:
+        """Chunks to ask for now."""
+        for index in [i for i, at_s in self._asked_s.items() if now_s >= at_s + RETRY_S]:
+            del self._asked_s[index]
+        out: list[int] = []
+        for index in range(self._count):
+            if len(self._asked_s) >= ASKED_AT_ONCE:
+                break
+            if index not in self._chunks and index not in self._asked_s:
+                self._asked_s[index] = now_s
+                out.append(index)
+        return out
+
+    def complete(self) -> bool:
+        """All chunks are here, and so is every commit that any of them contains."""
+        return len(self._chunks) == self._count and all(
+            chunk.commit <= self._held.head for chunk in self._chunks.values()
+        )
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        return tuple(self._chunks[i] for i in range(self._count))
+
+    @property
+    def held(self) -> tuple[Committed, ...]:
+        return self._held.after(self._held.base)

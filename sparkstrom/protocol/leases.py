@@ -1,0 +1,31 @@
+"""Leases: who was heard of lately, and who is lost.
+
+Spark ends Python workers with SIGKILL, so nobody says goodbye. Whoever is silent for a lease is
+gone; a holder that was itself asleep renews everybody, since it cannot know who called.
+"""
+
+from __future__ import annotations
+
+
+class Leases:
+    """Deadlines by node."""
+
+    def __init__(self, lease_s: float, now_s: float) -> None:
+        self._lease_s = lease_s
+        self._heard_s: dict[int, float] = {}
+        self._awake_s = now_s
+
+    def renew(self, node: int, now_s: float) -> None:
+        self._heard_s[node] = now_s
+
+    def drop(self, node: int) -> None:
+        self._heard_s.pop(node, None)
+
+    def expire(self, now_s: float) -> list[tuple[int, float]]:
+        """Nodes whose lease is over, and for how long they have been silent."""
+        asleep = now_s - self._awake_s > self._lease_s / 4
+        self._awake_s = now_s
+        if asleep:
+            self._heard_s = dict.fromkeys(self._heard_s, now_s)
+        lost = [(n, now_s - at_s) for n, at_s in self._heard_s.items()]
+        return [(n, silent_s) for n, silent_s in lost if silent_s > self._lease_s]

@@ -1,0 +1,70 @@
+"""Members: the live nodes of a fit as the master knows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparkstrom.base.identity import Position
+from sparkstrom.codec.messages import Activity, Address, AuditAnswer, Join, Welcome
+from sparkstrom.protocol.replay import Downlink
+
+
+@dataclass(slots=True)
+class Member:
+    """One live node."""
+
+    node: int
+    join: Join  # its newest
+    local: Address  # where the master listens for it
+    welcome: Welcome
+    downlink: Downlink
+    pending: tuple[int, Position] | None = None  # counts once this seq is committed
+    steps: int = 0
+    activity: Activity = Activity.CATCHING_UP
+    final: int | None = None
+    audit: AuditAnswer | None = None
+    releasing: str | None = None
+    state_due: bool = True
+    state_s: float = -1.0  # when it was last told the state
+    again_s: float = -1.0
+
+    @property
+    def unfinished(self) -> bool:
+        return self.activity in (Activity.WAITING, Activity.STEPPING)
+
+
+@dataclass(slots=True)
+class Departure:
+    """Somebody who is no member any more, for the summary."""
+
+    node: int
+    partition: int
+    host: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Members:
+    """Live nodes by id, and every (token, count) that ever joined."""
+
+    live: dict[int, Member] = field(default_factory=dict)
+    joins: dict[tuple[int, int], int] = field(default_factory=dict)  # (token, count) -> id
+    departures: list[Departure] = field(default_factory=list)
+    next_id: int = 1
+
+    def of(self, join: Join) -> int | None:
+        """The id that this very join was answered with, if it was."""
+        return self.joins.get((join.token, join.count))
+
+    def former(self, token: int) -> list[int]:
+        """All ids that this process has had."""
+        return [node for (t, _), node in self.joins.items() if t == token]
+
+    def add(self, member: Member) -> None:
+        self.live[member.node] = member
+        self.joins[member.join.token, member.join.count] = member.node
+        self.next_id = max(self.next_id, member.node + 1)
+
+    def slowest(self) -> int | None:
+        """Steps of the slowest live, unfinished worker that holds a replica."""
+        return min((m.steps for m in self.live.values() if m.unfinished), default=None)

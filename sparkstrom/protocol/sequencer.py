@@ -1,0 +1,62 @@
+"""The one order: the root numbers each origin's updates, each once, in the origin's own order."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sparkstrom.codec.messages import Committed, Update
+from sparkstrom.protocol.replay import Log
+
+
+class Sequencer:
+    """Numbers updates; remembers per id how far it got, also after the id was closed."""
+
+    def __init__(self, log_bytes: int) -> None:
+        self.log = Log(log_bytes)
+        self.last: dict[int, int] = {}  # per open id: its newest numbered seq
+        self.closed: dict[int, int] = {}  # per closed id: the seq it was closed at
+        self.frozen = False  # from the audit on nothing is numbered
+        self.staleness: Counter[int] = Counter()
+        self.dropped: Counter[str] = Counter()
+
+    @property
+    def head(self) -> int:
+        return self.log.head
+
+    def admit(self, node: int) -> None:
+        assert node not in {**self.last, **self.closed}, "ids are never reused"
+        self.last[node] = 0
+
+    def close(self, node: int) -> int:
+        """Nothing of this id is numbered any more; return its last seq."""
+        self.closed[node] = self.last.pop(node)
+        return self.closed[node]
+
+    def number(self, update: Update) -> Committed | None:
+        """The update's commit, or None if it is a repeat, out of order, or of a closed id."""
+        last = self.last.get(update.origin)
+        reason = None
+        if last is None:
+            reason = "closed"
+        elif self.frozen:
+            reason = "late"
+        elif update.seq <= last:
+            reason = "repeated"
+        elif update.seq > last + 1:
+            reason = "ahead"
+        if reason is not None:
+            self.dropped[reason] += 1
+            return None
+        committed = Committed(
+            commit=self.head + 1,
+            origin=update.origin,
+            seq=update.seq,
+            form=update.form,
+            tau_quanta=update.tau_quanta,
+            count=update.count,
+            payload=update.payload,
+        )
+        self.staleness[max(0, self.head - update.seen)] += 1
+        self.log.append(committed)
+        self.last[update.origin] = update.seq
+        return committed
