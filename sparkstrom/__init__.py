@@ -1,0 +1,68 @@
+"""Asynchronous data-parallel training on Spark executors, by gradient sharing over Aeron.
+
+The names below are loaded when first used: ``import sparkstrom`` starts no JVM, compiles no
+kernel and opens no socket.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from sparkstrom.base.version import __version__
+
+if TYPE_CHECKING:
+    from sparkstrom.base import errors as errors
+    from sparkstrom.base.errors import SetupError as SetupError
+    from sparkstrom.base.errors import SparkstromError as SparkstromError
+    from sparkstrom.base.errors import TrainingError as TrainingError
+    from sparkstrom.base.errors import UsageError as UsageError
+    from sparkstrom.encoding.residuals import ResidualClipping as ResidualClipping
+    from sparkstrom.encoding.thresholds import AdaptiveThreshold as AdaptiveThreshold
+    from sparkstrom.encoding.thresholds import FixedThreshold as FixedThreshold
+    from sparkstrom.encoding.thresholds import TargetSparsityThreshold as TargetSparsityThreshold
+    from sparkstrom.spark.network import SparkNetwork as SparkNetwork
+    from sparkstrom.spark.shared import SharedTrainingMaster as SharedTrainingMaster
+    from sparkstrom.spark.void import VoidConfiguration as VoidConfiguration
+
+_HOMES = {
+    "AdaptiveThreshold": "sparkstrom.encoding.thresholds",
+    "FixedThreshold": "sparkstrom.encoding.thresholds",
+    "ResidualClipping": "sparkstrom.encoding.residuals",
+    "SetupError": "sparkstrom.base.errors",
+    "SharedTrainingMaster": "sparkstrom.spark.shared",
+    "SparkNetwork": "sparkstrom.spark.network",
+    "SparkstromError": "sparkstrom.base.errors",
+    "TargetSparsityThreshold": "sparkstrom.encoding.thresholds",
+    "TrainingError": "sparkstrom.base.errors",
+    "UsageError": "sparkstrom.base.errors",
+    "VoidConfiguration": "sparkstrom.spark.void",
+}
+
+__all__ = [
+    "AdaptiveThreshold",
+    "FixedThreshold",
+    "ResidualClipping",
+    "SetupError",
+    "SharedTrainingMaster",
+    "SparkNetwork",
+    "SparkstromError",
+    "TargetSparsityThreshold",
+    "TrainingError",
+    "UsageError",
+    "VoidConfiguration",
+    "__version__",
+    "errors",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return importlib.import_module("sparkstrom.base.errors")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'sparkstrom' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

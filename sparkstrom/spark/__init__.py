@@ -1,0 +1,1 @@
+"""Training on Spark. Importing this package imports no pyspark: its modules do so when needed."""

@@ -1,0 +1,144 @@
+"""How workers train and share: DL4J's SharedTrainingMaster, as far as it acts.
+
+The master is a value: it opens nothing and reads no environment. ``SparkNetwork`` takes it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TypeAlias
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.thresholds import (
+    AdaptiveThreshold,
+    FixedThreshold,
+    TargetSparsityThreshold,
+)
+from sparkstrom.spark.options import (
+    need,
+    need_flag,
+    need_one_of,
+    need_seconds,
+    need_whole,
+    options,
+)
+from sparkstrom.spark.void import VoidConfiguration
+
+Threshold: TypeAlias = AdaptiveThreshold | FixedThreshold | TargetSparsityThreshold
+
+ALL_SLOTS = -1  # DL4J's number for "as many as fit"
+
+TRAIN_ON = ("local", "replica")
+AGGREGATIONS = ("sum", "mean", "sqrt")
+REPARTITIONS = ("always", "never")
+APPROACHES = ("direct",)
+
+_NO_PERSIST = "a worker keeps its own partition for all epochs: in memory, then on local disk"
+_NO_GC = "Python frees an array when its last user is done; there is no collector to call"
+_NO_EXPORT = "training reads the partition as it comes; exporting it first is not there yet"
+
+REFUSED: dict[str, str] = {
+    "rdd_data_set_num_examples": "an element of the data is one (features, label) row",
+    "num_workers": "DL4J does not use it either; workers are workers_per_node x executors",
+    "updates_threshold": "write threshold=AdaptiveThreshold(tau)",
+    "storage_level": _NO_PERSIST,
+    "storage_level_streams": _NO_PERSIST,
+    "export_directory": _NO_EXPORT,
+    "transport": "there is one transport: Aeron, UDP between executors and IPC inside one",
+    "transport_type": "there is one transport: Aeron, UDP between executors and IPC inside one",
+    "repartition_strategy": "placement is always balanced, and random by rng_seed",
+    "repartitioner": "there are as many partitions as workers; repartition='never' keeps yours",
+    "worker_prefetch_num_batches": "a worker has its whole partition before its first step",
+    "worker_toggle_periodic_gc": _NO_GC,
+    "worker_periodic_gc_frequency": _NO_GC,
+    "mesh_build_mode": "it belongs to VoidConfiguration(mesh_build_mode=...)",
+    "unicast_port": "it belongs to VoidConfiguration(unicast_port=...)",
+    "network_mask": "it belongs to VoidConfiguration(network_mask=...)",
+    "controller_address": "it belongs to VoidConfiguration(controller_address=...)",
+}
+ALIASES = {
+    "void_configuration": "void",
+    "threshold_algorithm": "threshold",
+    "repartition_data": "repartition",
+}
+
+
+@options(refused=REFUSED, aliases=ALIASES)
+@dataclass(frozen=True, slots=True)
+class SharedTrainingMaster:
+    """Asynchronous training with shared, thresholded updates (Strom 2015; DL4J's namesake).
+
+    Raises UsageError for a value, name or combination that cannot work, and says what would.
+    """
+
+    void: VoidConfiguration = field(default_factory=VoidConfiguration)
+    _: KW_ONLY
+    # What a worker does
+    batch_size_per_worker: int = 32  # rows of one minibatch; the last of an epoch may be smaller
+    workers_per_node: int = ALL_SLOTS  # workers per executor; -1: as many as it has task slots
+    train_on: str = "local"  # "local": theta + own residual; "replica": theta alone, as DL4J does
+    threshold: Threshold = field(default_factory=AdaptiveThreshold)  # what is large enough to send
+    residual_post_processor: ResidualClipping | None = field(
+        default_factory=lambda: ResidualClipping(5.0, 5)
+    )  # what happens to what was not sent; None: nothing
+    publish_every: int = 1  # steps between two publications
+    aggregation: str = "sum"  # weight s of an update: 1, 1/workers or 1/sqrt(workers)
+    max_lead: int | None = None  # steps a worker may be ahead of the slowest; None: any number
+    # How the data are spread
+    repartition: str = "always"  # "always": random and balanced by seed; "never": rows stay put
+    rdd_training_approach: str = "direct"  # "direct": train on the partition as it comes
+    rng_seed: int = 0  # placement of rows and their order in each epoch
+    # Whom it waits for
+    min_workers: int = 1  # workers that must have joined by start_timeout
+    start_timeout: float = 60.0  # s, from the job's first running task
+    step_timeout: float = 600.0  # s, for one step or one read of the data
+    # What it shows
+    collect_training_stats: bool = False  # seconds of each worker by activity, in the summary
+    encoding_debug_mode: bool = False  # log the residual's size and percentiles at publications
+    debug_longer_iterations: int = 0  # ms of sleep in every step, to play a slow worker
+    given: frozenset[str] = field(init=False, repr=False, compare=False)  # fields the caller set
+
+    def __post_init__(self) -> None:
+        self._check_parts()
+        self._check_training()
+        self._check_waiting()
+
+    def _check_parts(self) -> None:
+        void, threshold, clipping = self.void, self.threshold, self.residual_post_processor
+        need(isinstance(void, VoidConfiguration), "void", void, "must be a VoidConfiguration")
+        hint = "must be a threshold algorithm, such as AdaptiveThreshold(1e-3)"
+        need(isinstance(threshold, Threshold), "threshold", threshold, hint)
+        hint = "must be None or a post-processor, such as ResidualClipping(5.0, 5)"
+        fits = clipping is None or isinstance(clipping, ResidualClipping)
+        need(fits, "residual_post_processor", clipping, hint)
+
+    def _check_training(self) -> None:
+        need_whole("batch_size_per_worker", self.batch_size_per_worker, 1, ", as a rule 32")
+        if self.workers_per_node != ALL_SLOTS:
+            need_whole("workers_per_node", self.workers_per_node, 1, ", or -1 for all task slots")
+        need_one_of("train_on", self.train_on, TRAIN_ON)
+        need_one_of("aggregation", self.aggregation, AGGREGATIONS)
+        need_one_of("repartition", self.repartition, REPARTITIONS)
+        if self.rdd_training_approach == "export":
+            raise UsageError(f"rdd_training_approach='export': {_NO_EXPORT}; write 'direct'")
+        need_one_of("rdd_training_approach", self.rdd_training_approach, APPROACHES)
+        need_whole("publish_every", self.publish_every, 1)
+        if self.max_lead is not None:
+            remedy = ", the value of publish_every: workers tell how far they are when they publish"
+            need_whole("max_lead", self.max_lead, self.publish_every, remedy)
+        need_whole("rng_seed", self.rng_seed, 0)
+        need_flag("collect_training_stats", self.collect_training_stats)
+        need_flag("encoding_debug_mode", self.encoding_debug_mode)
+
+    def _check_waiting(self) -> None:
+        need_whole("min_workers", self.min_workers, 1)
+        need_seconds("start_timeout", self.start_timeout)
+        need_seconds("step_timeout", self.step_timeout)
+        need_whole("debug_longer_iterations", self.debug_longer_iterations, 0)
+        need(
+            self.debug_longer_iterations < 1000 * self.step_timeout,
+            "debug_longer_iterations",
+            self.debug_longer_iterations,
+            f"ms; with step_timeout={self.step_timeout} s every step would be late",
+        )

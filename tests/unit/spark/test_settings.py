@@ -1,0 +1,119 @@
+"""Constructor over Spark's configuration over the environment over the default."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.thresholds import FixedThreshold, TargetSparsityThreshold
+from sparkstrom.spark.settings import local_ip, resolve
+from sparkstrom.spark.shared import SharedTrainingMaster
+from sparkstrom.spark.void import VoidConfiguration
+
+CONF = {"spark.sparkstrom.lease_s": "7", "spark.executor.memory": "2g"}
+ENVIRONMENT = {"SPARKSTROM_LEASE_S": "5", "PATH": "/bin"}
+
+
+@pytest.mark.parametrize(
+    ("void", "conf", "env", "lease_s"),
+    [
+        (VoidConfiguration(lease_s=10.0), CONF, ENVIRONMENT, 10.0),
+        (VoidConfiguration(), CONF, ENVIRONMENT, 7.0),
+        (VoidConfiguration(), {}, ENVIRONMENT, 5.0),
+        (VoidConfiguration(), {}, {}, 10.0),
+    ],
+)
+def test_who_wins(
+    void: VoidConfiguration, conf: dict[str, str], env: dict[str, str], lease_s: float
+) -> None:
+    assert resolve(SharedTrainingMaster(void), conf, env).void.lease_s == lease_s
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("batch_size_per_worker", "64", 64),
+        ("workers_per_node", "-1", -1),
+        ("start_timeout", "1.5", 1.5),
+        ("train_on", "replica", "replica"),
+        ("max_lead", "none", None),
+        ("max_lead", "12", 12),
+        ("collect_training_stats", "true", True),
+        ("encoding_debug_mode", "False", False),
+        ("threshold", "FixedThreshold(1e-3)", FixedThreshold(1e-3)),
+        ("threshold", "TargetSparsityThreshold(2e-3)", TargetSparsityThreshold(2e-3)),
+        ("residual_post_processor", "ResidualClipping(4.0, 3)", ResidualClipping(4.0, 3)),
+        ("residual_post_processor", "none", None),
+    ],
+)
+def test_how_values_are_written(name: str, text: str, value: object) -> None:
+    from_conf = resolve(SharedTrainingMaster(), {f"spark.sparkstrom.{name}": text}, {})
+    from_env = resolve(SharedTrainingMaster(), {}, {f"SPARKSTROM_{name.upper()}": text})
+    assert getattr(from_conf, name) == value
+    assert from_env == from_conf
+
+
+def test_a_port_range_is_written_with_a_dash() -> None:
+    master = resolve(SharedTrainingMaster(), {"spark.sparkstrom.port_range": "40123-40186"}, {})
+    assert master.void.port_range == (40123, 40186)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("lease_s", "ten", "is not a number"),
+        ("lease_s", "-1", "seconds above 0"),
+        ("batch_size_per_worker", "1.5", "whole number"),
+        ("collect_training_stats", "yes", "True or False"),
+        ("port_range", "40123:40186", "write 40123-40186"),
+        ("threshold", "1e-3", "like AdaptiveThreshold(1e-3)"),
+        ("threshold", "open('/etc/passwd')", "must be one of"),
+        ("threshold", "FixedThreshold(exit())", "must be one of"),
+        ("threshold", "FixedThreshold(1, 2, 3, 4)", "argument"),
+        ("threshold", "ResidualClipping(5.0, 5)", "must be a threshold algorithm"),
+        ("threshold", "FixedThreshold(", "must be one of"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_its_text(name: str, text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=name) as caught:
+        resolve(SharedTrainingMaster(), {f"spark.sparkstrom.{name}": text}, {})
+    assert words in str(caught.value)
+
+
+def test_an_unknown_key_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match=r"no option leases; did you mean lease_s\?"):
+        resolve(SharedTrainingMaster(), {"spark.sparkstrom.leases": "7"}, {})
+
+
+def test_a_key_of_dl4js_that_means_nothing_is_refused_with_its_sentence() -> None:
+    with pytest.raises(UsageError, match="takes no stream_id: stream ids are agreed"):
+        resolve(SharedTrainingMaster(), {"spark.sparkstrom.stream_id": "7"}, {})
+
+
+def test_configuration_and_constructor_may_contradict_each_other() -> None:
+    with pytest.raises(UsageError, match="publish_every"):
+        resolve(SharedTrainingMaster(max_lead=2), {"spark.sparkstrom.publish_every": "5"}, {})
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    once = resolve(SharedTrainingMaster(), CONF, ENVIRONMENT)
+    assert resolve(once, {"spark.sparkstrom.lease_s": "99"}, {}) == once
+
+
+@pytest.mark.parametrize(
+    ("env", "address"),
+    [
+        ({}, None),
+        ({"DL4J_VOID_IP": "10.0.0.4"}, "10.0.0.4"),
+        ({"SPARKSTROM_LOCAL_IP": "10.0.0.5", "DL4J_VOID_IP": ""}, "10.0.0.5"),
+        ({"SPARKSTROM_LOCAL_IP": "10.0.0.4", "DL4J_VOID_IP": "10.0.0.4"}, "10.0.0.4"),
+    ],
+)
+def test_the_address_a_host_is_told_to_bind(env: dict[str, str], address: str | None) -> None:
+    assert local_ip(env) == address
+
+
+def test_two_addresses_for_one_host_are_a_contradiction() -> None:
+    with pytest.raises(UsageError, match=r"SPARKSTROM_LOCAL_IP=10\.0\.0\.5 but DL4J_VOID_IP="):
+        local_ip({"SPARKSTROM_LOCAL_IP": "10.0.0.5", "DL4J_VOID_IP": "10.0.0.4"})
