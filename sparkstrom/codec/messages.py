@@ -193,10 +193,13 @@ class Behind(msgspec.Struct, frozen=True, tag="behind"):
     last: list[tuple[U32, U63]]
 
 
-class Closed(msgspec.Struct, frozen=True, tag="closed"):
+class Closed(msgspec.Struct, frozen=True, tag="closed", kw_only=True):
     """Your id is closed. ``free``: come back under a new one; otherwise your task is over."""
 
+    token: U63
+    count: U32
     node: U32
+    seq: U63  # its last committed update
     reason: Text
     free: bool
 

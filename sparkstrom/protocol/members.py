@@ -18,6 +18,7 @@ class Member:
     local: Address  # where the master listens for it
     welcome: Welcome
     downlink: Downlink
+    own: frozenset[int]  # every id that its process has had
     pending: tuple[int, Position] | None = None  # counts once this seq is committed
     steps: int = 0
     activity: Activity = Activity.CATCHING_UP

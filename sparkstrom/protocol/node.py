@@ -269,14 +269,18 @@ class Node:
         return []
 
     def _on_closed(self, closed: Closed) -> list[Effect]:
-        if closed.node != self.node:
+        mine = (self._identity.token, self._count)
+        if closed.node != self.node and (closed.token, closed.count) != mine:
             return []
+        if self._ids.get(closed.node) is not None:
+            return []  # heard before; the next join is under way
         if self._failed is not None:
             self.command = Command(Order.FAIL, self._failed.reason)
             return []
         if not closed.free:
             self.command = Command(Order.FAIL, closed.reason)
             return []
+        self._ids[closed.node] = closed.seq
         self._count += 1
         self._joined = False
         return [ev.Reopen()]
@@ -371,10 +375,10 @@ class Node:
         if not self._joined:
             return self._send_join(now_s) if now_s >= self._join_due_s else []
         effects = self._catch_up(now_s)
-        if self._state is not None and self._state.head > self._received:
-            if now_s - self._fed_s > HUNGRY_S:
-                self._fed_s = now_s
-                effects.append(Send(MASTER, AskAfter(self._received)))
+        behind = self._state is not None and self._state.head > self._received
+        if behind and now_s - self._fed_s > HUNGRY_S:
+            self._fed_s = now_s
+            effects.append(Send(MASTER, AskAfter(self._received)))
         if self._uplink.overdue(now_s):
             self._uplink.back_off(now_s)
             effects += self._send_all(now_s)

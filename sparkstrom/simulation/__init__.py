@@ -1,0 +1,1 @@
+"""The protocol's machines in virtual time, under faults drawn from a seed."""

@@ -1,0 +1,25 @@
+"""Faults: what a network and its machines may do to us, drawn from the world's seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """Rates per message, and how many of each event happen in a run."""
+
+    loss: float = 0.05
+    repeat: float = 0.03
+    delay_ms_max: float = 40.0
+    late: float = 0.02  # share of messages that come up to half a second late: reordering
+    crashes: int = 2  # a worker process is gone; Spark starts another after a while
+    cuts: int = 2  # a worker cannot be reached, and reaches nobody, for up to two leases
+    pauses: int = 1  # a worker's process stands still for up to two leases
+    edge_deaths: int = 2  # a media driver dies: all that was under way on its edges is lost
+    quiet_after_s: float = 12.0  # from here on nothing bad happens any more
+
+
+NO_FAULTS = Faults(
+    loss=0, repeat=0, delay_ms_max=2, late=0, crashes=0, cuts=0, pauses=0, edge_deaths=0
+)

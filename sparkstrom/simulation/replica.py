@@ -1,0 +1,97 @@
+"""A replica in whole numbers: enough to see a lost, a repeated or a misplaced update.
+
+An update's payload is a run of (index u8, amount i8) pairs; adding it is exact, as the real
+grid's arithmetic is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+
+from sparkstrom.codec.messages import Chunk, Committed, Update
+from sparkstrom.protocol.events import Install
+
+SIZE = 12
+CHUNK = 4
+CHUNKS = SIZE // CHUNK
+PAIR = struct.Struct("<Bb")
+CELL = struct.Struct(f"<{CHUNK}q")
+
+TAU = 3
+
+
+class SimReplica:
+    """theta as integers."""
+
+    def __init__(self) -> None:
+        self.theta = [0] * SIZE
+        self.commit = 0
+
+    def add(self, payload: bytes, newer_than: list[int] | None = None, commit: int = 0) -> None:
+        """Add an update, to those chunks only that do not contain it yet."""
+        for index, amount in PAIR.iter_unpack(payload):
+            if newer_than is None or commit > newer_than[index // CHUNK]:
+                self.theta[index] += amount
+
+    def apply(self, committed: Committed) -> None:
+        """Add the next commit of somebody else."""
+        self.add(committed.payload)
+        self.commit = committed.commit
+
+    def install(self, install: Install) -> None:
+        """Take a snapshot, what it lacks, and the node's own uncommitted updates."""
+        self.theta = [value for chunk in install.chunks for value in CELL.unpack(chunk.payload)]
+        has = [chunk.commit for chunk in install.chunks]
+        for committed in install.held:
+            self.add(committed.payload, has, committed.commit)
+        for update in install.own:
+            self.add(update.payload)
+        self.commit = install.commit
+
+    def chunk(self, index: int) -> Chunk:
+        """Part of this replica, as it is now."""
+        part = self.theta[index * CHUNK : (index + 1) * CHUNK]
+        return Chunk(index=index, commit=self.commit, payload=CELL.pack(*part))
+
+    def digest(self) -> str:
+        """A hash of theta."""
+        return hashlib.sha256(repr(self.theta).encode()).hexdigest()
+
+
+class SimLearner:
+    """What a trainer learns and has not sent: the residual, in whole numbers."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self._chance = chance
+        self.residual = [0] * SIZE
+        self.learnt = 0
+        self.sent = 0
+
+    def step(self) -> bytes:
+        """Learn something; return the payload of what reached the threshold, perhaps empty."""
+        for _ in range(self._chance.randint(1, 4)):
+            amount = self._chance.choice((-2, -1, 1, 2))
+            self.residual[self._chance.randrange(SIZE)] += amount
+            self.learnt += amount
+        out = []
+        for index, value in enumerate(self.residual):
+            if abs(value) >= TAU:
+                sign = TAU if value > 0 else -TAU
+                self.residual[index] -= sign
+                self.sent += sign
+                out.append(PAIR.pack(index, sign))
+        return b"".join(out)
+
+    def conserves(self) -> bool:
+        """I1: all that came in was sent or is still here."""
+        return self.learnt == self.sent + sum(self.residual)
+
+
+def total(updates: list[Committed] | list[Update]) -> list[int]:
+    """The sum of some updates."""
+    replica = SimReplica()
+    for update in updates:
+        replica.add(update.payload)
+    return replica.theta
