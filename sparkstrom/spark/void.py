@@ -109,7 +109,7 @@ class VoidConfiguration:
             need(len(self.port_range) == 2, "port_range", self.port_range, "is (first, last)")
             first, last = self.port_range
             reason = f"UDP ports are between 1 and {PORT_MAX}"
-            need(1 <= first and last <= PORT_MAX, "port_range", self.port_range, reason)
+            need(first >= 1 and last <= PORT_MAX, "port_range", self.port_range, reason)
             need(first <= last, "port_range", self.port_range, "first must not be above last")
         if self.network_mask is not None:
             _need_network(self.network_mask)

@@ -50,8 +50,9 @@ def test_dl4js_names_reach_the_same_fields() -> None:
 
 
 def test_one_field_under_two_names_is_refused() -> None:
+    names = {"repartition": "never", "repartition_data": "always"}
     with pytest.raises(UsageError, match="repartition is given twice, once as repartition_data"):
-        SharedTrainingMaster(repartition="never", repartition_data="always")  # type: ignore[call-arg]
+        SharedTrainingMaster(**names)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,30 @@
+"""What all tests share: loopback, one Python everywhere, and no thread left behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import settings
+
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+settings.register_profile("sparkstrom", deadline=None)  # a kernel's first call compiles it
+settings.load_profile("sparkstrom")
+
+
+@pytest.fixture(autouse=True)
+def no_thread_left() -> Iterator[None]:
+    """Fail a test that leaves a thread which would keep the interpreter alive."""
+    before = set(threading.enumerate())
+    yield
+    left = [thread.name for thread in threading.enumerate() if _would_linger(thread, before)]
+    assert not left, f"threads left running: {left}"
+
+
+def _would_linger(thread: threading.Thread, before: set[threading.Thread]) -> bool:
+    return thread not in before and thread.is_alive() and not thread.daemon

@@ -1,0 +1,119 @@
+"""Public names exist and are explained; errors survive the trip from an executor."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+import pkgutil
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import sparkstrom
+from sparkstrom.base.errors import SparkstromError
+
+SAMPLES: dict[str, object] = {"int": 7, "float": 1.5, "str": "why", "bool": True}
+
+
+def modules() -> list[str]:
+    found = pkgutil.walk_packages(sparkstrom.__path__, "sparkstrom.")
+    return ["sparkstrom", *(module.name for module in found)]
+
+
+def packages() -> list[ModuleType]:
+    return [
+        module
+        for module in map(importlib.import_module, modules())
+        if hasattr(module, "__path__") and hasattr(module, "__all__")
+    ]
+
+
+@pytest.mark.parametrize("package", packages(), ids=lambda package: package.__name__)
+def test_every_exported_name_exists_and_is_explained(package: ModuleType) -> None:
+    exported = {name: getattr(package, name) for name in package.__all__}
+    explained = (inspect.isclass, inspect.isroutine, inspect.ismodule)
+    assert [
+        name
+        for name, value in exported.items()
+        if any(kind(value) for kind in explained) and not inspect.getdoc(value)
+    ] == []
+
+
+def errors() -> list[type[SparkstromError]]:
+    for name in modules():
+        importlib.import_module(name)
+    found: list[type[SparkstromError]] = [SparkstromError]
+    for error in found:
+        found.extend(error.__subclasses__())
+    return found
+
+
+@pytest.mark.parametrize("error", errors(), ids=lambda error: error.__name__)
+def test_an_error_pickles_with_its_fields(error: type[SparkstromError]) -> None:
+    raised = error(*sample_arguments(error))
+    copy = pickle.loads(pickle.dumps(raised))
+    assert type(copy) is error
+    assert copy.args == raised.args
+    assert vars(copy) == vars(raised)
+    assert str(copy) == str(raised)
+    assert inspect.getdoc(error)
+
+
+def sample_arguments(error: type[SparkstromError]) -> list[object]:
+    if error.__init__ is Exception.__init__ or "__init__" not in dir_of_ours(error):
+        return ["a message"]
+    parameters = list(inspect.signature(error).parameters.values())
+    return [SAMPLES[str(parameter.annotation)] for parameter in parameters]
+
+
+def dir_of_ours(error: type[SparkstromError]) -> set[str]:
+    ours = [base for base in error.__mro__ if base.__module__.startswith("sparkstrom")]
+    return {name for base in ours for name in vars(base)}
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'SharedTrainingMonster'"):
+        _ = sparkstrom.SharedTrainingMonster
+    assert set(sparkstrom.__all__) == set(dir(sparkstrom))
+
+
+IMPORT = """
+import os, sys, threading, time
+start = time.perf_counter()
+import sparkstrom
+seconds = time.perf_counter() - start
+heavy = {"numpy", "numba", "pyspark", "pyarrow", "cffi", "msgspec", "cryptography", "socket"}
+print(seconds)
+print(sorted(heavy & sys.modules.keys()))
+print(threading.active_count())
+files = [os.path.realpath(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]
+print([file for file in files if "socket" in file])
+"""
+
+
+def test_importing_the_package_is_quick_and_starts_nothing() -> None:
+    answers = [
+        subprocess.run(
+            [sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        for _ in range(3)
+    ]
+    assert [answer[1:] for answer in answers] == [["[]", "1", "[]"]] * 3
+    assert min(float(answer[0]) for answer in answers) < 0.3
+
+
+def test_the_options_need_no_pyspark() -> None:
+    program = """
+import sys
+sys.modules["pyspark"] = None
+from sparkstrom import SharedTrainingMaster
+import sparkstrom.spark.settings
+print(SharedTrainingMaster().batch_size_per_worker)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "32\n", done.stderr

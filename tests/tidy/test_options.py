@@ -1,0 +1,57 @@
+"""No inert option: for each one some test flips it and sees a difference.
+
+Such a test says so with ``@pytest.mark.flips("SharedTrainingMaster.max_lead")``.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.thresholds import (
+    AdaptiveThreshold,
+    FixedThreshold,
+    TargetSparsityThreshold,
+)
+from sparkstrom.spark.shared import SharedTrainingMaster
+from sparkstrom.spark.void import VoidConfiguration
+
+TESTS = Path(__file__).parents[1]
+
+OPTIONS = [
+    f"{owner.__name__}.{option.name}"
+    for owner in (
+        AdaptiveThreshold,
+        FixedThreshold,
+        ResidualClipping,
+        SharedTrainingMaster,
+        TargetSparsityThreshold,
+        VoidConfiguration,
+    )
+    for option in dataclasses.fields(owner)
+    if option.init
+]
+
+
+def flipped() -> set[str]:
+    return {
+        str(argument.value)
+        for path in TESTS.rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.flips"
+        for argument in node.args
+        if isinstance(argument, ast.Constant)
+    }
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_some_test_flips_the_option_and_sees_a_difference(option: str) -> None:
+    assert option in flipped()
+
+
+def test_no_test_claims_to_flip_what_is_no_option() -> None:
+    assert flipped() - set(OPTIONS) == set()

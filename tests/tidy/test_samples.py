@@ -1,0 +1,86 @@
+"""The samples in conf/ are what the code takes, and the table for DL4J's users is complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import logging.config
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkstrom.encoding.thresholds import AdaptiveThreshold
+from sparkstrom.spark import shared, void
+from sparkstrom.spark.settings import resolve
+from sparkstrom.spark.shared import SharedTrainingMaster
+from sparkstrom.spark.void import VoidConfiguration
+
+ROOT = Path(__file__).parents[2]
+CONF = ROOT / "conf"
+
+
+def properties(path: Path) -> dict[str, str]:
+    """Spark's own format: a key, blanks, a value; # begins a comment line."""
+    lines = [line.strip() for line in path.read_text().splitlines()]
+    return {
+        key: value
+        for line in lines
+        if line and not line.startswith("#")
+        for key, value in [line.split(maxsplit=1)]
+    }
+
+
+def test_the_cluster_sample_fills_the_options() -> None:
+    master = resolve(SharedTrainingMaster(), properties(CONF / "spark-defaults.conf"), {})
+    assert master.void.network_mask == "10.0.0.0/16"
+    assert master.void.controller_ports() == range(40123, 40124)
+    assert master.void.executor_ports() == range(40123, 40187)
+    assert master.threshold == AdaptiveThreshold(1e-3)
+    assert master.min_workers == 8
+
+
+def test_the_laptop_sample_has_only_keys_of_sparks() -> None:
+    keys = properties(CONF / "laptop.conf")
+    assert all(key.startswith("spark.") for key in keys)
+    assert resolve(SharedTrainingMaster(), keys, {}) == SharedTrainingMaster()
+    options = keys["spark.driver.extraJavaOptions"].split()
+    log = [option.partition("=")[2] for option in options if option.startswith("-Dlog4j2")]
+    assert (ROOT / log[0]).is_file()
+
+
+def test_the_emr_sample_fills_the_options() -> None:
+    classes = json.loads((CONF / "emr/configurations.json").read_text())
+    defaults = {entry["Classification"]: entry["Properties"] for entry in classes}["spark-defaults"]
+    assert resolve(SharedTrainingMaster(), defaults, {}).void.port_range == (40123, 40186)
+
+
+@pytest.fixture
+def our_logger() -> Iterator[logging.Logger]:
+    logger = logging.getLogger("sparkstrom")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield logger
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+def test_the_logging_sample_configures_our_logger(our_logger: logging.Logger) -> None:
+    logging.config.dictConfig(tomllib.loads((CONF / "logging.toml").read_text()))
+    assert our_logger.level == logging.INFO
+    assert len(our_logger.handlers) == 1
+
+
+def names() -> set[str]:
+    ours = {
+        option.name
+        for owner in (SharedTrainingMaster, VoidConfiguration)
+        for option in dataclasses.fields(owner)
+        if option.init
+    }
+    return ours | shared.REFUSED.keys() | void.REFUSED.keys() | shared.ALIASES.keys()
+
+
+@pytest.mark.parametrize("name", sorted(names()))
+def test_the_table_for_dl4js_users_has_every_name(name: str) -> None:
+    assert f"`{name}`" in (ROOT / "docs/from-dl4j.md").read_text()
