@@ -1,0 +1,6 @@
+"""Aeron by cffi: the C media driver in a process of its own, the C client, Numba in the data path.
+
+    ensure_driver(...) -> DriverHandle -> AeronTransport(handle)
+
+Nothing is imported here: ``driver`` must load in a process that never sees Numba.
+"""

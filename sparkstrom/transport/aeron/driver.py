@@ -1,0 +1,251 @@
+"""One C media driver per (executor, job), in a process of its own, started by whoever needs it.
+
+A worker asks for the driver of its executor's key. Under the start lock it joins the living one
+or starts another, and holds a shared lock on it from then on. The driver's process ends itself:
+when nobody has held that lock for some seconds, or when the executor is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.transport.aeron.homes import AERON, ENDPOINT, LOG, Home, home_for, is_usable, sweep
+from sparkstrom.transport.aeron.library import load_library
+from sparkstrom.transport.aeron.locks import (
+    CLIENTS_LOCK,
+    DRIVER_LOCK,
+    is_held,
+    open_lock,
+    start_lock,
+    try_lock,
+    unlock,
+)
+from sparkstrom.transport.aeron.processes import Watched, find_executor
+from sparkstrom.transport.aeron.sizes import (
+    Sizes,
+    choose_place,
+    choose_sizes,
+    place,
+    socket_limits,
+)
+
+PROCESS_MODULE = "sparkstrom.transport.aeron.driver_process"
+LOG_TAIL_BYTES = 2000
+SHARED_MEMORY = Path("/dev/shm")
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir())
+
+
+@dataclass(frozen=True, slots=True)
+class DriverOptions:
+    """What a media driver shall be like. Workers that share one pass equal options."""
+
+    host: str = "127.0.0.1"  # address of this machine to bind, IPv4 or IPv6
+    ports: tuple[int, int] | None = None  # take the first free one of these (both included)
+    port_preferred: int | None = None  # of the driver that died: peers know it
+    edges: int = 8  # neighbours to have room for
+    scratch: Path = field(default_factory=_temporary)  # where shared memory has no room
+    shared_memory: Path = SHARED_MEMORY
+    watch: Watched | None = None  # end with this process; None: the executor's JVM
+    linger_s: float = 5.0  # how long to wait for another client after the last one
+    park_us_max: int = 1000  # longest rest of the idle driver; shorter is quicker and costs CPU
+    datagram_loss: str = ""  # faults for tests, e.g. "rate=0.02|seed=7|recv-msg-mask=0xF"
+
+
+@dataclass(slots=True)
+class DriverHandle:
+    """A living media driver that this process is a client of, until ``close``."""
+
+    directory: Path  # ours; Aeron's own is aeron_directory
+    endpoint: Endpoint
+    pid: int
+    sizes: Sizes
+    home: Home = field(repr=False)
+    driver_lock: int = field(repr=False)
+    clients_lock: int = field(repr=False)
+
+    @property
+    def aeron_directory(self) -> Path:
+        """What Aeron clients are pointed at."""
+        return self.directory / AERON
+
+    def is_alive(self) -> bool:
+        """Whether the driver's process still runs; one system call."""
+        if self.driver_lock < 0 or not try_lock(self.driver_lock, shared=True):
+            return self.driver_lock >= 0
+        unlock(self.driver_lock)
+        return False
+
+    def log_tail(self) -> str:
+        """The end of the driver's log."""
+        return _log_tail(self.directory)
+
+    def close(self) -> None:
+        """Stop being a client; remove what is left where the driver is dead. Idempotent."""
+        if self.driver_lock < 0:
+            return
+        alive = self.is_alive()
+        for descriptor in (self.driver_lock, self.clients_lock):
+            os.close(descriptor)
+        self.driver_lock = self.clients_lock = -1
+        if not alive:
+            with start_lock(self.home.path, 0) as locked:
+                if locked:  # otherwise somebody is starting the next driver, and tidies then
+                    self.home.tidy()
+
+
+def ensure_driver(
+    key: str, options: DriverOptions | None = None, deadline_s: float = 15.0
+) -> DriverHandle:
+    """Join the living media driver of ``key``, or start one; return it once it is bound.
+
+    ``key`` names executor and job, e.g. ``f"{application}-{job}-{executor}"``: the same for all
+    workers that shall share, different for everybody else on the host. Raise SetupError, with the
+    end of the driver's log, when it does not come up within the deadline.
+    """
+    options = options or DriverOptions()
+    end_s = time.monotonic() + deadline_s
+    home = home_for(key, options.shared_memory, options.scratch)
+    with start_lock(home.path, deadline_s) as locked:
+        if not locked:
+            raise SetupError(
+                f"another process has held {home.path}/start.lock for {deadline_s:g} s: it is stuck "
+                "starting a media driver; end it"
+            )
+        directory = home.current()
+        if directory is None or not is_held(directory / DRIVER_LOCK):
+            directory = _start(home, options, end_s)
+        return _join(home, directory)
+
+
+def _join(home: Home, directory: Path) -> DriverHandle:
+    clients_lock = open_lock(directory / CLIENTS_LOCK)
+    while not try_lock(clients_lock, shared=True):
+        time.sleep(0.001)  # the driver is looking whether it has clients, without the start lock
+    facts = json.loads((directory / ENDPOINT).read_text())
+    return DriverHandle(
+        directory,
+        Endpoint(facts["host"], facts["port"]),
+        facts["pid"],
+        Sizes(**facts["sizes"]),
+        home,
+        open_lock(directory / DRIVER_LOCK),
+        clients_lock,
+    )
+
+
+def _start(home: Home, options: DriverOptions, end_s: float) -> Path:
+    sweep(home.roots, besides=home.name)
+    places = [place(root) for root in _log_roots(options)]
+    chosen, *terms = choose_place(places, options.edges)
+    sizes = choose_sizes(options.edges, *terms, *socket_limits())
+    directory = home.new_directory(chosen.root)
+    try:
+        _run(directory, home, options, sizes, end_s)
+    except BaseException:
+        home.tidy()
+        raise
+    home.set_current(directory)
+    return directory
+
+
+def _log_roots(options: DriverOptions) -> list[Path]:
+    roots = (options.shared_memory, options.scratch)
+    return [root for root in roots if is_usable(root)]
+
+
+def _run(
+    directory: Path, home: Home, options: DriverOptions, sizes: Sizes, end_s: float
+) -> None:
+    """Start the process and wait for its one line: nothing means ready, anything else why not."""
+    order = {
+        "library": load_library().path,
+        "directory": str(directory),
+        "home": [home.name, *map(str, home.roots)],
+        "host": options.host,
+        "ports": options.ports,
+        "port_preferred": options.port_preferred,
+        "watch": options.watch or find_executor(),
+        "linger_s": options.linger_s,
+        "park_us_max": options.park_us_max,
+        "datagram_loss": options.datagram_loss,
+        "sizes": asdict(sizes),
+    }
+    ours, theirs = os.pipe()
+    try:
+        with (directory / LOG).open("wb") as log:
+            starter = subprocess.Popen(
+                [sys.executable, "-P", "-m", PROCESS_MODULE, str(theirs), json.dumps(order)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_clean_environment(),
+                start_new_session=True,  # pyspark's daemon ends its whole process group
+                pass_fds=(theirs,),
+            )
+        os.close(theirs)
+        answer = _read_to_end(ours, end_s)
+        starter.kill()  # it only forks; the driver is no child of ours, so no zombie later
+        starter.wait()
+    finally:
+        os.close(ours)
+    if answer != READY:
+        raise SetupError(_failure(answer, directory))
+
+
+READY = b"ready"
+
+
+def _clean_environment() -> dict[str, str]:
+    # A stray AERON_* variable silently changes a default of the library.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AERON_")}
+    return kept | {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
+
+
+def _read_to_end(descriptor: int, end_s: float) -> bytes:
+    parts = []
+    while True:
+        left_s = max(0.0, end_s - time.monotonic())
+        if not select.select([descriptor], [], [], left_s)[0]:
+            return b"it did not come up within its deadline"
+        part = os.read(descriptor, 65536)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+
+
+def _failure(answer: bytes, directory: Path) -> str:
+    why = answer.decode(errors="replace") or "its process ended without a word"
+    tail = _log_tail(directory)
+    return f"the media driver did not start: {why}" + (f"\nend of its log:\n{tail}" if tail else "")
+
+
+def _log_tail(directory: Path) -> str:
+    try:
+        content = (directory / LOG).read_bytes()
+    except FileNotFoundError:
+        return ""
+    return content[-LOG_TAIL_BYTES:].decode(errors="replace").strip()
+
+
+def facts_of(endpoint: Endpoint, sizes: Sizes) -> dict[str, Any]:
+    """What ``endpoint.json`` says; written by the driver's process, read by ``ensure_driver``."""
+    return {
+        "host": endpoint.host,
+        "port": endpoint.port,
+        "pid": os.getpid(),
+        "sizes": asdict(sizes),
+    }
