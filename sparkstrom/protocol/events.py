@@ -68,7 +68,9 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The trainer stands at a batch boundary and waits for a replica."""
+    """The trainer stands at a batch boundary and waits for a replica, as order ``number`` said."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +261,7 @@ class Order(enum.Enum):
 
     WAIT = "wait"
     TRAIN = "train"
-    PAUSE = "pause"  # stand still and say Paused; a replica follows
+    PAUSE = "pause"  # stand still and say Paused with this number; a replica follows
     DRAIN = "drain"  # publish nothing more and say Drained
     AUDIT = "audit"  # hash at the audited commit and say Hashed
     RELEASE = "release"  # keep the residual, say Released
@@ -275,3 +277,4 @@ class Command:
     reason: str = ""
     steps_max: int | None = None  # with TRAIN: how far it may go
     commit: int = 0  # with AUDIT
+    number: int = 0  # with PAUSE: an answer to an older one does not count

@@ -99,7 +99,7 @@ class Node:
         self._position = Position(0, 0)
         self._steps = 0
         self._activity, self._activity_s = Activity.CATCHING_UP, now_s
-        self._paused = False
+        self._paused, self._pauses = False, 0
         self._final: Final | None = None
         self._audit: AuditAnswer | None = None
         self._left: Leaving | None = None
@@ -137,8 +137,8 @@ class Node:
                 self._news = True
             case ev.Opened(address=address):
                 return self._on_opened(address, now_s)
-            case ev.Paused():
-                self._paused = True
+            case ev.Paused(number=number):
+                self._paused = number == self._pauses
             case ev.Installed():
                 self._installing, self._paused, self._has_replica = False, False, True
             case ev.Drained():
@@ -347,6 +347,8 @@ class Node:
         assert base >= self._received, "a snapshot never takes back what is held"
         self._uplink.strike_up_to(last, now_s)
         self._received, self._news, self._fed_s = base, True, now_s
+        self._pauses += 1
+        self._paused = False
         self._catchup = Catchup(base, chunks, self._limits.hold_bytes, now_s)
         return self._catch_up(now_s)
 
@@ -456,7 +458,7 @@ class Node:
     def _command(self) -> Command:
         state = self._state
         if self._catchup is not None or self._installing:
-            return Command(Order.PAUSE, "a replica is on its way")
+            return Command(Order.PAUSE, "a replica is on its way", number=self._pauses)
         if state is None or not self._has_replica:
             return Command(Order.WAIT, "joining")
         if state.phase is Phase.DONE and self._audit is not None:

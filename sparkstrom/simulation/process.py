@@ -84,7 +84,7 @@ class SimProcess:
             case Order.TRAIN if not finished and not self._beyond(command.steps_max):
                 self._step(now_s)
             case Order.PAUSE:
-                self._once("pause", ev.Paused(), now_s)
+                self._once(f"pause {command.number}", ev.Paused(command.number), now_s)
             case Order.DRAIN:
                 self._once("drain", ev.Drained(), now_s)
             case Order.AUDIT:
@@ -125,7 +125,6 @@ class SimProcess:
                     self.replica.apply(update)
                 case ev.Install() as install:
                     self.replica.install(install)
-                    self._done.discard("pause")
                     self._done.add("installed")
                     self.feed(ev.Installed(), now_s)
 

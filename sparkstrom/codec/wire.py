@@ -1,0 +1,163 @@
+"""Messages as bytes: a kind and a body. Control is MessagePack, data has fixed headers.
+
+Numbers are little-endian.
+
+Bodies come out of a good seal, so they are from this job; they are still checked before anything
+is allocated, and a body that is no message raises WireError and nothing else.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+import msgspec
+
+from sparkstrom.base.errors import WireError
+from sparkstrom.codec.messages import Chunk, Committed, Control, Data, Message, Update
+
+
+class Kind(enum.IntEnum):
+    """What a body is. u8 on the wire; 0 stays free."""
+
+    CONTROL = 1
+    UPDATE = 2
+    COMMITTED = 3
+    CHUNK = 4
+
+
+# u32 origin | u64 seq | u64 seen | u32 epoch | u32 batch | u64 steps
+# | u8 form | 3 zero | u32 tau_quanta | u32 count | u32 payload_bytes | payload
+UPDATE_HEADER = struct.Struct("<IQQIIQB3xIII")
+
+# u64 commit | u32 origin | u64 seq | u8 form | 3 zero | u32 tau_quanta | u32 count
+# | u32 payload_bytes | payload                     (no payload: a number for the origin itself)
+COMMITTED_HEADER = struct.Struct("<QIQB3xIII")
+
+# u32 index | u64 commit | u32 payload_bytes | payload
+CHUNK_HEADER = struct.Struct("<IQI")
+
+CONTROL_BYTES_MAX = 65_536  # a traceback is cut to a quarter of this
+
+_to_msgpack = msgspec.msgpack.Encoder().encode
+_control = msgspec.msgpack.Decoder(Control)
+
+
+def encode(message: Message) -> tuple[Kind, bytes]:
+    """The message's kind and body."""
+    match message:
+        case Update():
+            head = UPDATE_HEADER.pack(
+                message.origin,
+                message.seq,
+                message.seen,
+                message.epoch,
+                message.batch,
+                message.steps,
+                message.form,
+                message.tau_quanta,
+                message.count,
+                len(message.payload),
+            )
+            return Kind.UPDATE, head + message.payload
+        case Committed():
+            head = COMMITTED_HEADER.pack(
+                message.commit,
+                message.origin,
+                message.seq,
+                message.form,
+                message.tau_quanta,
+                message.count,
+                len(message.payload),
+            )
+            return Kind.COMMITTED, head + message.payload
+        case Chunk():
+            head = CHUNK_HEADER.pack(message.index, message.commit, len(message.payload))
+            return Kind.CHUNK, head + message.payload
+        case _:
+            return Kind.CONTROL, _to_msgpack(message)
+
+
+def decode_untrusted(kind: int, body: bytes) -> Message:
+    """Raise WireError and nothing else."""
+    if kind == Kind.CONTROL:
+        return _decode_control(body)
+    if kind == Kind.UPDATE:
+        return _decode_update(body)
+    if kind == Kind.COMMITTED:
+        return _decode_committed(body)
+    if kind == Kind.CHUNK:
+        return _decode_chunk(body)
+    raise WireError(f"unknown kind of message {kind}")
+
+
+def is_data(message: Message) -> bool:
+    """Does it travel on the data stream? Control never waits behind data."""
+    return isinstance(message, Data)
+
+
+def _decode_control(body: bytes) -> Control:
+    if len(body) > CONTROL_BYTES_MAX:
+        raise WireError(f"control message of {len(body)} bytes, at most {CONTROL_BYTES_MAX}")
+    try:
+        message: Control = _control.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise WireError(f"control message: {error}") from None
+    return message
+
+
+def _split(header: struct.Struct, body: bytes, what: str) -> tuple[list[int], bytes]:
+    """The header's fields without the last, which is the payload's length, and the payload."""
+    if len(body) < header.size:
+        raise WireError(f"{what} header needs {header.size} bytes, got {len(body)}")
+    *fields, payload_bytes = header.unpack_from(body)
+    payload = body[header.size :]
+    if payload_bytes != len(payload):
+        raise WireError(f"{what} announces {payload_bytes} payload bytes, carries {len(payload)}")
+    return fields, payload
+
+
+def _decode_update(body: bytes) -> Update:
+    fields, payload = _split(UPDATE_HEADER, body, "update")
+    origin, seq, seen, epoch, batch, steps, form, tau_quanta, count = fields
+    _need_number("seq", seq)
+    return Update(
+        origin=origin,
+        seq=seq,
+        seen=seen,
+        epoch=epoch,
+        batch=batch,
+        steps=steps,
+        form=form,
+        tau_quanta=tau_quanta,
+        count=count,
+        payload=payload,
+    )
+
+
+def _decode_committed(body: bytes) -> Committed:
+    fields, payload = _split(COMMITTED_HEADER, body, "commit")
+    commit, origin, seq, form, tau_quanta, count = fields
+    _need_number("commit", commit)
+    _need_number("seq", seq)
+    return Committed(
+        commit=commit,
+        origin=origin,
+        seq=seq,
+        form=form,
+        tau_quanta=tau_quanta,
+        count=count,
+        payload=payload,
+    )
+
+
+def _decode_chunk(body: bytes) -> Chunk:
+    fields, payload = _split(CHUNK_HEADER, body, "chunk")
+    index, commit = fields
+    return Chunk(index=index, commit=commit, payload=payload)
+
+
+def _need_number(name: str, value: int) -> None:
+    """Numbers begin at 1 and stay below 2^63."""
+    if not 1 <= value < 2**63:
+        raise WireError(f"{name} {value} is no number of an update")

@@ -1,0 +1,72 @@
+"""Inbox: what waits for the batch boundary, bounded in bytes.
+
+Remote updates come whenever they come; the trainer takes them between two steps. When they wait
+too long, they are summed into one array of quanta. The sum is exact, so nobody sees a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.codec.messages import Committed
+from sparkstrom.encoding.backends import kernels
+from sparkstrom.protocol.events import Admitted, Deliver, Install
+from sparkstrom.runtime.theta import Hits
+
+MERGED_QUANTA_MAX = 2**30  # sums of thresholds beyond this could overflow an int32
+
+
+@dataclass(slots=True)
+class Merged:
+    """Several commits in one: quanta i32[n_params], up to and with ``commit``."""
+
+    total: NDArray[np.int32]
+    commit: int
+    quanta: int  # sum of the thresholds in it: no entry can be larger
+
+
+Item = Deliver | Install | Admitted | Merged
+
+
+class Inbox:
+    """A queue of items in commit order. Not thread-safe: its owner holds a lock."""
+
+    def __init__(self, n_params: int, bytes_max: int, decode: Callable[[Committed], Hits]) -> None:
+        self._n_params, self._bytes_max, self._decode = n_params, bytes_max, decode
+        self._items: list[Item] = []
+        self._bytes = 0
+        self.merges = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, item: Deliver | Install | Admitted) -> None:
+        """Add an item; single updates beyond the limit are merged."""
+        if not isinstance(item, Deliver):
+            self._items.append(item)
+            return
+        size = len(item.update.payload)
+        if self._bytes + size <= self._bytes_max:
+            self._items.append(item)
+            self._bytes += size
+        else:
+            self._merge(item.update)
+
+    def take(self) -> list[Item]:
+        """Everything that waits."""
+        items, self._items, self._bytes = self._items, [], 0
+        return items
+
+    def _merge(self, update: Committed) -> None:
+        last = self._items[-1] if self._items else None
+        if not isinstance(last, Merged) or last.quanta + update.tau_quanta > MERGED_QUANTA_MAX:
+            last = Merged(np.zeros(self._n_params, np.int32), update.commit, 0)
+            self._items.append(last)
+            self.merges += 1
+        kernels().sum_hits(last.total, *self._decode(update))
+        last.commit = update.commit
+        last.quanta += update.tau_quanta

@@ -1,0 +1,204 @@
+"""Node thread: drives a worker's machine over Aeron beside its trainer.
+
+A duty cycle reads what arrived, hands it and the trainer's events to the machine, performs what
+it wants, and offers what waits. It alone touches the machine and the transport.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sparkstrom.base.clock import Clock
+from sparkstrom.base.errors import DriverLost
+from sparkstrom.base.identity import MASTER, Endpoint
+from sparkstrom.codec.frames import NOBODY, Seal
+from sparkstrom.codec.messages import Address
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.events import Effect, Order, Send
+from sparkstrom.protocol.node import Identity, Node, NodeLimits
+from sparkstrom.runtime.inbox import Item
+from sparkstrom.runtime.mailroom import Mailroom
+from sparkstrom.runtime.station import Station
+from sparkstrom.transport.base import Transport
+
+log = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 0.001  # how long a cycle waits for frames; the trainer's events wait no longer
+LAST_WORDS_S = 1.0  # how long a node that ends keeps offering what it still has to say
+STATS_S = 0.3
+FIRST_OWN_STREAM, STREAMS = 1 << 20, 1 << 30  # a node's streams are random in this range
+
+OpenTransport = Callable[[Endpoint | None], Transport]  # given the endpoint it had before
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where joins are taken: the master's endpoint and its lobby."""
+
+    endpoint: Endpoint
+    lobby: int
+
+
+class NodeThread(threading.Thread):
+    """One worker's node. ``station`` is its trainer's side."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        limits: NodeLimits,
+        *,
+        open_transport: OpenTransport,
+        seal: Seal,
+        meeting: Meeting,
+        station: Station,
+        message_bytes_max: int,
+        clock: Clock,
+    ) -> None:
+        super().__init__(name="sparkstrom-node", daemon=True)
+        self._clock, self._station, self._meeting = clock, station, meeting
+        self._open_transport = open_transport
+        self._machine = Node(identity, limits, clock.monotonic_s())
+        self._mail = Mailroom(
+            open_transport(None),
+            seal,
+            me=NOBODY,
+            message_bytes_max=message_bytes_max,
+            random_u63=lambda: secrets.randbits(63),
+        )
+        self._items: list[Item] = []
+        self._edge = 0
+        self._stats_due_s = 0.0
+        self._sent_stats: dict[str, float] = {}
+        self._stop = threading.Event()
+        self._stuck_reported = False
+
+    def run(self) -> None:
+        """Cycle until ``stop``; whatever goes wrong reaches the trainer."""
+        try:
+            self._open_edge()
+            while not self._stop.is_set():
+                self._cycle(IDLE_WAIT_S)
+            self._say_last_words()
+        except BaseException as error:
+            log.exception("the node's thread ends")
+            self._station.fail(error)
+        finally:
+            self._mail.close()
+
+    def stop(self) -> None:
+        """End the thread, with what is queued sent, and wait for it."""
+        self._stop.set()
+        self.join(timeout=10 * LAST_WORDS_S)
+
+    def _cycle(self, wait_s: float) -> None:
+        """Do what is due, once."""
+        try:
+            for sender, message in self._mail.receive(wait_s):
+                self._step(ev.Received(sender, message))
+            self._take_trainer_events()
+            self._step(ev.Tick())
+            self._tell_stats()
+            self._mail.flush()
+        except DriverLost as lost:
+            log.warning("the media driver is gone (%s); starting another", lost)
+            self._replace_transport()
+        self._report_stuck_trainer()
+        self._station.publish(self._items, self._machine.command)
+        self._items = []
+
+    def _take_trainer_events(self) -> None:
+        while True:
+            try:
+                event = self._station.events.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(event, ev.Hashed | ev.Released):
+                self._stats_due_s = 0.0
+                self._tell_stats()
+            self._step(event)
+
+    def _step(self, event: ev.Event) -> None:
+        for effect in self._machine.step(event, self._clock.monotonic_s()):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(to=to, message=message):
+                self._mail.send(to, message)
+            case ev.Deliver() | ev.Install():
+                self._items.append(effect)
+            case ev.Admitted(node=node):
+                self._mail.me = node
+                self._items.append(effect)
+            case ev.OpenEdge(node=node, edge=edge, peer=peer):
+                self._mail.connect(node, edge, peer)
+                self._mail.leave_lobby()
+            case ev.Reopen():
+                self._open_edge()
+            case _:
+                raise AssertionError(f"a node cannot want {effect}")
+
+    # -- edges -----------------------------------------------------------------------------------
+
+    def _open_edge(self) -> None:
+        """Listen on fresh streams, and knock at the lobby."""
+        self._edge += 1
+        self._mail.deaf(MASTER)
+        self._mail.disconnect(MASTER)
+        here = self._mail.transport.endpoint
+        stream = FIRST_OWN_STREAM + 2 * secrets.randbelow(STREAMS // 2)
+        address = Address(here.host, here.port, stream, stream + 1)
+        self._mail.listen(address, MASTER, self._edge)
+        self._mail.connect_lobby(self._meeting.endpoint, self._meeting.lobby)
+        self._step(ev.Opened(address))
+
+    def _replace_transport(self) -> None:
+        """The media driver died: its replica and id live on, over another driver."""
+        before = self._mail.transport.endpoint
+        self._mail.move_to(lambda: self._open_transport(before))
+        self._open_edge()
+
+    # -- telling ---------------------------------------------------------------------------------
+
+    def _tell_stats(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s < self._stats_due_s:
+            return
+        self._stats_due_s = now_s + STATS_S
+        values = {
+            **self._station.stats,
+            "update_bytes": self._mail.traffic.update_bytes,
+            "wire_bytes": self._mail.traffic.wire_bytes,
+            "rejected": sum(self._mail.traffic.rejected.values()),
+        }
+        if values != self._sent_stats:
+            self._sent_stats = values
+            for effect in self._machine.stats(values):
+                self._perform(effect)
+
+    def _report_stuck_trainer(self) -> None:
+        """A trainer inside a step reads no command: its thread says so, with the stack."""
+        command = self._machine.command
+        if command.order is not Order.FAIL or self._stuck_reported:
+            return
+        self._stuck_reported = True
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
+        self._step(ev.TrainerFailed(command.reason, stack[-8_000:]))
+
+    def _say_last_words(self) -> None:
+        """Offer what is queued, for a while."""
+        self._take_trainer_events()
+        until_s = self._clock.monotonic_s() + LAST_WORDS_S
+        while self._mail.flush() or self._mail.waiting:
+            if self._clock.monotonic_s() > until_s:
+                return
+            for _ in self._mail.receive(IDLE_WAIT_S):
+                pass  # whatever comes now comes too late

@@ -1,0 +1,62 @@
+"""Station: where a worker's trainer and its node thread meet.
+
+The trainer posts events and takes items; the thread publishes items and the command that holds.
+Neither ever waits for the other but for the length of a list operation.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from sparkstrom.protocol.events import Command, Event, Order
+from sparkstrom.runtime.inbox import Inbox, Item
+
+
+class Station:
+    """Shared by exactly two threads."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._changed = threading.Condition()
+        self._inbox = inbox
+        self._command = Command(Order.WAIT, "joining")
+        self._error: BaseException | None = None
+        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.stats: dict[str, float] = {}  # replaced whole by the trainer, read by the thread
+
+    # -- the trainer's side ----------------------------------------------------------------------
+
+    def post(self, event: Event) -> None:
+        """Tell the machine what happened."""
+        self.events.put(event)
+
+    def take(self) -> tuple[list[Item], Command]:
+        """All waiting items, in order, and the command that holds. Raises what broke the thread."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            return self._inbox.take(), self._command
+
+    def wait(self, seconds: float) -> None:
+        """Until there is an item, another command or an error; at most so long."""
+        with self._changed:
+            if not len(self._inbox) and self._error is None:
+                self._changed.wait(seconds)
+
+    # -- the node thread's side ------------------------------------------------------------------
+
+    def publish(self, items: list[Item], command: Command) -> None:
+        """Make items and the command known."""
+        if not items and command == self._command:
+            return
+        with self._changed:
+            for item in items:
+                self._inbox.put(item)  # type: ignore[arg-type]
+            self._command = command
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """The thread cannot go on."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()

@@ -1,0 +1,104 @@
+"""Theta: the shared parameters as one process holds them, on the exact grid.
+
+Whoever holds one applies every commit once, in any order, and has the same bits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.codec.messages import Chunk, Committed, Update
+from sparkstrom.codec.payload import (
+    decode_snapshot_untrusted,
+    decode_update_untrusted,
+    encode_snapshot,
+)
+from sparkstrom.encoding.backends import kernels
+from sparkstrom.encoding.grid import quantum
+from sparkstrom.models.base import Flat
+
+Hits = tuple[NDArray[np.int32], NDArray[np.int32]]  # indices, quanta to add
+
+CHUNK_PARAMS = 65_536  # 256 KiB of parameters in one chunk of a snapshot
+
+
+def chunk_count(n_params: int) -> int:
+    """Chunks in a snapshot."""
+    return -(-n_params // CHUNK_PARAMS)
+
+
+class Theta:
+    """f32[n_params], every value a multiple of 2^-k."""
+
+    def __init__(self, n_params: int, k: int) -> None:
+        self.values: Flat = np.zeros(n_params, np.float32)
+        self.k, self.q = k, quantum(k)
+        self.commit = 0  # newest commit applied
+        self.breaches = 0  # parameters that left the exact range, counted
+        self.first_breach = -1
+
+    @property
+    def n_params(self) -> int:
+        return self.values.size
+
+    def decode(self, update: Update | Committed) -> Hits:
+        """The update's indices and quanta. Raise WireError where it is none."""
+        return decode_update_untrusted(
+            update.payload, update.form, update.count, update.tau_quanta, self.n_params
+        )
+
+    def add(self, hits: Hits, local: Flat | None = None) -> None:
+        """theta, and local where there is one, move by the hits."""
+        kernel = kernels()
+        if local is None:
+            self.count(kernel.apply_hits(self.values, *hits, self.q))
+        else:
+            self.count(kernel.apply_hits_both(self.values, local, *hits, self.q))
+
+    def add_sum(self, total: NDArray[np.int32], local: Flat | None = None) -> None:
+        """theta, and local where there is one, move by merged updates: quanta i32[n_params]."""
+        kernel = kernels()
+        if local is None:
+            self.count(kernel.add_quanta(self.values, total, self.q))
+        else:
+            self.count(kernel.add_quanta_both(self.values, local, total, self.q))
+
+    def count(self, breaches: tuple[int, int]) -> None:
+        """Take note of parameters that left the exact range."""
+        number, first = breaches
+        if number and not self.breaches:
+            self.first_breach = first
+        self.breaches += number
+
+    def chunk(self, index: int) -> Chunk:
+        """Part of a snapshot, as of ``commit``."""
+        part = self.values[index * CHUNK_PARAMS : (index + 1) * CHUNK_PARAMS]
+        return Chunk(index=index, commit=self.commit, payload=encode_snapshot(part))
+
+    def install(
+        self,
+        chunks: Sequence[Chunk],
+        held: Sequence[Committed],
+        own: Sequence[Update],
+        commit: int,
+    ) -> None:
+        """Become the snapshot, plus what each chunk lacks of ``held``, plus ``own``."""
+        for chunk in chunks:
+            part = self.values[chunk.index * CHUNK_PARAMS : (chunk.index + 1) * CHUNK_PARAMS]
+            part[:] = decode_snapshot_untrusted(chunk.payload, part.size)
+        has = np.array([chunk.commit for chunk in chunks], np.int64)
+        for committed in held:
+            indices, quanta = self.decode(committed)
+            lacking = has[indices // CHUNK_PARAMS] < committed.commit
+            self.add((indices[lacking], quanta[lacking]))
+        for update in own:
+            self.add(self.decode(update))
+        self.commit = commit
+
+    def digest(self) -> str:
+        """SHA-256 of the bytes, as hex."""
+        return hashlib.sha256(self.values.tobytes()).hexdigest()

@@ -1,0 +1,239 @@
+"""Trainer: one worker's loop over its minibatches, obeying its node at each batch boundary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from sparkstrom.base.errors import PeerError
+from sparkstrom.base.identity import Position
+from sparkstrom.codec.messages import Activity, Kept
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.events import Command, Order
+from sparkstrom.runtime.batches import Batches
+from sparkstrom.runtime.inbox import Item, Merged
+from sparkstrom.runtime.replica import Replica
+from sparkstrom.runtime.station import Station
+
+LOOK_S = 0.2  # a waiting trainer looks around at least so often
+STATS_S = 0.25
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a worker did, cumulative; goes to the master as named floats."""
+
+    steps: int = 0
+    examples: int = 0
+    loss_sum: float = 0.0  # examples x mean loss
+    last_loss_sum: float = 0.0  # of the last finished epoch
+    last_examples: int = 0
+    publications: int = 0
+    hits: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)  # by activity
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How far and how often."""
+
+    epochs: int
+    publish_every: int
+    sleep_ms: int = 0  # in each step, to play a slow worker
+
+
+Keep = Callable[[Replica], Kept | None]
+Grant = Callable[[Replica, tuple[str, ...]], None]
+
+
+class Trainer:
+    """Runs in the Spark task's thread until its node says END or FAIL."""
+
+    def __init__(
+        self,
+        station: Station,
+        replica: Replica,
+        batches: Batches,
+        schedule: Schedule,
+        *,
+        keep: Keep,
+        grant: Grant,
+    ) -> None:
+        self._station, self._replica, self._batches = station, replica, batches
+        self._schedule, self._keep, self._grant = schedule, keep, grant
+        self.counts = Counts()
+        self._position = Position(0, 0)
+        self._steps = 0
+        self._unpublished = 0
+        self._activity = Activity.CATCHING_UP
+        self._said: set[tuple[Order, int, int]] = set()
+        self._grants: tuple[str, ...] = ()
+        self._stats_due_s = 0.0
+        self._epoch_loss, self._epoch_examples = 0.0, 0
+
+    def run(self) -> str:
+        """Train to the end; return why it ended. Raises what failed."""
+        while True:
+            items, command = self._station.take()
+            for item in items:
+                self._take(item)
+            if command.order is Order.END:
+                return command.reason
+            if command.order is Order.FAIL:
+                raise PeerError(command.reason)
+            self._obey(command)
+
+    @property
+    def _finished(self) -> bool:
+        return self._batches.rows == 0 or self._position >= Position(self._schedule.epochs, 0)
+
+    def _obey(self, command: Command) -> None:
+        beyond = command.steps_max is not None and self._steps >= command.steps_max
+        match command.order:
+            case Order.TRAIN if not (self._finished or beyond):
+                self._say(Activity.STEPPING)
+                self._step()
+                return
+            case Order.PAUSE:
+                self._once(command, ev.Paused(command.number))
+            case Order.DRAIN:
+                self._once(command, ev.Drained())
+            case Order.AUDIT if (Order.AUDIT, command.commit, 0) not in self._said:
+                self._tell_stats(now=True)
+                kept = self._keep(self._replica)
+                self._once(command, ev.Hashed(command.commit, self._replica.theta.digest(), kept))
+            case Order.RELEASE if (Order.RELEASE, 0, 0) not in self._said:
+                self._tell_stats(now=True)
+                self._once(command, ev.Released(self._keep(self._replica)))
+            case _:
+                pass
+        self._rest(command)
+
+    def _rest(self, command: Command) -> None:
+        """Say what is waited for, and wait."""
+        if self._activity is not Activity.CATCHING_UP and command.order is not Order.PAUSE:
+            self._say(Activity.FINISHED if self._finished else Activity.WAITING)
+        self._tell_stats(now=False)
+        began_s = time.monotonic()
+        self._station.wait(LOOK_S)
+        self._spend("waiting", time.monotonic() - began_s)
+
+    def _say(self, activity: Activity) -> None:
+        if activity is not self._activity:
+            self._activity = activity
+            self._station.post(ev.Busy(activity))
+
+    def _once(self, command: Command, event: ev.Event) -> None:
+        key = (command.order, command.commit, command.number)
+        if key not in self._said:
+            self._said.add(key)
+            self._station.post(event)
+
+    # -- what comes in ---------------------------------------------------------------------------
+
+    def _take(self, item: Item) -> None:
+        match item:
+            case ev.Deliver(update=update):
+                self._replica.apply(self._replica.theta.decode(update), update.commit)
+            case Merged():
+                self._replica.apply_merged(item)
+            case ev.Install():
+                self._install(item)
+            case ev.Admitted(returned=False):
+                self._position, self._steps = Position(item.epoch, item.batch), item.steps
+                self._grants = item.grants
+            case ev.Admitted():
+                pass  # back under a new id, with theta, residual and position as they were
+
+    def _install(self, install: ev.Install) -> None:
+        self._replica.install(install)
+        if self._grants:
+            self._grant(self._replica, self._grants)
+            self._grants = ()
+        self._station.post(ev.Installed())
+        if self._activity is Activity.CATCHING_UP:
+            self._say(Activity.FINISHED if self._finished else Activity.WAITING)
+
+    # -- training --------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        began_s = time.monotonic()
+        batch = self._batches.get(*self._position)
+        read_s = time.monotonic()
+        if self._schedule.sleep_ms:
+            time.sleep(self._schedule.sleep_ms / 1000)
+        loss = self._replica.step(batch)
+        self._count(len(batch[0]), loss)
+        stepped_s = time.monotonic()
+        self._advance()
+        self._publish_if_due()
+        self._spend("reading", read_s - began_s)
+        self._spend("stepping", stepped_s - read_s)
+        self._spend("encoding", time.monotonic() - stepped_s)
+        self._tell_stats(now=False)
+
+    def _advance(self) -> None:
+        batch = self._position.batch + 1
+        if batch == self._batches.per_epoch:
+            self._position = Position(self._position.epoch + 1, 0)
+            self.counts.last_loss_sum, self._epoch_loss = self._epoch_loss, 0.0
+            self.counts.last_examples, self._epoch_examples = self._epoch_examples, 0
+        else:
+            self._position = Position(self._position.epoch, batch)
+        self._steps += 1
+        self._unpublished += 1
+
+    def _publish_if_due(self) -> None:
+        """Publish every so many steps, and at the very end; otherwise only say how far it is."""
+        seen = self._replica.theta.commit
+        encoded = None
+        if self._unpublished >= self._schedule.publish_every or self._finished:
+            self._unpublished = 0
+            encoded = self._replica.publish()
+            self._replica.theta.count((encoded.breaches if encoded else 0, -1))
+        where = (self._position.epoch, self._position.batch, self._steps)
+        if encoded is None:
+            self._station.post(ev.Progressed(*where))
+            return
+        self.counts.publications += 1
+        self.counts.hits += encoded.count
+        self._station.post(
+            ev.Published(
+                int(encoded.form), encoded.tau_quanta, encoded.count, encoded.payload, seen, *where
+            )
+        )
+
+    # -- counting --------------------------------------------------------------------------------
+
+    def _count(self, rows: int, loss: float) -> None:
+        self.counts.steps += 1
+        self.counts.examples += rows
+        self.counts.loss_sum += rows * loss
+        self._epoch_loss += rows * loss
+        self._epoch_examples += rows
+
+    def _spend(self, what: str, seconds: float) -> None:
+        self.counts.seconds[what] = self.counts.seconds.get(what, 0.0) + seconds
+
+    def _tell_stats(self, *, now: bool) -> None:
+        """Hand the counters over, every now and then."""
+        if not now and time.monotonic() < self._stats_due_s:
+            return
+        self._stats_due_s = time.monotonic() + STATS_S
+        counts = self.counts
+        values: dict[str, float] = {
+            "epoch": self._position.epoch,
+            "steps": counts.steps,
+            "examples": counts.examples,
+            "loss_sum": counts.loss_sum,
+            "last_loss_sum": counts.last_loss_sum,
+            "last_examples": counts.last_examples,
+            "publications": counts.publications,
+            "hits": counts.hits,
+            "breaches": self._replica.theta.breaches,
+        }
+        values |= {f"s_{name}": seconds for name, seconds in counts.seconds.items()}
+        if now:
+            values |= self._replica.encoder.metrics(self._replica.local, self._replica.theta.values)
+        self._station.stats = values
