@@ -1,0 +1,308 @@
+"""A real YARN on loopback: one ResourceManager and some NodeManagers, each a JVM of its own.
+
+The jars of Hadoop's daemons come from a directory (hadoop-client-minicluster, bcpkix, bcutil,
+jaxb-api); all others are pyspark's own. NodeManagers take 127.0.0.1 and 127.0.0.2 in turn, so two
+of them are two hosts to YARN and to Spark. Everything lives under one home directory, and
+everything that runs from there is ended with the cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import pyspark
+
+ROOT = Path(__file__).parents[3]
+PYSPARK = Path(pyspark.__file__).parent
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 5.0
+
+# What the daemons need. The ResourceManager makes itself a certificate (Bouncy Castle), and its
+# shaded classes name javax.xml.bind, which left the JDK with Java 11.
+JARS = (
+    "hadoop-client-minicluster-*.jar",
+    "hadoop-client-api-*.jar",
+    "hadoop-client-runtime-*.jar",
+    "slf4j-api-*.jar",
+    "jcl-over-slf4j-*.jar",
+    "log4j-api-*.jar",
+    "log4j-core-*.jar",
+    "log4j-1.2-api-*.jar",
+    "log4j-slf4j2-impl-*.jar",
+    "bcprov-jdk18on-*.jar",
+    "bcpkix-jdk18on-*.jar",
+    "bcutil-jdk18on-*.jar",
+    "jaxb-api-2.*.jar",
+)
+JVM = (
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Xmx256m",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "-Djava.net.preferIPv4Stack=true",
+    "-Djavax.xml.bind.JAXBContextFactory=org.apache.hadoop.shaded.com.sun.xml.bind.v2.ContextFactory",
+)
+SERVER = "org.apache.hadoop.yarn.server"
+LOG4J = """
+rootLogger.level = info
+rootLogger.appenderRef.c.ref = C
+appender.c.type = Console
+appender.c.name = C
+appender.c.target = SYSTEM_ERR
+appender.c.layout.type = PatternLayout
+appender.c.layout.pattern = %d{ISO8601} %p %c{1}: %m%n
+"""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What became of one application."""
+
+    exit_code: int
+    output: str  # spark-submit's own, both streams
+    container_logs: str  # stdout and stderr of all containers of the application
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster; ``submit`` is all one can do with it."""
+
+    home: Path
+
+    def submit(self, script: Path, *arguments: str, timeout_s: float = 240.0) -> Submitted:
+        """spark-submit in cluster mode with this Python; wait for the application's end."""
+        before = set(self._applications())
+        environment = {
+            **os.environ,
+            "HADOOP_CONF_DIR": str(self.home / "conf"),
+            "SPARK_CONF_DIR": str(self.home / "spark-conf"),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        environment.pop("SPARK_HOME", None)
+        command = [str(PYSPARK / "bin/spark-submit"), "--master", "yarn"]
+        command += ["--deploy-mode", "cluster", str(script), *arguments]
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        logs = [path for path in self._applications() if path not in before]
+        texts = [
+            f"==> {file}\n{file.read_text(errors='replace')}"
+            for log in logs
+            for file in sorted(log.rglob("std*"))
+        ]
+        return Submitted(done.returncode, done.stdout + done.stderr, "\n".join(texts))
+
+    def _applications(self) -> list[Path]:
+        return sorted(self.home.glob("nm*/logs/application_*"))
+
+
+@contextmanager
+def mini_yarn(jars: Path, home: Path, nodes: int = 2) -> Iterator[Cluster]:
+    """A cluster for as long as the block runs; raises RuntimeError naming the log if it dies."""
+    classpath = _classpath(jars)
+    for folder in ("conf", "spark-conf", "tmp", "staging"):
+        (home / folder).mkdir(parents=True)
+    (home / "log4j2.properties").write_text(LOG4J)
+    _write_spark_defaults(home)
+    site, web = _site(home)
+    _write_site(home / "conf", site)
+    daemons: list[subprocess.Popen[bytes]] = []
+    try:
+        _write_site(home / "conf-rm", site)
+        _write_xml(home / "conf-rm/capacity-scheduler.xml", CAPACITY)
+        daemons.append(_daemon(home, "rm", f"{SERVER}.resourcemanager.ResourceManager", classpath))
+        for number in range(1, nodes + 1):
+            name = f"nm{number}"
+            _write_site(home / f"conf-{name}", site | _node_site(home / name, number))
+            daemons.append(_daemon(home, name, f"{SERVER}.nodemanager.NodeManager", classpath))
+        _wait_for_nodes(web, nodes, daemons, home)
+        yield Cluster(home)
+    finally:
+        _end(daemons[1:])  # while the ResourceManager answers: a node ends its containers first
+        _end(daemons[:1])
+        _end_left_over(home)
+
+
+CAPACITY: dict[str, object] = {
+    "yarn.scheduler.capacity.root.queues": "default",
+    "yarn.scheduler.capacity.root.default.capacity": 100,
+    "yarn.scheduler.capacity.root.default.state": "RUNNING",
+    "yarn.scheduler.capacity.maximum-am-resource-percent": "1.0",
+    "yarn.scheduler.capacity.node-locality-delay": 0,
+}
+
+
+def _site(home: Path) -> tuple[dict[str, object], str]:
+    """Properties that all daemons share, and the ResourceManager's web address."""
+    services = ("", ".scheduler", ".resource-tracker", ".admin", ".webapp")
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(len(services), "127.0.0.1")]
+    named = zip(services, addresses, strict=True)
+    manager = {f"yarn.resourcemanager{name}.address": where for name, where in named}
+    return {
+        "fs.defaultFS": "file:///",
+        "hadoop.tmp.dir": home / "tmp",
+        "yarn.resourcemanager.hostname": "127.0.0.1",
+        **manager,
+        "yarn.scheduler.minimum-allocation-mb": 256,
+        "yarn.scheduler.maximum-allocation-mb": 4096,
+        "yarn.scheduler.include-port-in-node-name": "true",
+        "yarn.resourcemanager.am.max-attempts": 1,
+        "yarn.nodemanager.resource.memory-mb": 4096,
+        "yarn.nodemanager.resource.cpu-vcores": 4,
+        "yarn.nodemanager.vmem-check-enabled": "false",
+        # While this is true (the default) memory is left to cgroups, which a container lacks.
+        "yarn.nodemanager.resource.memory.enforced": "false",
+        "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": 99,
+        "yarn.nodemanager.env-whitelist": "JAVA_HOME,PATH,LANG,TZ",
+        "yarn.node-attribute.fs-store.root-dir": f"file://{home}/node-attribute",
+        "yarn.application.classpath": "",  # Spark brings all its own jars
+    }, addresses[-1]
+
+
+def _node_site(folder: Path, number: int) -> dict[str, object]:
+    host = f"127.0.0.{2 - number % 2}"
+    ports = _free_ports(3, host)
+    for part in ("local", "logs"):
+        (folder / part).mkdir(parents=True)
+    return {
+        "yarn.nodemanager.hostname": host,
+        "yarn.nodemanager.address": f"{host}:{ports[0]}",
+        "yarn.nodemanager.localizer.address": f"{host}:{ports[1]}",
+        "yarn.nodemanager.webapp.address": f"{host}:{ports[2]}",
+        "yarn.nodemanager.local-dirs": folder / "local",
+        "yarn.nodemanager.log-dirs": folder / "logs",
+    }
+
+
+def _write_spark_defaults(home: Path) -> None:
+    """Two small executors with this Python; loopback has to be said to every container, too."""
+    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    said = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": ROOT}
+    conf: dict[str, object] = {
+        "spark.yarn.jars": f"local:{PYSPARK}/jars/*",  # or each submit zips and unpacks 400 MB
+        "spark.yarn.stagingDir": f"file://{home}/staging",
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "512m",
+        "spark.driver.memoryOverhead": "1g",
+        "spark.executor.memory": "512m",
+        "spark.executor.memoryOverhead": "1g",
+        "spark.executor.instances": 2,
+        "spark.executor.cores": 2,
+        "spark.driver.extraJavaOptions": java,
+        "spark.executor.extraJavaOptions": java,
+        **{f"spark.yarn.appMasterEnv.{name}": value for name, value in said.items()},
+        **{f"spark.executorEnv.{name}": value for name, value in said.items()},
+    }
+    lines = [f"{key} {value}\n" for key, value in conf.items()]
+    (home / "spark-conf/spark-defaults.conf").write_text("".join(lines))
+
+
+def _classpath(jars: Path) -> list[str]:
+    found = []
+    for pattern in JARS:
+        hits = [hit for folder in (jars, PYSPARK / "jars") for hit in sorted(folder.glob(pattern))]
+        if not hits:
+            raise RuntimeError(f"no {pattern} in {jars} or {PYSPARK / 'jars'}")
+        found.append(str(hits[0]))
+    return found
+
+
+def _daemon(home: Path, name: str, main: str, classpath: list[str]) -> subprocess.Popen[bytes]:
+    java = Path(os.environ["JAVA_HOME"], "bin/java") if os.environ.get("JAVA_HOME") else "java"
+    conf = home / f"conf-{name}"
+    options = [
+        f"-Dlog4j2.configurationFile={home}/log4j2.properties",
+        f"-Djava.io.tmpdir={home}/tmp",
+    ]
+    command = [str(java), *JVM, *options, "-cp", ":".join([str(conf), *classpath]), main]
+    foreign = ("HADOOP_", "YARN_", "SPARK_")
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
+    with (home / f"{name}.log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=clean | {"HADOOP_CONF_DIR": str(conf)},
+            cwd=home,
+            start_new_session=True,
+        )
+
+
+def _wait_for_nodes(
+    web: str, nodes: int, daemons: list[subprocess.Popen[bytes]], home: Path
+) -> None:
+    deadline_s = time.monotonic() + START_TIMEOUT_S
+    while _active_nodes(web) < nodes:
+        dead = [daemon for daemon in daemons if daemon.poll() is not None]
+        if dead or time.monotonic() > deadline_s:
+            raise RuntimeError(f"YARN did not start within {START_TIMEOUT_S} s; see {home}/*.log")
+        time.sleep(0.2)
+
+
+def _active_nodes(web: str) -> int:
+    """From JMX, which needs no JAXB: the REST answers of the shaded jars are malformed."""
+    query = "jmx?qry=Hadoop:service=ResourceManager,name=ClusterMetrics"
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with direct.open(f"http://{web}/{query}", timeout=10) as answer:
+            beans = json.load(answer)["beans"]
+    except OSError:
+        return 0  # not listening yet
+    return int(beans[0]["NumActiveNMs"]) if beans else 0
+
+
+def _end(daemons: list[subprocess.Popen[bytes]]) -> None:
+    for daemon in daemons:
+        daemon.terminate()
+    for daemon in daemons:
+        try:
+            daemon.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            daemon.kill()
+            daemon.wait()
+
+
+def _end_left_over(home: Path) -> None:
+    """End containers that outlived their NodeManager: processes that work inside our home."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            with suppress(OSError):  # gone, or not ours to look at
+                if Path(os.readlink(entry / "cwd")).is_relative_to(home):
+                    os.kill(int(entry.name), signal.SIGKILL)
+    shutil.rmtree(home / "staging", ignore_errors=True)
+
+
+def _free_ports(count: int, host: str) -> list[int]:
+    sockets = [socket.create_server((host, 0)) for _ in range(count)]
+    ports = [int(listening.getsockname()[1]) for listening in sockets]
+    for listening in sockets:
+        listening.close()
+    return ports
+
+
+def _write_site(folder: Path, site: dict[str, object]) -> None:
+    folder.mkdir(exist_ok=True)
+    for name in ("core-site.xml", "yarn-site.xml"):
+        _write_xml(folder / name, site)
+
+
+def _write_xml(path: Path, properties: dict[str, object]) -> None:
+    rows = [
+        f"<property><name>{escape(name)}</name><value>{escape(str(value))}</value></property>\n"
+        for name, value in properties.items()
+    ]
+    path.write_text(f"<configuration>\n{''.join(rows)}</configuration>\n")
