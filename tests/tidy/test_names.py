@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import inspect
 import pickle
-import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -19,47 +19,43 @@ SAMPLES: dict[str, object] = {"int": 7, "float": 1.5, "str": "why", "bool": True
 
 
 def modules() -> list[str]:
-    found = pkgutil.walk_packages(sparkstrom.__path__, "sparkstrom.")
-    return ["sparkstrom", *(module.name for module in found)]
+    root = Path(sparkstrom.__path__[0])
+    paths = sorted(path.relative_to(root.parent) for path in root.rglob("*.py"))
+    return [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in paths]
 
 
-def packages() -> list[ModuleType]:
-    return [
-        module
-        for module in map(importlib.import_module, modules())
-        if hasattr(module, "__path__") and hasattr(module, "__all__")
-    ]
-
-
-@pytest.mark.parametrize("package", packages(), ids=lambda package: package.__name__)
-def test_every_exported_name_exists_and_is_explained(package: ModuleType) -> None:
-    exported = {name: getattr(package, name) for name in package.__all__}
+@pytest.mark.parametrize("name", modules())
+def test_every_exported_name_exists_and_is_explained(name: str) -> None:
+    module = importlib.import_module(name)
+    exported = {public: getattr(module, public) for public in getattr(module, "__all__", ())}
     explained = (inspect.isclass, inspect.isroutine, inspect.ismodule)
     assert [
-        name
-        for name, value in exported.items()
+        public
+        for public, value in exported.items()
         if any(kind(value) for kind in explained) and not inspect.getdoc(value)
     ] == []
 
 
-def errors() -> list[type[SparkstromError]]:
-    for name in modules():
-        importlib.import_module(name)
-    found: list[type[SparkstromError]] = [SparkstromError]
-    for error in found:
-        found.extend(error.__subclasses__())
-    return found
+@pytest.mark.parametrize("name", modules())
+def test_errors_pickle_with_their_fields(name: str) -> None:
+    for error in errors_of(importlib.import_module(name)):
+        raised = error(*sample_arguments(error))
+        copy = pickle.loads(pickle.dumps(raised))
+        assert type(copy) is error
+        assert copy.args == raised.args
+        assert vars(copy) == vars(raised)
+        assert str(copy) == str(raised)
+        assert inspect.getdoc(error)
 
 
-@pytest.mark.parametrize("error", errors(), ids=lambda error: error.__name__)
-def test_an_error_pickles_with_its_fields(error: type[SparkstromError]) -> None:
-    raised = error(*sample_arguments(error))
-    copy = pickle.loads(pickle.dumps(raised))
-    assert type(copy) is error
-    assert copy.args == raised.args
-    assert vars(copy) == vars(raised)
-    assert str(copy) == str(raised)
-    assert inspect.getdoc(error)
+def errors_of(module: ModuleType) -> list[type[SparkstromError]]:
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, SparkstromError)
+        and value.__module__ == module.__name__
+    ]
 
 
 def sample_arguments(error: type[SparkstromError]) -> list[object]:
