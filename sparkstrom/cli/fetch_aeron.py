@@ -12,7 +12,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "fetch-aeron", help="download the pinned, hash-checked Aeron library into this environment"
     )
     parser.add_argument("--wheel", type=Path, help="a pyaeron wheel that is already here")
-    parser.add_argument("--target", type=Path, help="the file to write (default: where it is found)")
+    parser.add_argument(
+        "--target", type=Path, help="the file to write (default: where it is found)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

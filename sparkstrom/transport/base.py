@@ -52,7 +52,11 @@ class Transport(Protocol):
 
     @property
     def max_frame_bytes(self) -> int:
-        """The longest frame a sender takes."""
+        """The longest frame a data sender takes; a longer one is a UsageError."""
+
+    @property
+    def max_control_frame_bytes(self) -> int:
+        """The longest frame a control sender takes: its log is smaller."""
 
     def open_sender(self, endpoint: Endpoint, stream: int, *, control: bool) -> Sender:
         """Start opening a sender to a peer's endpoint; offers answer UNCONNECTED until it is up.

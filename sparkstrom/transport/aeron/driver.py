@@ -60,7 +60,7 @@ class DriverOptions:
     scratch: Path = field(default_factory=_temporary)  # where shared memory has no room
     shared_memory: Path = SHARED_MEMORY
     watch: Watched | None = None  # end with this process; None: the executor's JVM
-    linger_s: float = 5.0  # how long to wait for another client after the last one
+    linger_s: float = 4.0  # wait so long for another client: gone within 5 s of the last
     park_us_max: int = 1000  # longest rest of the idle driver; shorter is quicker and costs CPU
     datagram_loss: str = ""  # faults for tests, e.g. "rate=0.02|seed=7|recv-msg-mask=0xF"
 
@@ -126,9 +126,14 @@ def ensure_driver(
                 "starting a media driver; end it"
             )
         directory = home.current()
-        if directory is None or not is_held(directory / DRIVER_LOCK):
+        if directory is None or not _is_usable(directory):
             directory = _start(home, options, end_s)
         return _join(home, directory)
+
+
+def _is_usable(directory: Path) -> bool:
+    # A driver that could not wait for the start lock at its end removes its files under ours.
+    return is_held(directory / DRIVER_LOCK) and (directory / ENDPOINT).exists()
 
 
 def _join(home: Home, directory: Path) -> DriverHandle:
@@ -167,9 +172,7 @@ def _log_roots(options: DriverOptions) -> list[Path]:
     return [root for root in roots if is_usable(root)]
 
 
-def _run(
-    directory: Path, home: Home, options: DriverOptions, sizes: Sizes, end_s: float
-) -> None:
+def _run(directory: Path, home: Home, options: DriverOptions, sizes: Sizes, end_s: float) -> None:
     """Start the process and wait for its one line: nothing means ready, anything else why not."""
     order = {
         "library": load_library().path,

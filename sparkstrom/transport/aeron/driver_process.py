@@ -107,10 +107,9 @@ def main(arguments: list[str]) -> int:
         os.write(status, str(error).encode())
         return 1
     finally:
-        # First the directory, then the lock: nobody finds a living driver without its files.
-        shutil.rmtree(directory, ignore_errors=True)
-        os.close(lock)
         with start_lock(home.path, TIDY_DEADLINE_S) as locked:
+            shutil.rmtree(directory, ignore_errors=True)
+            os.close(lock)
             if locked:
                 home.tidy()
     return 0
@@ -180,7 +179,10 @@ class MediaDriver:
     def _own_settings(self, sizes: Sizes) -> tuple[tuple[str, Any], ...]:
         return (
             ("dir", os.fsencode(self._directory / AERON)),
-            ("shared_idle_strategy_init_args", f"10-20-1us-{self._order['park_us_max']}us".encode()),
+            (
+                "shared_idle_strategy_init_args",
+                f"10-20-1us-{self._order['park_us_max']}us".encode(),
+            ),
             ("shared_idle_strategy", b"backoff"),
             ("term_buffer_length", sizes.data_term),
             ("rcv_initial_window_length", sizes.window),
@@ -200,11 +202,11 @@ class MediaDriver:
             ("use_conductor_agent_invoker", True),
         ):
             checked(getattr(lib, f"aeron_context_set_{name}")(context, value), f"setting {name}")
-        # The default handler ends the process; what it would say, keep_alive sees as well.
+        # The default handler ends the process. Any harmless C function does instead: what it
+        # would be told, keep_alive sees as well.
+        harmless = ffi.cast("void *", ffi.addressof(lib, "aeron_err_clear"))
         checked(
-            lib.aeron_context_set_error_handler(
-                context, ffi.cast("void *", ffi.addressof(lib, "aeron_err_clear")), ffi.NULL
-            ),
+            lib.aeron_context_set_error_handler(context, harmless, ffi.NULL),
             "setting the error handler",
         )
         holder = ffi.new("aeron_t **")
@@ -227,9 +229,8 @@ class MediaDriver:
 
     def _add_anchor(self, endpoint: Endpoint) -> None:
         lib, checked = self._aeron.lib, self._aeron.checked
-        adding, added = ffi.new("aeron_async_add_subscription_t **"), ffi.new(
-            "aeron_subscription_t **"
-        )
+        adding = ffi.new("aeron_async_add_subscription_t **")
+        added = ffi.new("aeron_subscription_t **")
         uri, doing = f"aeron:udp?endpoint={endpoint}", f"binding {endpoint}"
         checked(
             lib.aeron_async_add_subscription(
@@ -314,7 +315,7 @@ def forsake(home: Home, directory: Path, clients: int) -> bool:
     with start_lock(home.path, 0) as locked:
         if not locked or not try_lock(clients):
             return False
-        (home.path / "current").unlink(missing_ok=True)
+        home.forget_current()
         return True
 
 

@@ -71,6 +71,10 @@ class Home:
         draft.symlink_to(directory)
         draft.replace(self.path / CURRENT)
 
+    def forget_current(self) -> None:
+        """Let nobody join that driver any more. Call under the start lock."""
+        (self.path / CURRENT).unlink(missing_ok=True)
+
     def tidy(self) -> None:
         """Remove dead drivers, and the home with the last of them. Call under the start lock."""
         for root in self.roots:
@@ -86,7 +90,9 @@ class Home:
 def home_for(key: str, shared_memory: Path, scratch: Path) -> Home:
     """The home of ``key``. It is the same for all workers that agree on the three arguments."""
     if not KEY.fullmatch(key):
-        raise UsageError(f"{key!r} is no key for a media driver: want 1 to 100 of A-Z a-z 0-9 . _ -")
+        raise UsageError(
+            f"{key!r} is no key for a media driver: want 1 to 100 of A-Z a-z 0-9 . _ -"
+        )
     roots = [root for root in (shared_memory, scratch) if is_usable(root)]
     if not roots:
         raise SetupError(
@@ -127,7 +133,9 @@ def _is_ours(path: Path) -> bool:
 
 def _subdirectories(path: Path) -> list[Path]:
     try:
-        return [Path(entry.path) for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+        return [
+            Path(entry.path) for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)
+        ]
     except FileNotFoundError:
         return []
 

@@ -64,7 +64,9 @@ def _fetched() -> tuple[str, ...]:
 
 
 def _nowhere(tried: list[str]) -> str:
-    places = "\n".join(f"  {n}. {line}" for n, line in enumerate([f"{ENV_LIBRARY}: not set", *tried], 1))
+    places = "\n".join(
+        f"  {n}. {line}" for n, line in enumerate([f"{ENV_LIBRARY}: not set", *tried], 1)
+    )
     return f"no Aeron library on this machine; looked at\n{places}\n{_remedy()}"
 
 

@@ -1,0 +1,302 @@
+"""The data path: Numba loops that call Aeron through plain addresses, without the GIL.
+
+Aeron hands each fragment to ``on_fragment``, a C function made by Numba, which gathers frames and
+copies whole ones into the caller's buffer; when that is full it answers ABORT and Aeron offers
+the same fragment again at the next poll. No Python runs per fragment or per frame. Addresses come
+in as integers at run time, so that the compiled code can be cached on disk.
+
+All memory is the caller's. ``inbox`` i64[INBOX_FIELDS] describes it to ``on_fragment``:
+
+    INBOX_FRAMES        address of u8[frames capacity]       whole frames, one after another
+    INBOX_CAPACITY      its length                            (bytes)
+    INBOX_USED          in/out: bytes taken in it
+    INBOX_RECORDS       address of i64[records max, 2]        (stream, bytes) of each frame
+    INBOX_RECORDS_MAX   its length                            (frames)
+    INBOX_COUNT         in/out: frames in it
+    INBOX_STREAM        stream being polled
+    INBOX_SLOTS         address of i64[SLOTS, 3] of that stream: (session, bytes gathered, last use)
+    INBOX_GATHERED      address of u8[SLOTS, frame max] of that stream
+    INBOX_FRAME_MAX     longest frame that is taken           (bytes)
+    INBOX_FULL          out: 1 when a frame found no room
+    INBOX_FRAGMENTS     in/out: fragments seen, a counter that also tells slots' last use
+    INBOX_DISCARDED     in/out: frames given up (pushed out, too long) and fragments without one
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import carray, cfunc, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from sparkstrom.encoding.compiled import helper, kernel
+
+INBOX_FRAMES = 0
+INBOX_CAPACITY = 1
+INBOX_USED = 2
+INBOX_RECORDS = 3
+INBOX_RECORDS_MAX = 4
+INBOX_COUNT = 5
+INBOX_STREAM = 6
+INBOX_SLOTS = 7
+INBOX_GATHERED = 8
+INBOX_FRAME_MAX = 9
+INBOX_FULL = 10
+INBOX_FRAGMENTS = 11
+INBOX_DISCARDED = 12
+INBOX_FIELDS = 13
+
+# Frames being gathered at once on one stream; whole ones need no slot. More senders than that,
+# all in the middle of a long frame, push out the one that has been silent longest.
+SLOTS = 8
+SLOT_FIELDS = 3
+FREE = -1  # no session id: those are taken as u32
+
+# A subscription as i64[RECEIVER_FIELDS]: (aeron's pointer, stream, slots, gathered)
+RECEIVER_FIELDS = 4
+
+ABORT, CONTINUE = 1, 4  # aeron_controlled_fragment_handler_action_t
+BEGIN, END, WHOLE = 0x80, 0x40, 0xC0
+HEADER_BYTES, FLAGS_AT, SESSION_AT = 32, 5, 12  # the frame header lies directly before its payload
+
+# aeron_*_publication_offer
+NOT_CONNECTED, BACK_PRESSURED, ADMIN_ACTION, CLOSED, MAX_POSITION_EXCEEDED = -1, -2, -3, -4, -5
+ADMIN_RETRIES = 3  # the term rotated in this call: the next one goes through
+
+FRAGMENTS_PER_TURN = 64  # of one subscription, before the others have theirs
+BUSY_TURNS_MAX = 256  # so that a flood of rubbish cannot keep the caller
+PARK_US_MIN, PARK_US_MAX = 50, 1000
+
+
+def _caller(result_bits: int, arguments: int) -> Any:
+    """An intrinsic ``call(address, ...)`` for a C function of integers and pointers."""
+    result = {32: types.int32, 64: types.int64}[result_bits]
+
+    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(result_bits), [ir.IntType(64)] * arguments)
+        return builder.call(builder.inttoptr(values[0], kind.as_pointer()), values[1:])
+
+    return result, build
+
+
+@intrinsic
+def call_poll(typing: Any, address: Any, sub: Any, handler: Any, inbox: Any, limit: Any) -> Any:
+    """``int aeron_subscription_controlled_poll(sub, handler, clientd, fragment_limit)``."""
+    result, build = _caller(32, 4)
+    return result(*[types.int64] * 5), build
+
+
+@intrinsic
+def call_offer(
+    typing: Any, address: Any, pub: Any, frame: Any, length: Any, supplier: Any, clientd: Any
+) -> Any:
+    """``int64_t aeron_exclusive_publication_offer(pub, buffer, length, supplier, clientd)``."""
+    result, build = _caller(64, 5)
+    return result(*[types.int64] * 6), build
+
+
+@intrinsic
+def call_clock(typing: Any, address: Any) -> Any:
+    """``int64_t aeron_nano_clock(void)``."""
+    result, build = _caller(64, 0)
+    return result(types.int64), build
+
+
+@intrinsic
+def call_usleep(typing: Any, address: Any, microseconds: Any) -> Any:
+    """``int usleep(useconds_t)``."""
+    result, build = _caller(32, 1)
+    return result(types.int64, types.int64), build
+
+
+@intrinsic
+def pointer_to(typing: Any, address: Any) -> Any:
+    """An integer as a pointer, for ``carray``."""
+
+    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.inttoptr(values[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), build
+
+
+@intrinsic
+def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
+    """``memcpy`` between two addresses."""
+
+    def build(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        target, source = (builder.inttoptr(v, cgutils.voidptr_t) for v in values[:2])
+        cgutils.raw_memcpy(builder, target, source, values[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), build
+
+
+@helper
+def find_slot(slots: Any, session: int) -> int:
+    """Where ``session`` is being gathered, or -1."""
+    for i in range(SLOTS):
+        if slots[i, 0] == session:
+            return i
+    return -1
+
+
+@helper
+def claim_slot(slots: Any, session: int) -> int:
+    """The slot for a new frame of ``session``: its own, a free one, or the longest silent one."""
+    chosen = 0
+    for i in range(SLOTS):
+        if slots[i, 0] == session:
+            return i
+        if slots[i, 0] == FREE or (slots[chosen, 0] != FREE and slots[i, 2] < slots[chosen, 2]):
+            chosen = i
+    return chosen
+
+
+@helper
+def has_room(inbox: Any, length: int) -> bool:
+    """Whether one more frame of ``length`` bytes fits; notes it when not."""
+    fits = (
+        inbox[INBOX_COUNT] < inbox[INBOX_RECORDS_MAX]
+        and inbox[INBOX_USED] + length <= inbox[INBOX_CAPACITY]
+    )
+    if not fits:
+        inbox[INBOX_FULL] = 1
+    return fits
+
+
+@helper
+def append_frame(inbox: Any, head: int, head_bytes: int, tail: int, tail_bytes: int) -> None:
+    """Write one frame, in two pieces, behind the others."""
+    target = inbox[INBOX_FRAMES] + inbox[INBOX_USED]
+    copy_bytes(target, head, head_bytes)
+    copy_bytes(target + head_bytes, tail, tail_bytes)
+    records = carray(pointer_to(inbox[INBOX_RECORDS]), (inbox[INBOX_RECORDS_MAX], 2), types.int64)
+    records[inbox[INBOX_COUNT], 0] = inbox[INBOX_STREAM]
+    records[inbox[INBOX_COUNT], 1] = head_bytes + tail_bytes
+    inbox[INBOX_USED] += head_bytes + tail_bytes
+    inbox[INBOX_COUNT] += 1
+
+
+@helper
+def gather(inbox: Any, flags: int, session: int, payload: int, length: int) -> int:
+    """Add one fragment of a longer frame to what its session has; give the whole on at the end."""
+    slots = carray(pointer_to(inbox[INBOX_SLOTS]), (SLOTS, SLOT_FIELDS), types.int64)
+    if flags & BEGIN:
+        slot = claim_slot(slots, session)
+        inbox[INBOX_DISCARDED] += slots[slot, 0] != FREE
+        slots[slot, 0] = session
+        slots[slot, 1] = 0
+    else:
+        slot = find_slot(slots, session)
+    if slot < 0 or slots[slot, 1] + length > inbox[INBOX_FRAME_MAX]:
+        if slot >= 0:
+            slots[slot, 0] = FREE
+        inbox[INBOX_DISCARDED] += 1
+        return CONTINUE
+    gathered = inbox[INBOX_GATHERED] + slot * inbox[INBOX_FRAME_MAX]
+    if flags & END:
+        if not has_room(inbox, slots[slot, 1] + length):
+            return ABORT
+        append_frame(inbox, gathered, slots[slot, 1], payload, length)
+        slots[slot, 0] = FREE
+        return CONTINUE
+    copy_bytes(gathered + slots[slot, 1], payload, length)
+    slots[slot, 1] += length
+    slots[slot, 2] = inbox[INBOX_FRAGMENTS]
+    return CONTINUE
+
+
+@cfunc(types.int32(types.int64, types.int64, types.int64, types.int64), cache=True)
+def on_fragment(clientd: int, payload: int, length: int, header: int) -> int:
+    """Aeron's controlled fragment handler; ``clientd`` is the address of the inbox."""
+    inbox = carray(pointer_to(clientd), (INBOX_FIELDS,), types.int64)
+    frame_header = carray(pointer_to(payload - HEADER_BYTES), (HEADER_BYTES,), types.uint8)
+    flags = frame_header[FLAGS_AT]
+    inbox[INBOX_FRAGMENTS] += 1
+    if flags & WHOLE != WHOLE:
+        session = carray(pointer_to(payload - HEADER_BYTES + SESSION_AT), (1,), types.uint32)[0]
+        return gather(inbox, flags, types.int64(session), payload, length)
+    if length > inbox[INBOX_FRAME_MAX]:
+        inbox[INBOX_DISCARDED] += 1
+        return CONTINUE
+    if not has_room(inbox, length):
+        return ABORT
+    append_frame(inbox, payload, length, payload, 0)
+    return CONTINUE
+
+
+@cfunc(types.void(types.int64, types.int32, types.int64), cache=True)
+def on_error(clientd: int, code: int, message: int) -> None:
+    """Aeron's error handler: count, and keep the last code, in i64[2] at ``clientd``."""
+    errors = carray(pointer_to(clientd), (2,), types.int64)
+    errors[0] += 1
+    errors[1] = code
+
+
+@cfunc(types.void(types.int64), cache=True)
+def on_closed(clientd: int) -> None:
+    """Aeron's notification that a publication is closed: count it in i64[1] at ``clientd``."""
+    closed = carray(pointer_to(clientd), (1,), types.int64)
+    closed[0] += 1
+
+
+@kernel("int64(int64[::1], int64[:, ::1], int64, int64[::1], int64, int64)")
+def poll_all(
+    functions: Any, receivers: Any, first: int, inbox: Any, inbox_address: int, wait_ns: int
+) -> int:
+    """Poll every subscription in turn until something is there or the wait is over.
+
+    functions  i64[4]                  in   addresses: controlled poll, on_fragment, clock, usleep
+    receivers  i64[n, RECEIVER_FIELDS] in
+    first      i64                     in   which one has the first turn
+    inbox      i64[INBOX_FIELDS]       in/out
+    wait_ns    i64                     in   0: look once                           (nanoseconds)
+    returns    i64                          0, or -1 when Aeron refused a poll
+    """
+    poll, handler, clock, usleep = functions[0], functions[1], functions[2], functions[3]
+    count = receivers.shape[0]
+    inbox[INBOX_USED] = inbox[INBOX_COUNT] = inbox[INBOX_FULL] = 0
+    end_ns = call_clock(clock) + wait_ns
+    park_us = PARK_US_MIN
+    busy_turns = 0
+    while True:
+        seen = inbox[INBOX_FRAGMENTS]
+        for turn in range(count):
+            i = (first + turn) % count
+            inbox[INBOX_STREAM] = receivers[i, 1]
+            inbox[INBOX_SLOTS] = receivers[i, 2]
+            inbox[INBOX_GATHERED] = receivers[i, 3]
+            if call_poll(poll, receivers[i, 0], handler, inbox_address, FRAGMENTS_PER_TURN) < 0:
+                return -1
+            if inbox[INBOX_FULL]:
+                return 0
+        if inbox[INBOX_FRAGMENTS] != seen and busy_turns < BUSY_TURNS_MAX:
+            park_us = PARK_US_MIN  # data is flowing: finish the frames that have begun
+            busy_turns += 1
+            continue
+        left_us = (end_ns - call_clock(clock)) // 1000
+        if inbox[INBOX_COUNT] > 0 or left_us <= 0:
+            return 0
+        call_usleep(usleep, min(park_us, left_us))
+        park_us = min(2 * park_us, PARK_US_MAX)
+
+
+@kernel("int64(int64, int64, int64[:, ::1], int64[::1])")
+def offer_all(offer: int, publication: int, frames: Any, out: Any) -> int:
+    """Offer frames in order until one does not go.
+
+    offer, publication  i64      in    addresses
+    frames              i64[n,2] in    (address, bytes) of each frame
+    out                 i64[1]   out   Aeron's last answer: a position, or why it stopped
+    returns             i64            how many went
+    """
+    for i in range(frames.shape[0]):
+        for _ in range(ADMIN_RETRIES):
+            out[0] = call_offer(offer, publication, frames[i, 0], frames[i, 1], 0, 0)
+            if out[0] != ADMIN_ACTION:
+                break
+        if out[0] < 0:
+            return i
+    return frames.shape[0]
