@@ -277,12 +277,20 @@ class Master:
         effects = self.fit.phases.move(
             self.fit.members, self.fit.partitions, self.fit.sequencer, now_s
         )
+        if self.fit.phases.phase is Phase.DONE and before is not Phase.DONE:
+            self._settle_grants()
         if self.fit.phases.phase is not before:
             for member in self.fit.members.live.values():
                 member.state_due, member.state_s = True, -1.0
         for node, reason in self.fit.phases.overdue(self.fit.members, now_s):
             effects += self.fit.close(self.fit.members.live[node], reason, now_s)
         return effects
+
+    def _settle_grants(self) -> None:
+        """Whoever lives at the end has used what it was granted; the rest is lost."""
+        for node in self.fit.members.live:
+            self.fit.keeping.used(node)
+        self.fit.keeping.finish()
 
 
 NO_WORKER = (

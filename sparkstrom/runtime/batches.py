@@ -26,12 +26,14 @@ class Batches:
         batch_rows: int,
         seed: int,
         partition: int,
+        first_epoch: int = 0,
     ) -> None:
         keys = row_keys(features, labels)
         order = np.lexsort((keys[:, 1], keys[:, 0])) if len(keys) else np.zeros(0, np.intp)
         self._features, self._labels = features[order], labels[order]
-        self.checksum = int(np.bitwise_xor.reduce(keys[:, 0])) if len(keys) else 0
+        self.checksum = int(keys[:, 0].sum() & (2**63 - 1)) if len(keys) else 0
         self._batch_rows, self._seed, self._partition = batch_rows, seed, partition
+        self._first_epoch = first_epoch  # epochs trained before: shuffling goes on from there
         self._epoch, self._order = -1, order
 
     @property
@@ -46,7 +48,7 @@ class Batches:
     def get(self, epoch: int, index: int) -> Batch:
         """Minibatch ``index`` of an epoch: at most ``batch_rows`` rows."""
         if epoch != self._epoch:
-            chance = np.random.default_rng((self._seed, self._partition, epoch))
+            chance = np.random.default_rng((self._seed, self._partition, self._first_epoch + epoch))
             self._epoch, self._order = epoch, chance.permutation(self.rows)
         rows = self._order[index * self._batch_rows : (index + 1) * self._batch_rows]
         return self._features[rows], self._labels[rows]

@@ -19,6 +19,7 @@ from sparkstrom.transport.base import Offer, Sender, Transport
 
 QUEUED_FRAMES_MAX = 4096  # a stream that takes nothing loses what is new; the protocol repeats it
 ANSWERS_MAX = 32  # senders kept for those who have no edge
+CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # the least that a control stream's log takes
 UNBOUND = 0  # the edge of an answer to somebody who has none; edges count from 1
 STRANGERS = -1  # whose lobby frames are: nobody's yet
 
@@ -207,7 +208,8 @@ class Mailroom:
 
     def _seal_message(self, message: Message, *, receiver: int, edge: int) -> list[bytes]:
         kind, body = encode(message)
-        pieces = pieces_of(body, self._piece_bytes)
+        whole = is_data(message)
+        pieces = pieces_of(body, self._piece_bytes if whole else CONTROL_PIECE_BYTES)
         frames = []
         for i, piece in enumerate(pieces):
             self._counter += 1

@@ -37,6 +37,11 @@ class Station:
                 raise self._error
             return self._inbox.take(), self._command
 
+    @property
+    def command(self) -> Command:
+        """The command that holds, also when the thread is broken."""
+        return self._command
+
     def wait(self, seconds: float) -> None:
         """Until there is an item, another command or an error; at most so long."""
         with self._changed:

@@ -1,0 +1,1 @@
+"""Models on disk: plain arrays beside a description, written atomically."""

@@ -1,0 +1,1 @@
+"""What is seen from outside: counters as plain data, progress for people."""

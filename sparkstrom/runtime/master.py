@@ -1,0 +1,285 @@
+"""Master thread: drives the master's machine in the driver program, and holds its replica."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+
+from sparkstrom.base.clock import Clock
+from sparkstrom.base.errors import (
+    DriverLost,
+    PeerError,
+    SetupError,
+    SparkstromError,
+    TrainingError,
+    UsageError,
+)
+from sparkstrom.base.identity import MASTER, Endpoint
+from sparkstrom.codec.frames import Seal
+from sparkstrom.codec.messages import Phase
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.events import Effect, Send
+from sparkstrom.protocol.fit import MasterLimits
+from sparkstrom.protocol.keeping import KeptFiles
+from sparkstrom.protocol.master import Master
+from sparkstrom.protocol.members import Departure
+from sparkstrom.runtime.mailroom import Mailroom, Traffic
+from sparkstrom.runtime.node import OpenTransport
+from sparkstrom.runtime.theta import Theta, chunk_count
+
+log = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 0.001
+PROGRESS_S = 0.2
+
+Stats = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a fit is, for people."""
+
+    phase: Phase
+    workers: int  # live
+    partitions: int
+    joined: int  # partitions that a worker has read
+    minibatches: int  # committed
+    minibatches_expected: int  # of the partitions joined
+    commits: int
+    stats: dict[int, Stats] = field(hash=False)  # by node, the departed too
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a finished fit left behind."""
+
+    hashes: dict[str, str]  # node id or "driver" -> hex
+    minibatches: int  # committed
+    minibatches_expected: int
+    commits: int
+    staleness: Counter[int]
+    stats: dict[int, Stats]
+    traffic: Traffic
+    dropped: Counter[str]
+    departures: list[Departure]
+    notes: list[str]
+    kept: KeptFiles
+    lost_mass: float
+    phase_began_s: dict[Phase, float]
+    breaches: int
+    first_breach: int
+    stop_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is trained, as the master must know it."""
+
+    version: str
+    partitions: int
+    epochs: int
+    message_bytes_max: int
+    kept: KeptFiles
+
+
+class MasterThread(threading.Thread):
+    """The driver's node. Wait on ``finished``; then ``failure`` or ``outcome()``."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        limits: MasterLimits,
+        theta: Theta,
+        *,
+        open_transport: OpenTransport,
+        seal: Seal,
+        clock: Clock,
+    ) -> None:
+        super().__init__(name="sparkstrom-master", daemon=True)
+        self._clock, self._theta, self._open_transport = clock, theta, open_transport
+        self._mail = Mailroom(
+            open_transport(None),
+            seal,
+            me=MASTER,
+            message_bytes_max=plan.message_bytes_max,
+            random_u63=lambda: secrets.randbits(63),
+        )
+        self.endpoint: Endpoint = self._mail.transport.endpoint
+        self.lobby = 1 + secrets.randbelow(900)
+        self._machine = Master(
+            version=plan.version,
+            partitions=plan.partitions,
+            epochs=plan.epochs,
+            chunks=chunk_count(theta.n_params),
+            host=self.endpoint.host,
+            port=self.endpoint.port,
+            limits=limits,
+            now_s=clock.monotonic_s(),
+            kept=plan.kept,
+        )
+        self._wishes: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self.finished = threading.Event()  # done, or failed
+        self.failure: SparkstromError | None = None
+        self._stats: dict[int, Stats] = {}
+        self._notes: list[str] = []
+        self._progress_due_s = 0.0
+        self.progress = self._look()
+
+    # -- for the driver's main thread ------------------------------------------------------------
+
+    def request_stop(self, reason: str) -> None:
+        """Drain, audit, done: keep what is trained."""
+        self._wishes.put(ev.StopRequested(reason))
+
+    def end(self) -> None:
+        """Stop the thread and close the transport; only once the job has ended."""
+        self._ending.set()
+        if self.is_alive():
+            self.join(timeout=30.0)
+
+    @property
+    def workers(self) -> int:
+        """Live members."""
+        return len(self._machine.fit.members.live)
+
+    def outcome(self) -> Outcome:
+        """The result of a fit that is done."""
+        fit = self._machine.fit
+        driver = {"driver": fit.phases.own_digest or ""}
+        nodes = {str(node): digest for node, digest in sorted(fit.phases.digests.items())}
+        return Outcome(
+            hashes=nodes | driver,
+            minibatches=sum(p.minibatches for p in fit.partitions),
+            minibatches_expected=sum(p.epochs * p.batches for p in fit.partitions),
+            commits=fit.sequencer.head,
+            staleness=fit.sequencer.staleness,
+            stats=dict(self._stats),
+            traffic=self._mail.traffic,
+            dropped=fit.sequencer.dropped,
+            departures=fit.members.departures,
+            notes=list(self._notes),
+            kept=fit.keeping.made,
+            lost_mass=fit.keeping.lost_mass,
+            phase_began_s=fit.phases.began_s,
+            breaches=self._theta.breaches,
+            first_breach=self._theta.first_breach,
+            stop_reason=fit.phases.stop_reason,
+        )
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Cycle until ``end``."""
+        try:
+            self._mail.listen_to_strangers(self.lobby)
+            while not self._ending.is_set():
+                self._cycle()
+        except SparkstromError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("the master's thread ends")
+            self._fail(TrainingError(f"the master failed: {error!r}"))
+        finally:
+            self._mail.close()
+
+    def _cycle(self) -> None:
+        """Do what is due, once."""
+        try:
+            for sender, message in self._mail.receive(IDLE_WAIT_S):
+                self._step(ev.Received(sender, message))
+            while not self._wishes.empty():
+                self._step(self._wishes.get())
+            self._step(ev.Tick())
+            self._mail.flush()
+        except DriverLost as lost:
+            log.warning("the driver's media driver is gone (%s); starting another", lost)
+            self._replace_transport()
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._progress_due_s:
+            self._progress_due_s = now_s + PROGRESS_S
+            self.progress = self._look()
+
+    def _replace_transport(self) -> None:
+        """Another media driver, on the same port: workers know no other place to knock at."""
+        before = self.endpoint
+        self._mail.move_to(lambda: self._open_transport(before))
+        self.endpoint = self._mail.transport.endpoint
+        if self.endpoint != before:
+            raise SetupError(
+                f"the driver's media driver died and its port {before} is taken now; "
+                "set unicast_port to one that only this application uses"
+            )
+        self._mail.listen_to_strangers(self.lobby)
+        self._step(ev.Moved(self.endpoint.host, self.endpoint.port))
+
+    def _step(self, event: ev.Event) -> None:
+        for effect in self._machine.step(event, self._clock.monotonic_s()):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(to=to, message=message):
+                self._mail.send(to, message)
+            case ev.Deliver(update=update):
+                self._theta.add(self._theta.decode(update))
+                self._theta.commit = update.commit
+            case ev.SendChunk(to=to, index=index):
+                self._mail.send(to, self._theta.chunk(index))
+            case ev.Answer(address=address, message=message):
+                self._mail.answer(address, message)
+            case ev.OpenEdge(node=node, edge=edge, local=local, peer=peer):
+                self._mail.deaf(node)
+                self._mail.listen(local, node, edge)
+                self._mail.connect(node, edge, peer)
+            case ev.CloseEdge(node=node):
+                self._mail.deaf(node)
+                self._mail.disconnect(node)
+            case ev.Hash(commit=commit):
+                self._wishes.put(ev.Hashed(commit, self._theta.digest(), None))
+            case ev.Observed(node=node, values=values):
+                self._stats[node] = values
+            case ev.Note(text=text):
+                log.warning("%s", text)
+                self._notes.append(text)
+            case ev.Abort():
+                self._fail(failure_of(effect))
+            case ev.Complete():
+                self.finished.set()
+            case _:
+                raise AssertionError(f"a master cannot want {effect}")
+
+    def _fail(self, error: SparkstromError) -> None:
+        if not self.finished.is_set():
+            self.failure = error
+            self.finished.set()
+
+    def _look(self) -> Progress:
+        fit = self._machine.fit
+        return Progress(
+            phase=fit.phases.phase,
+            workers=len(fit.members.live),
+            partitions=len(fit.partitions),
+            joined=sum(p.rows >= 0 for p in fit.partitions),
+            minibatches=sum(p.minibatches for p in fit.partitions),
+            minibatches_expected=sum(p.epochs * p.batches for p in fit.partitions),
+            commits=fit.sequencer.head,
+            stats=dict(self._stats),
+        )
+
+
+def failure_of(abort: ev.Abort) -> SparkstromError:
+    """The error that ``fit`` raises for it."""
+    match abort.kind:
+        case "usage":
+            return UsageError(abort.reason)
+        case "setup":
+            return SetupError(abort.reason)
+        case "peer":
+            return PeerError(abort.reason)
+        case _:
+            return TrainingError(abort.reason, abort.host, abort.partition, abort.trace)

@@ -1,0 +1,255 @@
+"""Executor: the named functions that run in Spark's Python workers.
+
+Nothing here is swallowed: what goes wrong is told to the master, which ends the whole fit, and
+then raised, so that Spark's own log has it, too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import socket
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.errors import SparkstromError
+from sparkstrom.base.version import __version__
+from sparkstrom.codec.messages import Kept
+from sparkstrom.encoding.backends import warm_up
+from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.events import Order
+from sparkstrom.protocol.node import Identity, NodeLimits
+from sparkstrom.runtime.batches import Batches
+from sparkstrom.runtime.inbox import Inbox
+from sparkstrom.runtime.node import Meeting, NodeThread
+from sparkstrom.runtime.replica import Replica
+from sparkstrom.runtime.station import Station
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.runtime.trainer import Schedule, Trainer
+from sparkstrom.spark import kept
+from sparkstrom.spark.addresses import executor_address, opener
+from sparkstrom.spark.job import TrainingJob
+from sparkstrom.spark.rows import Arrays, arrays_of_batches, arrays_of_rows
+from sparkstrom.transport.aeron.processes import find_executor
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+
+TRACE_CHARS_MAX = 8_000
+HEARD_S = 8.0  # how long a failing task waits for the master to have heard why
+EDGES_PER_EXECUTOR = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this task runs."""
+
+    partition: int
+    attempt: int  # Spark's taskAttemptId
+    host: str
+    executor: str  # same text = same executor process
+    scratch: Path
+
+
+def here() -> Place:
+    """Ask Spark and the machine."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "runs in a Spark task only"
+    jvm = find_executor()
+    host = socket.gethostname()
+    directories = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")
+    return Place(
+        context.partitionId(),
+        context.taskAttemptId(),
+        host,
+        f"{host}/{jvm.pid}/{jvm.start_time}",
+        Path(directories[0]),
+    )
+
+
+def run_rows(job: TrainingJob, index: int, rows: Iterable[Any]) -> Iterator[str]:
+    """Train on one partition of an RDD of (features, label)."""
+    yield run(job, here(), partial(arrays_of_rows, rows))
+
+
+def run_batches(job: TrainingJob, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Train on one partition of a DataFrame, which comes as Arrow batches."""
+    import pyarrow as pa
+
+    report = run(job, here(), partial(arrays_of_batches, batches))
+    yield pa.RecordBatch.from_pydict({"report": [report]})
+
+
+def run(job: TrainingJob, place: Place, read: partial[Arrays]) -> str:
+    """Join, train, leave; return a report as JSON."""
+    began_s = time.monotonic()
+    use_writable_cache(place)
+    warm_up()
+    failure: Exception | None = None
+    try:
+        batches = batches_of(job, place, *read())
+    except Exception as error:
+        failure = error
+        batches = batches_of(job, place, np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
+    session = Session(job, place, batches)
+    try:
+        if failure is not None:
+            raise failure
+        reason = session.trainer.run()
+    except Exception as error:
+        session.tell_failure(error)
+        raise
+    finally:
+        session.thread.stop()
+    seconds = time.monotonic() - began_s
+    return json.dumps({"partition": place.partition, "ended": reason, "seconds": seconds})
+
+
+def batches_of(job: TrainingJob, place: Place, features: Any, labels: Any) -> Batches:
+    """The partition's minibatches, checked against the model."""
+    if len(features):
+        job.model.check(features, labels)
+    return Batches(
+        features,
+        labels,
+        batch_rows=job.master.batch_size_per_worker,
+        seed=job.master.rng_seed,
+        partition=place.partition,
+        first_epoch=job.first_epoch,
+    )
+
+
+def use_writable_cache(place: Place) -> None:
+    """Compiled kernels come from a cache on disk; where the package's own is read-only, here."""
+    package = Path(__file__).resolve().parent.parent
+    if not os.access(package, os.W_OK) and "NUMBA_CACHE_DIR" not in os.environ:
+        os.environ["NUMBA_CACHE_DIR"] = str(place.scratch / "sparkstrom-kernels")
+
+
+class Session:
+    """One task's node and trainer."""
+
+    def __init__(self, job: TrainingJob, place: Place, batches: Batches) -> None:
+        self._job, self._place = job, place
+        theta = Theta(job.n_params, job.k)
+        replica = make_replica(job, theta)
+        inbox = Inbox(job.n_params, job.master.void.window_bytes, theta.decode)
+        self.station = Station(inbox)
+        self.thread = NodeThread(
+            identity_of(job, place, batches),
+            limits_of(job),
+            open_transport=self._opener(),
+            seal=job.seal(),
+            meeting=Meeting(job.endpoint, job.lobby),
+            station=self.station,
+            message_bytes_max=job.message_bytes_max,
+            clock=SystemClock(),
+        )
+        self.trainer = Trainer(
+            self.station,
+            replica,
+            batches,
+            Schedule(job.epochs, job.master.publish_every, job.master.debug_longer_iterations),
+            keep=self._keep,
+            grant=self._restore,
+        )
+        self.thread.start()
+
+    def _opener(self) -> Any:
+        void = self._job.master.void
+        host = executor_address(void, self._job.endpoint)
+        return opener(
+            f"{self._job.job:016x}-{self._place.executor}",
+            host,
+            void.executor_ports(),
+            edges=EDGES_PER_EXECUTOR,
+            scratch=self._place.scratch,
+        )
+
+    def tell_failure(self, error: Exception) -> None:
+        """Say why, and wait until it was heard: the master ends the job for all."""
+        trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
+        self.station.post(ev.TrainerFailed(reason_of(error), trace))
+        until_s = time.monotonic() + HEARD_S
+        while time.monotonic() < until_s and self.thread.is_alive():
+            if self.station.command.order in (Order.FAIL, Order.END):
+                return
+            time.sleep(0.05)
+
+    def _keep(self, replica: Replica) -> Kept:
+        return kept.keep(replica, self._place.scratch, self._job.network)
+
+    def _restore(self, replica: Replica, paths: tuple[str, ...]) -> None:
+        for path in paths:
+            kept.restore(replica, path)
+
+
+def reason_of(error: Exception) -> str:
+    """One line for people; the traceback follows it."""
+    if isinstance(error, SparkstromError):
+        return str(error).splitlines()[0]
+    return f"{type(error).__name__}: {error}"
+
+
+def make_replica(job: TrainingJob, theta: Theta) -> Replica:
+    """This worker's model, theta and encoder."""
+    master = job.master
+    encoder = Encoder(
+        job.n_params,
+        job.k,
+        master.threshold,
+        master.residual_post_processor,
+        train_on=master.train_on,
+        aggregation=master.aggregation,
+        workers=job.workers,
+    )
+    return Replica(job.model, theta, encoder, local=master.train_on == "local")
+
+
+def identity_of(job: TrainingJob, place: Place, batches: Batches) -> Identity:
+    """What this process says of itself when it joins."""
+    return Identity(
+        token=secrets.randbits(63),
+        partition=place.partition,
+        attempt=place.attempt,
+        rows=batches.rows,
+        checksum=batches.checksum,
+        batches=batches.per_epoch,
+        host=place.host,
+        executor=place.executor,
+        pid=os.getpid(),
+        version=__version__,
+    )
+
+
+def limits_of(job: TrainingJob) -> NodeLimits:
+    """The node's deadlines and sizes, from the user's options."""
+    void = job.master.void
+    return NodeLimits(
+        lease_s=void.lease_s,
+        master_silent_s=3 * void.lease_s,
+        step_s=job.master.step_timeout,
+        window_bytes=void.window_bytes,
+        hold_bytes=void.log_bytes,
+        max_lead=job.master.max_lead,
+    )
+
+
+def forget_kept(network: str, rows: Iterable[Any]) -> Iterator[int]:
+    """Remove what workers of a network kept on this executor."""
+    yield kept.forget(here().scratch, network)

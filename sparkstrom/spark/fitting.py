@@ -1,0 +1,163 @@
+"""Fitting: one fit from the driver's side: master thread, Spark job, and who of them ends first."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.codec.messages import Phase
+from sparkstrom.observe.progress import Line, ProgressLine
+from sparkstrom.runtime.master import MasterThread, Progress
+from sparkstrom.spark.data import Runner
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+END_S = 15.0  # how long finished tasks may take to return
+FAILURE_GRACE_S = 2.0  # a worker's own words may be on their way when Spark reports its task
+QUEUED_S = 10.0  # how often a job that waits for slots says so
+
+
+@dataclass(slots=True)
+class SparkJob:
+    """The Spark job of a fit, in a thread of its own."""
+
+    context: Any
+    group: str
+    runner: Runner
+    error: Exception | None = None
+    thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Submit."""
+        from pyspark import InheritableThread
+
+        self.thread = InheritableThread(target=self._run, name=f"{self.group}-job", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.context.setJobGroup(self.group, "sparkstrom training", interruptOnCancel=True)
+            self.runner()
+        except Exception as error:  # handed to the main thread, which decides what it means
+            self.error = error
+
+    @property
+    def running(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+    def cancel(self) -> None:
+        """End whatever of it still runs."""
+        self.context.cancelJobGroup(self.group)
+
+    def wait(self, seconds: float) -> bool:
+        """Until it has returned; at most so long."""
+        assert self.thread is not None
+        self.thread.join(seconds)
+        return not self.thread.is_alive()
+
+    def tasks_running(self) -> int:
+        """Tasks that have a slot now."""
+        tracker = self.context.statusTracker()
+        count = 0
+        for job in tracker.getJobIdsForGroup(self.group):
+            info = tracker.getJobInfo(job)
+            for stage in info.stageIds if info else ():
+                stage_info = tracker.getStageInfo(stage)
+                count += stage_info.numActiveTasks if stage_info else 0
+        return count
+
+
+class Fitting:
+    """Runs a fit to its end, good or bad; afterwards nothing of it runs any more."""
+
+    def __init__(
+        self, master: MasterThread, job: SparkJob, progress: ProgressLine, epochs: int
+    ) -> None:
+        self._master, self._job, self._progress, self._epochs = master, job, progress, epochs
+        self._queued_due_s = time.monotonic() + QUEUED_S
+
+    def run(self) -> None:
+        """Raise what ended the fit early."""
+        self._master.start()
+        try:
+            self._job.start()
+            self._watch()
+            self._end()
+        except BaseException:
+            self._job.cancel()
+            self._job.wait(END_S)
+            raise
+        finally:
+            self._master.end()
+
+    def _watch(self) -> None:
+        """Until the master is done, it or Spark has failed."""
+        while not self._master.finished.wait(LOOK_S):
+            self._show()
+            if not self._job.running:
+                self._job_ended_early()
+        if self._master.failure is not None:
+            raise self._master.failure
+        self._show(force=True)
+
+    def _job_ended_early(self) -> None:
+        """Before the audit is done, Spark's failure is the fit's."""
+        if self._master.finished.wait(FAILURE_GRACE_S):
+            return
+        error = self._job.error
+        if error is None:
+            raise TrainingError("the Spark job ended before training was done")
+        raise TrainingError(f"the Spark job failed: {_first_line(error)}", trace=str(error))
+
+    def _end(self) -> None:
+        """Tasks return by themselves; those that do not are ended, and failures do not count."""
+        if not self._job.wait(END_S):
+            log.warning("some tasks did not return within %g s; ending them", END_S)
+            self._job.cancel()
+            self._job.wait(END_S)
+
+    def _show(self, *, force: bool = False) -> None:
+        look = self._master.progress
+        if look.phase is Phase.GATHERING and time.monotonic() > self._queued_due_s:
+            self._queued_due_s = time.monotonic() + QUEUED_S
+            self._say_queued(look)
+        self._progress.show(line_of(look, self._epochs), force=force)
+
+    def _say_queued(self, look: Progress) -> None:
+        running = self._job.tasks_running()
+        self._progress.say(
+            f"sparkstrom waits: {look.workers} of {look.partitions} workers joined, "
+            f"{running} tasks have a slot"
+            + ("" if running else "; the job is queued behind others, or executors are missing")
+        )
+
+
+def line_of(look: Progress, epochs: int) -> Line:
+    """What people see of a fit under way."""
+
+    def total(name: str) -> float:
+        return sum(values.get(name, 0.0) for values in look.stats.values())
+
+    examples = total("last_examples")
+    done = look.minibatches / look.minibatches_expected if look.minibatches_expected else 0.0
+    return Line(
+        phase=look.phase.name.lower(),
+        workers=look.workers,
+        partitions=look.partitions,
+        epoch=epochs * done,
+        epochs=epochs,
+        loss=total("last_loss_sum") / examples if examples else None,
+        examples=int(total("examples")),
+        updates=look.commits,
+        bytes_sent=int(total("update_bytes")),
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else repr(error)

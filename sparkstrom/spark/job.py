@@ -1,0 +1,41 @@
+"""Job: what travels to the executors, as one frozen picklable value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.codec.frames import Seal
+from sparkstrom.models.base import FlatModel
+from sparkstrom.spark.shared import SharedTrainingMaster
+
+FRAME_ROOM_BYTES = 65_536  # headers beside a payload
+BYTES_PER_PARAM_MAX = 8  # no payload form needs more
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """One ``fit``. Travels inside Spark's own task closure, which is where the key is safe."""
+
+    job: int  # u64, random
+    key: bytes = field(repr=False)
+    version: str  # of sparkstrom, on the driver
+    model: FlatModel  # without its storage: architecture, seed, options
+    master: SharedTrainingMaster
+    epochs: int
+    first_epoch: int  # epochs trained in earlier fits: shuffling goes on from there
+    workers: int
+    k: int  # the grid: q = 2^-k
+    n_params: int
+    endpoint: Endpoint  # of the master
+    lobby: int
+    network: str  # names the files kept on executors for the next fit
+
+    def seal(self) -> Seal:
+        """What closes and opens this job's frames."""
+        return Seal(self.key, self.job)
+
+    @property
+    def message_bytes_max(self) -> int:
+        """No message of this job is longer."""
+        return FRAME_ROOM_BYTES + BYTES_PER_PARAM_MAX * self.n_params

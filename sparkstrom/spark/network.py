@@ -1,0 +1,253 @@
+"""SparkNetwork: a model, a master and a Spark application; what users hold in their hands."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.version import __version__
+from sparkstrom.checkpoint.store import load_model, save_model
+from sparkstrom.codec.frames import KEY_BYTES, Seal
+from sparkstrom.encoding.backends import warm_up
+from sparkstrom.encoding.grid import first_exponent, next_exponent, round_to_grid
+from sparkstrom.models.base import Flat, FlatModel
+from sparkstrom.observe.progress import ProgressLine
+from sparkstrom.protocol.fit import MasterLimits
+from sparkstrom.protocol.keeping import KeptFiles
+from sparkstrom.runtime.master import MasterThread, Plan
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark import data as spreading
+from sparkstrom.spark.addresses import driver_address, opener
+from sparkstrom.spark.cluster import check_conf, refuse_connect, slots_of, workers_for
+from sparkstrom.spark.executor import forget_kept, run_batches, run_rows
+from sparkstrom.spark.fitting import Fitting, SparkJob
+from sparkstrom.spark.job import BYTES_PER_PARAM_MAX, FRAME_ROOM_BYTES, TrainingJob
+from sparkstrom.spark.settings import resolve
+from sparkstrom.spark.shared import SharedTrainingMaster
+from sparkstrom.spark.summary import TrainingSummary, summarize
+
+
+class SparkNetwork:
+    """Trains a model on Spark executors, again and again, and holds its parameters.
+
+    ``spark`` is a SparkSession or SparkContext; ``progress=False`` is silent. Raises UsageError
+    for options, configuration or a session that cannot work, before any work starts.
+    """
+
+    def __init__(
+        self,
+        spark: Any,
+        model: FlatModel,
+        master: SharedTrainingMaster | None = None,
+        *,
+        progress: bool = True,
+    ) -> None:
+        refuse_connect(spark)
+        if not isinstance(model, FlatModel):
+            raise UsageError(
+                f"model is a {type(model).__name__}: pass a model of sparkstrom.models, such as "
+                "DenseNetwork"
+            )
+        self._context = getattr(spark, "sparkContext", spark)
+        conf = dict(self._context.getConf().getAll())
+        self._master = resolve(master or SharedTrainingMaster(), conf, os.environ)
+        self._conf = conf
+        self._model = model
+        self._show_progress = progress
+        self._parameters: Flat = np.ascontiguousarray(model.initial(), np.float32)
+        self._k: int | None = None
+        self._kept: KeptFiles = {}
+        self._epochs_trained = 0
+        self._id = secrets.token_hex(8)
+
+    # -- training --------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        *,
+        features: str | list[str] = "features",
+        label: str = "label",
+    ) -> TrainingSummary:
+        """Train for ``epochs`` epochs; return what happened.
+
+        ``data`` is an RDD of (features, label), or a DataFrame: ``features`` names an array or
+        vector column, or several numeric ones; ``label`` a class index, a value, or an array.
+        Raises UsageError, SetupError or TrainingError (with host, partition and traceback).
+        """
+        began_s = time.monotonic()
+        if not (isinstance(epochs, int) and epochs >= 1):
+            raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
+        spreading.check_data(data)
+        workers = workers_for(slots_of(self._context), self._master)
+        warnings = check_conf(self._conf, workers, self._model.n_params)
+        progress = ProgressLine(enabled=self._show_progress)
+        for warning in warnings:
+            progress.say(f"sparkstrom warns: {warning}")
+        theta = self._theta()
+        frame, workers = self._spread(data, features, label, workers)
+        key, job_id = secrets.token_bytes(KEY_BYTES), secrets.randbits(63)
+        master = self._master_thread(theta, Seal(key, job_id), job_id, workers, epochs)
+        job = self._job(master, key, job_id, theta, workers, epochs)
+        run = partial(run_batches if spreading.is_dataframe(frame) else run_rows, job)
+        runner = (
+            spreading.frame_job(frame, run)
+            if spreading.is_dataframe(frame)
+            else spreading.rows_job(frame, run)
+        )
+        group = f"sparkstrom-{job_id:016x}"
+        submitted_s = time.monotonic()
+        Fitting(master, SparkJob(self._context, group, runner), progress, epochs).run()
+        outcome = master.outcome()
+        self._parameters = theta.values.copy()
+        self._kept = outcome.kept
+        self._epochs_trained += epochs
+        return summarize(
+            outcome,
+            began_s=began_s,
+            submitted_s=submitted_s,
+            ended_s=time.monotonic(),
+            epochs=epochs,
+            workers=workers,
+            n_params=self._model.n_params,
+            warnings=warnings,
+            collect_stats=self._master.collect_training_stats,
+        )
+
+    def _theta(self) -> Theta:
+        """The parameters on the job's grid, which is chosen at the first fit and kept."""
+        self._k = (
+            first_exponent(self._parameters)
+            if self._k is None
+            else next_exponent(self._parameters, self._k)
+        )
+        theta = Theta(self._model.n_params, self._k)
+        theta.values[:] = round_to_grid(self._parameters, self._k)
+        return theta
+
+    def _spread(
+        self, data: Any, features: str | list[str], label: str, workers: int
+    ) -> tuple[Any, int]:
+        """The data over one partition per worker, and how many those are."""
+        seed, move = self._master.rng_seed, self._master.repartition == "always"
+        if spreading.is_dataframe(data):
+            frame = spreading.spread_frame(data, features, label, workers, seed, move=move)
+            return frame, workers if move else frame.rdd.getNumPartitions()
+        rdd = spreading.spread_rows(data, workers, seed, move=move)
+        return rdd, rdd.getNumPartitions()
+
+    def _master_thread(
+        self, theta: Theta, seal: Seal, job_id: int, workers: int, epochs: int
+    ) -> MasterThread:
+        void = self._master.void
+        warm_up()
+        host = driver_address(void, self._context.getConf().get("spark.driver.host", "127.0.0.1"))
+        plan = Plan(
+            version=__version__,
+            partitions=workers,
+            epochs=epochs,
+            message_bytes_max=FRAME_ROOM_BYTES + BYTES_PER_PARAM_MAX * theta.n_params,
+            kept=self._kept,
+        )
+        limits = MasterLimits(
+            lease_s=void.lease_s,
+            start_s=self._master.start_timeout,
+            workers_min=min(self._master.min_workers, workers),
+            release_s=void.lease_s,
+            log_bytes=void.log_bytes,
+        )
+        open_transport = opener(
+            f"{job_id:016x}-driver",
+            host,
+            void.controller_ports(),
+            edges=workers,
+            scratch=Path(tempfile.gettempdir()),
+        )
+        return MasterThread(
+            plan, limits, theta, open_transport=open_transport, seal=seal, clock=SystemClock()
+        )
+
+    def _job(
+        self, master: MasterThread, key: bytes, job_id: int, theta: Theta, workers: int, epochs: int
+    ) -> TrainingJob:
+        return TrainingJob(
+            job=job_id,
+            key=key,
+            version=__version__,
+            model=self._model,
+            master=self._master,
+            epochs=epochs,
+            first_epoch=self._epochs_trained,
+            workers=workers,
+            k=theta.k,
+            n_params=theta.n_params,
+            endpoint=master.endpoint,
+            lobby=master.lobby,
+            network=self._id,
+        )
+
+    # -- the result ------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> Flat:
+        """A copy of the shared parameters, f32[n_params]. Assigning is a warm start."""
+        return self._parameters.copy()
+
+    @parameters.setter
+    def parameters(self, values: Flat) -> None:
+        values = np.asarray(values, np.float32)
+        if values.shape != (self._model.n_params,):
+            raise UsageError(
+                f"parameters of shape {values.shape}: this model has ({self._model.n_params},)"
+            )
+        self._parameters = np.ascontiguousarray(values).copy()
+
+    @property
+    def model(self) -> FlatModel:
+        """The model, bound to a copy of the shared parameters."""
+        self._model.bind(self._parameters.copy())
+        return self._model
+
+    def predict(self, features: Any) -> NDArray[np.float32]:
+        """Outputs f32[rows, outputs] for features [rows, ...], computed in this process."""
+        return self.model.predict(np.asarray(features, np.float32))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``path`` (npz: plain NumPy opens it) and a JSON description beside it."""
+        save_model(Path(path), self._model.describe(), self._parameters, self._epochs_trained)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        spark: Any,
+        master: SharedTrainingMaster | None = None,
+        *,
+        progress: bool = True,
+    ) -> SparkNetwork:
+        """A network with the model and parameters that ``save`` wrote."""
+        model, parameters, epochs = load_model(Path(path))
+        network = cls(spark, model, master, progress=progress)
+        network.parameters = parameters
+        network._epochs_trained = epochs
+        return network
+
+    def close(self) -> None:
+        """Forget what workers kept on their executors for the next fit. Idempotent."""
+        if not self._kept:
+            return
+        slots = slots_of(self._context).total
+        forget = partial(forget_kept, self._id)
+        self._context.parallelize(range(slots), slots).mapPartitions(forget).count()
+        self._kept = {}

@@ -1,0 +1,167 @@
+"""Summary: what a finished fit can say about itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from sparkstrom.codec.messages import Phase
+from sparkstrom.runtime.master import Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSummary:
+    """One ``fit``. Bytes are bytes, times seconds, masses sums of absolute values."""
+
+    replicas_equal: bool  # all hashes are the same and no parameter left the exact range
+    hashes: dict[str, str]  # node id or "driver" -> SHA-256 of its parameters, as hex
+    bytes_sent: int  # sealed updates, counted once at their origin
+    bytes_wire: int  # everything, every hop, acknowledgements and snapshots too
+    bytes_dense: int  # minibatches x 4 x n_params: dense float32 updates
+    seconds: float
+    phase_seconds: dict[str, float]
+    epochs: int
+    workers: int
+    n_params: int
+    minibatches: int  # committed, each once
+    minibatches_expected: int
+    examples: int  # trained, repeats after a loss included
+    updates: int  # committed
+    loss: float  # mean over the examples of each worker's last epoch
+    sent_fraction: float  # entries sent / (publications x n_params)
+    staleness: Counter[int] = field(repr=False)  # commits between seen and applied -> updates
+    residual_norm: float  # Euclidean, over all workers, at the end
+    mass_clipped: float
+    mass_scaled_away: float
+    mass_lost: float  # kept for this fit, but its worker never came
+    tau: float  # mean of the workers' thresholds at the end
+    exactness_breaches: int
+    first_breach: int  # index of the first parameter that left the exact range, or -1
+    rejected_frames: int  # strangers' and damaged ones, on the driver and all workers
+    departures: list[str] = field(repr=False)  # who left before the end, and why
+    warnings: list[str] = field(repr=False)
+    stopped: str | None  # why the fit ended before its last epoch, if it did
+    worker_seconds: dict[str, dict[str, float]] = field(repr=False)  # by node and activity
+
+    @property
+    def staleness_mean(self) -> float:
+        count = sum(self.staleness.values())
+        return sum(s * n for s, n in self.staleness.items()) / count if count else 0.0
+
+    @property
+    def staleness_max(self) -> int:
+        return max(self.staleness, default=0)
+
+    def table(self) -> str:
+        """The figures, aligned, one per line; the hashes last."""
+        ratio = self.bytes_dense / self.bytes_sent if self.bytes_sent else float("inf")
+        rows = [
+            ("minibatches", f"{self.minibatches:,} of {self.minibatches_expected:,}"),
+            ("loss (last epoch)", f"{self.loss:.4f}"),
+            ("bytes sent", f"{self.bytes_sent:,} (dense {self.bytes_dense:,}: {ratio:.0f} x)"),
+            ("bytes on the wire", f"{self.bytes_wire:,}"),
+            ("sent fraction", f"{self.sent_fraction:.2e}"),
+            ("staleness", f"mean {self.staleness_mean:.1f}, max {self.staleness_max}"),
+            ("residual norm", f"{self.residual_norm:.4f}"),
+            ("threshold", f"{self.tau:.2e}"),
+            ("seconds", " + ".join(f"{k} {v:.1f}" for k, v in self.phase_seconds.items())),
+            ("", f"= {self.seconds:.1f}"),
+            *((f"hash {name}", digest[:16]) for name, digest in self.hashes.items()),
+            ("replicas equal", str(self.replicas_equal)),
+        ]
+        return "\n".join(f"{name:<20}{value}" for name, value in rows)
+
+
+def summarize(
+    outcome: Outcome,
+    *,
+    began_s: float,
+    submitted_s: float,
+    ended_s: float,
+    epochs: int,
+    workers: int,
+    n_params: int,
+    warnings: list[str],
+    collect_stats: bool,
+) -> TrainingSummary:
+    """Put a fit's outcome into figures."""
+    stats = outcome.stats.values()
+
+    def total(name: str) -> float:
+        return sum(values.get(name, 0.0) for values in stats)
+
+    publications = total("publications")
+    last_examples = total("last_examples")
+    breaches = outcome.breaches + int(total("breaches"))
+    taus = [values["tau"] for values in stats if "tau" in values]
+    return TrainingSummary(
+        replicas_equal=len(set(outcome.hashes.values())) == 1 and not breaches,
+        hashes=outcome.hashes,
+        bytes_sent=int(total("update_bytes")),
+        bytes_wire=outcome.traffic.wire_bytes + int(total("wire_bytes")),
+        bytes_dense=outcome.minibatches * 4 * n_params,
+        seconds=ended_s - began_s,
+        phase_seconds=_phases(outcome.phase_began_s, began_s, submitted_s, ended_s),
+        epochs=epochs,
+        workers=workers,
+        n_params=n_params,
+        minibatches=outcome.minibatches,
+        minibatches_expected=outcome.minibatches_expected,
+        examples=int(total("examples")),
+        updates=outcome.commits,
+        loss=total("last_loss_sum") / last_examples if last_examples else float("nan"),
+        sent_fraction=total("hits") / (publications * n_params) if publications else 0.0,
+        staleness=outcome.staleness,
+        residual_norm=total("residual_square") ** 0.5,
+        mass_clipped=total("mass_clipped"),
+        mass_scaled_away=total("mass_scaled"),
+        mass_lost=outcome.lost_mass,
+        tau=sum(taus) / len(taus) if taus else float("nan"),
+        exactness_breaches=breaches,
+        first_breach=outcome.first_breach,
+        rejected_frames=outcome.traffic.rejected.total() + int(total("rejected")),
+        departures=[
+            f"node {d.node} (partition {d.partition} on {d.host}): {d.reason}"
+            for d in outcome.departures
+            if d.reason != "done"
+        ],
+        warnings=[*warnings, *outcome.notes, *_breach_warning(breaches, outcome.first_breach)],
+        stopped=outcome.stop_reason,
+        worker_seconds=_worker_seconds(outcome) if collect_stats else {},
+    )
+
+
+def _phases(
+    began: dict[Phase, float], began_s: float, submitted_s: float, ended_s: float
+) -> dict[str, float]:
+    """Seconds of each phase, in order; together they are the whole."""
+    marks = [
+        ("prepare", submitted_s),
+        ("start", began.get(Phase.RUNNING, submitted_s)),
+        ("train", began.get(Phase.DRAINING, ended_s)),
+        ("drain", began.get(Phase.AUDIT, ended_s)),
+        ("audit", began.get(Phase.DONE, ended_s)),
+        ("end", ended_s),
+    ]
+    out, before_s = {}, began_s
+    for name, mark_s in marks:
+        out[name] = max(0.0, mark_s - before_s)
+        before_s = max(before_s, mark_s)
+    return out
+
+
+def _breach_warning(breaches: int, first: int) -> list[str]:
+    if not breaches:
+        return []
+    return [
+        f"{breaches} times a parameter (first: index {first}) left the range in which sums are "
+        "exact: replicas may differ; the driver's parameters are delivered. Lower the learning "
+        "rate, or start another fit: it takes a coarser grid"
+    ]
+
+
+def _worker_seconds(outcome: Outcome) -> dict[str, dict[str, float]]:
+    return {
+        str(node): {name[2:]: v for name, v in values.items() if name.startswith("s_")}
+        for node, values in outcome.stats.items()
+    }
