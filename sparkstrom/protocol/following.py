@@ -1,0 +1,115 @@
+"""Following: a node takes the commits in order, or a snapshot where they are out of reach."""
+
+from __future__ import annotations
+
+from sparkstrom.base.identity import MASTER
+from sparkstrom.codec.messages import AskAfter, AskChunk, Behind, Chunk, Committed, Update
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.catchup import Catchup
+from sparkstrom.protocol.events import Effect, Send
+from sparkstrom.protocol.standing import Standing
+
+ASK_SPACING_S = 0.05
+HUNGRY_S = 0.5  # known to be behind and fed nothing for this long: ask
+
+
+def on_committed(me: Standing, committed: Committed, now_s: float) -> list[Effect]:
+    """The next commit is delivered, or held; after a gap what is missing is asked for."""
+    if committed.commit <= me.received:
+        return []
+    if committed.commit > me.received + 1:
+        return _ask(me, now_s)
+    me.received, me.news, me.fed_s = committed.commit, True, now_s
+    own = committed.origin in me.ids
+    if own:
+        update = me.uplink.strike(committed.origin, committed.seq, now_s)
+        assert update is not None, f"own update {committed.seq} was not kept until committed"
+        committed = replace_payload(committed, update)
+    if me.catchup is not None:
+        me.catchup.hold(committed)
+        return catch_up(me, now_s)
+    return [] if own else [ev.Deliver(committed)]
+
+
+def _ask(me: Standing, now_s: float) -> list[Effect]:
+    if now_s < me.ask_due_s:
+        return []
+    me.ask_due_s = now_s + ASK_SPACING_S
+    return [Send(MASTER, AskAfter(me.received))]
+
+
+def ask_if_hungry(me: Standing, now_s: float) -> list[Effect]:
+    """Commits are known to exist and none came for a while."""
+    behind = me.state is not None and me.state.head > me.received
+    if not behind or now_s - me.fed_s <= HUNGRY_S:
+        return []
+    me.fed_s = now_s
+    return [Send(MASTER, AskAfter(me.received))]
+
+
+def send_all(me: Standing, now_s: float, *, force: bool = False) -> list[Effect]:
+    """All own uncommitted updates, again."""
+    return [Send(MASTER, update) for update in me.uplink.again(me.node, now_s, force=force)]
+
+
+def send_overdue(me: Standing, now_s: float) -> list[Effect]:
+    """The same, where the oldest has waited too long for its commit."""
+    if not me.uplink.overdue(now_s):
+        return []
+    me.uplink.back_off(now_s)
+    return send_all(me, now_s)
+
+
+# -- snapshots ---------------------------------------------------------------------------------
+
+
+def on_behind(me: Standing, behind: Behind, now_s: float) -> list[Effect]:
+    """The log does not reach back to what this node has: take a snapshot."""
+    if behind.base <= me.received:
+        return []  # what was missing has come meanwhile
+    return begin_catchup(me, behind.base, behind.chunks, behind.last, now_s)
+
+
+def begin_catchup(
+    me: Standing, base: int, chunks: int, last: list[tuple[int, int]], now_s: float
+) -> list[Effect]:
+    """Fetch a replica as of ``base`` or later; commits after ``base`` are held meanwhile."""
+    assert base >= me.received, "a snapshot never takes back what is held"
+    me.uplink.strike_up_to(last, now_s)
+    me.received, me.news, me.fed_s = base, True, now_s
+    me.pauses += 1
+    me.paused = False
+    me.catchup = Catchup(base, chunks, me.limits.hold_bytes, now_s)
+    return catch_up(me, now_s)
+
+
+def on_chunk(me: Standing, chunk: Chunk, now_s: float) -> list[Effect]:
+    """Part of the snapshot is here."""
+    if me.catchup is None:
+        return []
+    me.catchup.take(chunk, now_s)
+    return catch_up(me, now_s)
+
+
+def catch_up(me: Standing, now_s: float) -> list[Effect]:
+    """Ask for chunks; once all is there and the trainer stands still, install."""
+    catchup = me.catchup
+    if catchup is None or me.installing or not me.joined:
+        return []
+    if not (me.paused and catchup.complete()):
+        return [Send(MASTER, AskChunk(index)) for index in catchup.wanted(now_s)]
+    me.installing, me.catchup = True, None
+    return [ev.Install(catchup.chunks, catchup.held, me.uplink.uncommitted, me.received)]
+
+
+def replace_payload(committed: Committed, update: Update) -> Committed:
+    """A number that came without its payload, completed from the origin's own copy."""
+    return Committed(
+        commit=committed.commit,
+        origin=committed.origin,
+        seq=committed.seq,
+        form=update.form,
+        tau_quanta=update.tau_quanta,
+        count=update.count,
+        payload=update.payload,
+    )

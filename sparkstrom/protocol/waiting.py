@@ -1,0 +1,42 @@
+"""Waiting: every wait of a node has a deadline, counted from the last progress, and a reason."""
+
+from __future__ import annotations
+
+from sparkstrom.codec.messages import Activity
+from sparkstrom.protocol.standing import Standing
+
+FAREWELL_S = 5.0  # how long a failing node waits for the master to have heard why
+
+
+def waited_too_long(me: Standing, now_s: float) -> str | None:
+    """What this node has waited for in vain, for how long, and what to do; None while it may."""
+    limits = me.limits
+    working_s = now_s - me.activity_s
+    since_chunk_s = now_s - me.catchup.progress_s if me.catchup is not None else 0.0
+    waits = (
+        (me.node < 0, now_s - me.began_s, limits.join_s, JOIN_FAILED),
+        (True, now_s - me.heard_s, limits.master_silent_s, MASTER_SILENT),
+        (me.catchup is not None, since_chunk_s, limits.stuck_s, NO_SNAPSHOT),
+        (not me.uplink.has_room(), now_s - me.uplink.progress_s, limits.stuck_s, NO_COMMITS),
+        (me.activity is Activity.STEPPING, working_s, limits.step_s, STEP_STUCK),
+    )
+    for waiting, waited_s, limit_s, what in waits:
+        if waiting and waited_s > limit_s:
+            return what.format(waited_s)
+    if me.failed is not None and now_s - me.failed_s > FAREWELL_S:
+        return me.failed.reason
+    return None
+
+
+JOIN_FAILED = (
+    "no answer from the master for {:.0f} s: is UDP open between executors and driver in both "
+    "directions (ports, security group), and do network mask and controller address name the "
+    "network that both share?"
+)
+MASTER_SILENT = (
+    "nothing heard from the master for {:.0f} s: the driver program has ended, or the network "
+    "between this executor and it is down"
+)
+NO_SNAPSHOT = "no part of the replica arrived for {:.0f} s while catching up"
+NO_COMMITS = "the window is full and the master committed nothing for {:.0f} s"
+STEP_STUCK = "one training step took longer than {:.0f} s: raise step_timeout if that is normal"
