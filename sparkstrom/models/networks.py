@@ -1,0 +1,238 @@
+"""A small network of dense layers in NumPy, there to run everything without another install.
+
+All weights and biases are views of one flat vector, so an optimizer, an encoder and a snapshot
+see one array, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch, Flat, State
+from sparkstrom.models.layers import ACTIVATIONS, F32, LOSSES
+from sparkstrom.models.updaters import UPDATERS, Sgd, Updater
+
+
+class DenseNetwork:
+    """Dense layers of the given widths: inputs, hidden ones, outputs.
+
+    ``hidden``: relu, tanh, sigmoid or identity. ``loss``: cross_entropy (softmax outputs; labels
+    are class indices or shares per class) or squared_error (linear outputs). ``l2`` is the weight
+    of half the squared norm of the weight matrices. Same ``seed``, same initial parameters.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int],
+        *,
+        hidden: str = "relu",
+        loss: str = "cross_entropy",
+        updater: Updater | None = None,
+        seed: int = 0,
+        l2: float = 0.0,
+    ) -> None:
+        if len(widths) < 2 or not all(isinstance(w, int) and w >= 1 for w in widths):
+            raise UsageError(f"widths={widths!r}: give at least inputs and outputs, each above 0")
+        if hidden not in ACTIVATIONS:
+            raise UsageError(f"hidden={hidden!r}: must be one of {', '.join(ACTIVATIONS)}")
+        if loss not in LOSSES:
+            raise UsageError(f"loss={loss!r}: must be one of {', '.join(LOSSES)}")
+        if not 0 <= l2 < float("inf"):
+            raise UsageError(f"l2={l2!r}: must be 0 or above")
+        self._widths, self._hidden, self._loss = tuple(widths), hidden, loss
+        self._updater: Updater = updater if updater is not None else Sgd(0.1)
+        self._seed, self._l2 = seed, l2
+        self._slices = _slices(self._widths)
+        self._params: Flat | None = None
+        self._gradient: Flat | None = None
+        self._state: State = self._updater.init(self.n_params)
+
+    # -- the flat-parameter protocol -------------------------------------------------------------
+
+    @property
+    def n_params(self) -> int:
+        """How many parameters."""
+        return int(self._slices[-1][1].stop)
+
+    def initial(self) -> Flat:
+        """Fresh parameters f32[n_params]: He (relu) or Glorot uniform weights, zero biases."""
+        chance = np.random.default_rng(self._seed)
+        flat = np.zeros(self.n_params, np.float32)
+        for (n_in, n_out), (weights, _) in zip(self._shapes, self._slices, strict=True):
+            fan = n_in if self._hidden == "relu" else (n_in + n_out) / 2
+            limit = np.sqrt(6 / fan) if self._hidden == "relu" else np.sqrt(3 / fan)
+            flat[weights] = chance.uniform(-limit, limit, n_in * n_out)
+        return flat
+
+    def bind(self, params: Flat) -> None:
+        """Work on this memory from now on, f32[n_params]; the updater's state stays."""
+        if params.shape != (self.n_params,) or params.dtype != np.float32:
+            raise UsageError(
+                f"parameters {params.dtype}{list(params.shape)}: need float32[{self.n_params}]"
+            )
+        self._params = params
+
+    def step(self, batch: Batch) -> float:
+        """One minibatch: change the bound parameters; return the mean loss without L2."""
+        params, gradient = self._bound(), self._gradient_memory()
+        features, labels = batch
+        layers, slopes = self._views(params), self._views(gradient)
+        activations = self._forward(features, layers)
+        loss, upstream = LOSSES[self._loss].gradient(activations[-1], labels)
+        for i in reversed(range(len(layers))):
+            np.matmul(activations[i].T, upstream, out=slopes[i][0])
+            np.sum(upstream, axis=0, out=slopes[i][1])
+            if i:
+                upstream = upstream @ layers[i][0].T
+                ACTIVATIONS[self._hidden].backward(activations[i], upstream)
+        if self._l2:
+            for (weights, _), (slope, _) in zip(layers, slopes, strict=True):
+                slope += np.float32(self._l2) * weights
+        params += self._updater.update(gradient, self._state)
+        return loss
+
+    def predict(self, features: NDArray[Any]) -> F32:
+        """Outputs f32[rows, outputs]: probabilities, or values for squared_error."""
+        outputs = self._forward(features, self._views(self._bound()))[-1]
+        return LOSSES[self._loss].output(outputs)
+
+    def check(self, features: NDArray[Any], labels: NDArray[Any]) -> None:
+        """Raise UsageError naming row and value where rows do not fit this network."""
+        wide = features.reshape(len(features), -1)
+        if wide.shape[1] != self._widths[0]:
+            raise UsageError(
+                f"rows have {wide.shape[1]} features, the network takes {self._widths[0]}: "
+                "change the first of its widths or the data"
+            )
+        finite = np.isfinite(wide)
+        if not finite.all():
+            row, column = np.argwhere(~finite)[0]
+            raise UsageError(
+                f"feature {column} of row {row} is {wide[row, column]}: fill or drop it"
+            )
+        self._check_labels(labels)
+
+    def updater_state(self) -> State:
+        """The optimizer's arrays and scalars, by name; the arrays are the live ones."""
+        return self._state
+
+    def load_updater_state(self, state: State) -> None:
+        """Take a state that ``updater_state`` of an equal network returned."""
+        fresh = self._updater.init(self.n_params)
+        if set(state) != set(fresh):
+            raise UsageError(
+                f"updater state has {sorted(state)}, {self._updater.name} needs {sorted(fresh)}"
+            )
+        self._state = dict(state)
+
+    def layer_of(self, index: int) -> str:
+        """Where parameter ``index`` is, like ``layer 2 weights``; layers count from 1."""
+        for layer, (weights, biases) in enumerate(self._slices, 1):
+            if index < weights.stop:
+                return f"layer {layer} weights"
+            if index < biases.stop:
+                return f"layer {layer} biases"
+        raise IndexError(index)
+
+    def describe(self) -> dict[str, Any]:
+        """What ``models.registry.from_description`` makes an equal network from."""
+        return {
+            "kind": "dense",
+            "widths": list(self._widths),
+            "hidden": self._hidden,
+            "loss": self._loss,
+            "updater": {"name": self._updater.name, **asdict(self._updater)},  # type: ignore[call-overload]
+            "seed": self._seed,
+            "l2": self._l2,
+        }
+
+    @classmethod
+    def from_description(cls, description: dict[str, Any]) -> DenseNetwork:
+        """The network that ``describe`` described."""
+        options = dict(description["updater"])
+        updater = UPDATERS[options.pop("name")](**options)
+        return cls(
+            description["widths"],
+            hidden=description["hidden"],
+            loss=description["loss"],
+            updater=updater,
+            seed=description["seed"],
+            l2=description["l2"],
+        )
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    @property
+    def _shapes(self) -> list[tuple[int, int]]:
+        return list(zip(self._widths, self._widths[1:], strict=False))
+
+    def _bound(self) -> Flat:
+        assert self._params is not None, "bind parameters first"
+        return self._params
+
+    def _gradient_memory(self) -> Flat:
+        if self._gradient is None:
+            self._gradient = np.zeros(self.n_params, np.float32)
+        return self._gradient
+
+    def _views(self, flat: Flat) -> list[tuple[F32, F32]]:
+        """Weights [inputs, outputs] and biases [outputs] of each layer."""
+        return [
+            (flat[weights].reshape(shape), flat[biases])
+            for shape, (weights, biases) in zip(self._shapes, self._slices, strict=True)
+        ]
+
+    def _forward(self, features: NDArray[Any], layers: list[tuple[F32, F32]]) -> list[F32]:
+        """The input and each layer's output; the last one without its loss's output function."""
+        x = np.ascontiguousarray(features.reshape(len(features), -1), np.float32)
+        out = [x]
+        for i, (weights, biases) in enumerate(layers):
+            z = out[-1] @ weights
+            z += biases
+            out.append(ACTIVATIONS[self._hidden].forward(z) if i + 1 < len(layers) else z)
+        return out
+
+    def _check_labels(self, labels: NDArray[Any]) -> None:
+        outputs = self._widths[-1]
+        if self._loss == "cross_entropy" and labels.ndim == 1:
+            if labels.dtype.kind not in "biu":
+                raise UsageError(
+                    f"labels are {labels.dtype}, such as {labels[0]!r}: classes are whole numbers"
+                )
+            bad = np.flatnonzero((labels < 0) | (labels >= outputs))
+            if bad.size:
+                raise UsageError(
+                    f"the label of row {bad[0]} is {labels[bad[0]]}: with {outputs} outputs, "
+                    f"classes are 0 to {outputs - 1}"
+                )
+            return
+        if labels.reshape(len(labels), -1).shape[1] != outputs:
+            raise UsageError(f"labels have shape {labels.shape}, the network has {outputs} outputs")
+        finite = np.isfinite(labels)
+        if not finite.all():
+            raise UsageError(f"the label of row {np.argwhere(~finite)[0][0]} is not finite")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What ships is the architecture: no parameters, no gradient, no optimizer state."""
+        return self.describe()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(DenseNetwork.from_description(state).__dict__)
+
+
+def _slices(widths: tuple[int, ...]) -> list[tuple[slice, slice]]:
+    """Where each layer's weights and biases lie in the flat vector."""
+    out, at = [], 0
+    for n_in, n_out in itertools.pairwise(widths):
+        weights = slice(at, at + n_in * n_out)
+        biases = slice(weights.stop, weights.stop + n_out)
+        out.append((weights, biases))
+        at = biases.stop
+    return out

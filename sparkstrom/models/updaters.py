@@ -1,0 +1,181 @@
+"""Updaters: two pure functions over flat vectors, as frozen values.
+
+``init(n)`` makes the state, ``update(gradient, state)`` writes the step to *add* to the
+parameters into ``gradient``'s own memory and changes the state in place. Defaults are DL4J's
+(org.nd4j.linalg.learning.config) where it has them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Flat, State
+
+
+class Updater(Protocol):
+    """An optimizer over one flat vector."""
+
+    name: ClassVar[str]
+
+    def init(self, n_params: int) -> State:
+        """Fresh state: arrays f32[n_params] and scalars."""
+
+    def update(self, gradient: Flat, state: State) -> Flat:
+        """Turn the mean gradient f32[n_params], in place, into the step to add."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sgd:
+    """step = -lr * gradient."""
+
+    name: ClassVar[str] = "sgd"
+    learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _need_positive(self, "learning_rate")
+
+    def init(self, n_params: int) -> State:
+        return {}
+
+    def update(self, gradient: Flat, state: State) -> Flat:
+        gradient *= np.float32(-self.learning_rate)
+        return gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Nesterov:
+    """Momentum looked up ahead (Nesterov 1983, in the form of Sutskever et al. 2013)."""
+
+    name: ClassVar[str] = "nesterov"
+    learning_rate: float = 0.1
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _need_positive(self, "learning_rate")
+        _need_share(self, "momentum")
+
+    def init(self, n_params: int) -> State:
+        return {"velocity": np.zeros(n_params, np.float32)}
+
+    def update(self, gradient: Flat, state: State) -> Flat:
+        velocity, mu = _array(state, "velocity"), np.float32(self.momentum)
+        gradient *= np.float32(-self.learning_rate)
+        velocity *= mu
+        velocity += gradient
+        gradient += mu * velocity
+        return gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """Kingma and Ba 2015, with bias correction."""
+
+    name: ClassVar[str] = "adam"
+    learning_rate: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _need_positive(self, "learning_rate", "epsilon")
+        _need_share(self, "beta1", "beta2")
+
+    def init(self, n_params: int) -> State:
+        return {
+            "mean": np.zeros(n_params, np.float32),
+            "square": np.zeros(n_params, np.float32),
+            "steps": 0,
+        }
+
+    def update(self, gradient: Flat, state: State) -> Flat:
+        mean, square = _array(state, "mean"), _array(state, "square")
+        steps = state["steps"] = int(_scalar(state, "steps")) + 1
+        mean += np.float32(1 - self.beta1) * (gradient - mean)
+        square += np.float32(1 - self.beta2) * (gradient * gradient - square)
+        unbiased = math.sqrt(1 - self.beta2**steps)
+        rate = self.learning_rate * unbiased / (1 - self.beta1**steps)
+        np.sqrt(square, out=gradient)
+        gradient += np.float32(self.epsilon * unbiased)
+        np.divide(mean, gradient, out=gradient)
+        gradient *= np.float32(-rate)
+        return gradient
+
+
+@dataclass(frozen=True, slots=True)
+class RmsProp:
+    """Tieleman and Hinton 2012."""
+
+    name: ClassVar[str] = "rmsprop"
+    learning_rate: float = 0.1
+    decay: float = 0.95
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _need_positive(self, "learning_rate", "epsilon")
+        _need_share(self, "decay")
+
+    def init(self, n_params: int) -> State:
+        return {"square": np.zeros(n_params, np.float32)}
+
+    def update(self, gradient: Flat, state: State) -> Flat:
+        square = _array(state, "square")
+        square += np.float32(1 - self.decay) * (gradient * gradient - square)
+        gradient /= np.sqrt(square + np.float32(self.epsilon))
+        gradient *= np.float32(-self.learning_rate)
+        return gradient
+
+
+@dataclass(frozen=True, slots=True)
+class AdaGrad:
+    """Duchi, Hazan and Singer 2011."""
+
+    name: ClassVar[str] = "adagrad"
+    learning_rate: float = 0.1
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        _need_positive(self, "learning_rate", "epsilon")
+
+    def init(self, n_params: int) -> State:
+        return {"square": np.zeros(n_params, np.float32)}
+
+    def update(self, gradient: Flat, state: State) -> Flat:
+        square = _array(state, "square")
+        square += gradient * gradient
+        gradient /= np.sqrt(square) + np.float32(self.epsilon)
+        gradient *= np.float32(-self.learning_rate)
+        return gradient
+
+
+UPDATERS: dict[str, type[Any]] = {u.name: u for u in (Sgd, Nesterov, Adam, RmsProp, AdaGrad)}
+
+
+def _array(state: State, name: str) -> Flat:
+    value = state[name]
+    assert isinstance(value, np.ndarray)
+    return value
+
+
+def _scalar(state: State, name: str) -> float:
+    value = state[name]
+    assert not isinstance(value, np.ndarray)
+    return value
+
+
+def _need_positive(updater: object, *names: str) -> None:
+    for name in names:
+        value = getattr(updater, name)
+        if not 0 < value < math.inf:
+            raise UsageError(f"{type(updater).__name__}: {name}={value!r} must be above 0")
+
+
+def _need_share(updater: object, *names: str) -> None:
+    for name in names:
+        value = getattr(updater, name)
+        if not 0 <= value < 1:
+            raise UsageError(f"{type(updater).__name__}: {name}={value!r} must be in [0, 1)")
