@@ -1,0 +1,106 @@
+"""Payloads to numbers and back: what an update or a piece of replica is, once unsealed.
+
+Whatever comes in is checked before it is believed: lengths before memory is taken, every index
+before it is used, every float before it can reach theta. Layouts: docs/wire-format.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import WireError
+from sparkstrom.encoding import backends, gaps
+from sparkstrom.encoding.forms import Form, half_side
+from sparkstrom.encoding.grid import EXACT_QUANTA, Flat
+
+Indices = NDArray[np.int32]  # i32[count], ascending, no index twice
+Quanta = NDArray[np.int32]  # i32[count] or i32[n_params], signed multiples of the job's quantum
+
+HIT_BITS_MIN = 2  # a hit in gaps is at least a stop bit and a sign
+
+
+def decode_update_untrusted(
+    payload: bytes, form: int, count: int, tau_quanta: int, n_params: int
+) -> tuple[Indices, Quanta]:
+    """Turn an update's payload into where to add and how many quanta; half steps are half of tau.
+
+    Raises WireError and nothing else. Takes at most 8 bytes of memory per entry that the payload
+    has room for.
+    """
+    _check_header(count, tau_quanta, n_params)
+    if form == Form.GAPS:
+        return _decode_gaps(payload, count, tau_quanta, n_params)
+    if form in (Form.BITMAP_UP, Form.BITMAP_DOWN):
+        return _decode_bitmap(payload, Form(form), count, tau_quanta, n_params)
+    raise WireError(f"an update has form 1, 2 or 3, not {form}")
+
+
+def _check_header(count: int, tau_quanta: int, n_params: int) -> None:
+    if not 1 <= count <= n_params:
+        raise WireError(f"an update of {count} entries for {n_params} parameters")
+    if not 2 <= tau_quanta <= EXACT_QUANTA or tau_quanta % 2:
+        raise WireError(f"a threshold of {tau_quanta} quanta: must be even, within 2 .. 2^24")
+
+
+def _decode_gaps(
+    payload: bytes, count: int, tau_quanta: int, n_params: int
+) -> tuple[Indices, Quanta]:
+    if count * HIT_BITS_MIN > 8 * (len(payload) - 1):
+        raise WireError(f"{count} hits announced, {len(payload)} bytes cannot hold so many")
+    indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
+    answer = gaps.read_gaps(np.frombuffer(payload, np.uint8), n_params, tau_quanta, indices, quanta)
+    if answer:
+        raise WireError(f"gaps of {count} hits in {len(payload)} bytes: {gaps.REASONS[answer]}")
+    return indices, quanta
+
+
+def _decode_bitmap(
+    payload: bytes, form: Form, count: int, tau_quanta: int, n_params: int
+) -> tuple[Indices, Quanta]:
+    if len(payload) != (n_params + 3) // 4:
+        raise WireError(f"a bitmap of {len(payload)} bytes for {n_params} parameters")
+    packed = np.frombuffer(payload, np.uint8)
+    kernels = backends.kernels()
+    if (found := kernels.bitmap_count(packed, n_params)) != count:
+        what = "has padding bits set" if found < 0 else f"holds {found} entries"
+        raise WireError(f"a bitmap that announces {count} entries {what}")
+    indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
+    kernels.bitmap_decode(packed, n_params, half_side(form), tau_quanta, indices, quanta)
+    return indices, quanta
+
+
+def encode_quanta(total: Quanta) -> bytes:
+    """A merged range, i32[n_params] little endian, as ``Form.QUANTA``."""
+    return total.astype("<i4", copy=False).tobytes()
+
+
+def decode_quanta_untrusted(payload: bytes, n_params: int) -> Quanta:
+    """A merged range as a fresh i32[n_params]. Raises WireError and nothing else."""
+    if len(payload) != 4 * n_params:
+        raise WireError(f"a merged range of {len(payload)} bytes for {n_params} parameters")
+    return np.frombuffer(payload, "<i4").astype(np.int32)
+
+
+def encode_theta(theta: Flat) -> bytes:
+    """Parameters of one chunk of a snapshot, f32 little endian, as ``Form.THETA``."""
+    return theta.astype("<f4", copy=False).tobytes()
+
+
+def decode_theta_untrusted(payload: bytes, n_params: int, k: int) -> Flat:
+    """A snapshot's chunk as a fresh f32[n_params], every value finite and on the grid 2^-k.
+
+    Raises WireError and nothing else.
+    """
+    if len(payload) != 4 * n_params:
+        raise WireError(f"a snapshot chunk of {len(payload)} bytes for {n_params} parameters")
+    theta = np.frombuffer(payload, "<f4").astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        quanta = np.ldexp(theta.astype(np.float64), k)
+        wrong = (
+            ~np.isfinite(theta) | (quanta != np.rint(quanta)) | ((theta == 0) & np.signbit(theta))
+        )
+    if wrong.any():
+        index = int(np.argmax(wrong))
+        raise WireError(f"a snapshot chunk whose value {index} is {theta[index]}: not on the grid")
+    return theta

@@ -1,0 +1,106 @@
+"""Which kernels do the work, chosen once, by name.
+
+``reference`` is the definition in NumPy, ``cpu`` the same functions in Numba. Importing the
+latter compiles them or loads them from Numba's cache, with their real signatures: ``warm_up``
+does that before a node joins the mesh, so that no lease runs out over a compiler.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+U8 = NDArray[np.uint8]
+
+BACKENDS = {
+    "reference": "sparkstrom.encoding.reference",
+    "cpu": "sparkstrom.encoding.kernels_cpu",
+}
+
+
+class Kernels(Protocol):
+    """A kernel set. Argument tables: ``sparkstrom.encoding.reference``."""
+
+    def scan_local(self, local: F32, theta: F32, tau: float, codes: I32, /) -> tuple[int, int]: ...
+
+    def scan_replica(
+        self, residual: F32, delta: F32, tau: float, codes: I32, /
+    ) -> tuple[int, int]: ...
+
+    def move(
+        self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float, /
+    ) -> tuple[int, int]: ...
+
+    def bitmap_local(
+        self,
+        local: F32,
+        theta: F32,
+        tau: float,
+        step: float,
+        side: int,
+        q: float,
+        scratch: U8,
+        out: U8,
+        /,
+    ) -> tuple[int, int, int, int]: ...
+
+    def bitmap_replica(
+        self,
+        residual: F32,
+        theta: F32,
+        tau: float,
+        step: float,
+        side: int,
+        q: float,
+        scratch: U8,
+        out: U8,
+        /,
+    ) -> tuple[int, int, int, int]: ...
+
+    def bitmap_count(self, packed: U8, n: int, /) -> int: ...
+
+    def bitmap_decode(
+        self, packed: U8, n: int, side: int, quanta: int, indices: I32, amounts: I32, /
+    ) -> int: ...
+
+    def apply_hits(self, theta: F32, indices: I32, quanta: I32, q: float, /) -> tuple[int, int]: ...
+
+    def apply_hits_both(
+        self, theta: F32, local: F32, indices: I32, quanta: I32, q: float, /
+    ) -> tuple[int, int]: ...
+
+    def sum_hits(self, total: I32, indices: I32, quanta: I32, /) -> tuple[int, int]: ...
+
+    def add_quanta(self, theta: F32, total: I32, q: float, /) -> tuple[int, int]: ...
+
+    def add_quanta_both(
+        self, theta: F32, local: F32, total: I32, q: float, /
+    ) -> tuple[int, int]: ...
+
+    def clip_local(self, local: F32, theta: F32, limit: float, /) -> float: ...
+
+    def clip_replica(self, residual: F32, limit: float, /) -> float: ...
+
+    def norms_local(self, local: F32, theta: F32, /) -> tuple[float, float]: ...
+
+    def norms_replica(self, residual: F32, /) -> tuple[float, float]: ...
+
+
+def kernels(name: str = "cpu") -> Kernels:
+    """The kernel set of this name; the first call compiles it or loads it from the cache."""
+    if name not in BACKENDS:
+        raise UsageError(f"backend={name!r}: there is no such kernel set; have {sorted(BACKENDS)}")
+    return cast(Kernels, importlib.import_module(BACKENDS[name]))
+
+
+def warm_up(name: str = "cpu") -> None:
+    """Have every kernel that a step can need in memory, ready to run."""
+    kernels(name)
+    importlib.import_module("sparkstrom.encoding.gaps")

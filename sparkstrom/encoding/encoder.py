@@ -1,0 +1,293 @@
+"""One worker's encoder: from what was learnt to what is published, losing nothing on the way.
+
+The order is what matters. Scan (and find NaN) before anything changes; choose the form from the
+hit count; only then write the message, and in the same act take it out of the residual and add
+it to theta. So a message that exists has been subtracted, and one that was not made has not.
+
+    came in  =  sent + residual + clipped + scaled away
+
+In ``local`` training the residual is ``local - theta`` and has no array of its own; in ``replica``
+training it has (DL4J's rule). ``aggregation`` scales a hit: it takes tau out of the residual and
+moves theta by s * tau, with s = 1 (sum), 1/workers (mean) or 1/sqrt(workers) (sqrt).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import TrainingError, UsageError
+from sparkstrom.encoding import backends, gaps, grid
+from sparkstrom.encoding.forms import Form, half_side
+from sparkstrom.encoding.grid import Flat
+from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.thresholds import ThresholdAlgorithm, ThresholdState
+
+EncoderState = dict[str, "NDArray[Any] | float | int"]
+
+INFINITY_BITS = 0x7F800000  # bits of a float32 at or above this, sign aside, are not a number
+SCRATCH_BYTES = 512  # working memory of the bitmap kernels
+
+AGGREGATIONS: dict[str, Callable[[int], float]] = {
+    "sum": lambda workers: 1.0,
+    "mean": lambda workers: 1.0 / workers,
+    "sqrt": lambda workers: 1.0 / math.sqrt(workers),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An update, ready to be published. ``sent_fraction`` is entries per parameter."""
+
+    form: Form
+    tau_quanta: int  # what a full hit adds, as a multiple of the job's quantum
+    count: int  # entries in the payload
+    payload: bytes
+    sent_fraction: float
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an encoder did since it was made. Masses are sums of absolute values, float64."""
+
+    publications: int = 0  # calls of publish; some found nothing to send
+    messages: int = 0
+    hits: int = 0  # entries sent, half steps among them
+    payload_bytes: int = 0
+    mass_sent: float = 0.0  # what theta moved by (parameter units)
+    mass_clipped: float = 0.0  # destroyed by clipping the residual
+    mass_scaled_away: float = 0.0  # taken out of the residual and not sent: mean and sqrt
+    breaches: int = 0  # parameters moved beyond the exact range
+    first_breach: int = -1  # the index of the first of them
+
+
+class Encoder:
+    """Turn a worker's progress into updates. Used by one thread."""
+
+    def __init__(
+        self,
+        n_params: int,
+        k: int,
+        threshold: ThresholdAlgorithm,
+        clipping: ResidualClipping | None = None,
+        *,
+        train_on: str = "local",
+        aggregation: str = "sum",
+        workers: int = 1,
+        backend: str = "cpu",
+        layer_of: Callable[[int], str] | None = None,
+    ) -> None:
+        """``k``: the grid's exponent. ``layer_of`` names a parameter's layer in error messages."""
+        if train_on not in ("local", "replica"):
+            raise UsageError(f"train_on={train_on!r}: must be 'local' or 'replica'")
+        if aggregation not in AGGREGATIONS:
+            raise UsageError(f"aggregation={aggregation!r}: must be one of {list(AGGREGATIONS)}")
+        self.n_params, self.k, self.q = n_params, k, grid.quantum(k)
+        self.threshold, self.clipping = threshold, clipping
+        self.train_on, self.aggregation = train_on, aggregation
+        self.counters = Counters()
+        self.scale = 1.0
+        self.set_workers(workers)
+        self._layer_of = layer_of
+        self._kernels = backends.kernels(backend)
+        self._threshold_state: ThresholdState = {}
+        self._sent_fraction: float | None = None
+        self._publications = 0  # survives from fit to fit, unlike the counters
+        self._half_side = 1
+        self._residual = np.zeros(n_params if train_on == "replica" else 0, np.float32)
+        # Touched only as far as hits need it: from n/2 hits on the form is the bitmap.
+        self._codes = np.empty(n_params // 2 + 1, np.int32)
+        self._out = np.empty(n_params // 4 + 16 + gaps.FLUSH_BYTES, np.uint8)
+        self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
+
+    @property
+    def tau(self) -> float:
+        """The threshold of the last publication, unrounded; nan before the first."""
+        return self._threshold_state.get("tau", math.nan)
+
+    def set_workers(self, workers: int) -> None:
+        """Follow the number of workers that train: the scale of ``mean`` and ``sqrt``."""
+        if workers < 1:
+            raise UsageError(f"workers={workers}: at least this one trains")
+        self.scale = AGGREGATIONS[self.aggregation](workers)
+
+    def accumulate(self, delta: Flat) -> None:
+        """Replica training, a step that is not published: residual += delta f32[n_params]."""
+        assert self.train_on == "replica"
+        self._residual += delta
+
+    def publish(self, learnt: Flat, theta: Flat) -> Encoded | None:
+        """Make the next update out of what reaches tau; None when nothing does.
+
+        learnt  f32[n_params]  ``local`` (in/out, moves under mean and sqrt, and when clipped) or,
+                               training on the replica, ``delta``, what the step changed (in)
+        theta   f32[n_params]  in/out: the update is added at once, in quantised form
+
+        Raises TrainingError naming index and layer when anything is NaN or infinite; theta is then
+        as it was.
+        """
+        tau_quanta = self._next_tau_quanta()
+        step_quanta = grid.scaled_quanta(tau_quanta, self.scale)
+        hits = self._scan(learnt, theta, tau_quanta)
+        self._publications += 1
+        self.counters.publications += 1
+        if hits == 0:
+            self._sent_fraction = 0.0
+            return None
+        if prefers_bitmap(hits, self.n_params):
+            encoded, halves = self._write_bitmap(learnt, theta, tau_quanta, step_quanta)
+        else:
+            encoded, halves = self._write_gaps(hits, learnt, theta, tau_quanta, step_quanta), 0
+        self._clip(learnt, theta, tau_quanta)
+        self._count(encoded, halves, tau_quanta)
+        self._sent_fraction = encoded.sent_fraction
+        return encoded
+
+    def residual(self, local: Flat, theta: Flat) -> Flat:
+        """A copy of the residual f32[n_params]. ``local`` is ignored training on the replica."""
+        return self._residual.copy() if self.train_on == "replica" else local - theta
+
+    def residual_norms(self, local: Flat, theta: Flat) -> tuple[float, float]:
+        """The residual's mass (sum of absolute values) and Euclidean norm, in float64."""
+        if self.train_on == "replica":
+            mass, squares = self._kernels.norms_replica(self._residual)
+        else:
+            mass, squares = self._kernels.norms_local(local, theta)
+        return mass, math.sqrt(squares)
+
+    def add_residual(self, saved: Flat, local: Flat) -> None:
+        """Take over a residual f32[n_params] that was kept from an earlier fit."""
+        if saved.shape != (self.n_params,):
+            raise UsageError(f"a residual of shape {saved.shape} for {self.n_params} parameters")
+        target = self._residual if self.train_on == "replica" else local
+        target += saved
+
+    def state(self) -> EncoderState:
+        """What survives from fit to fit, arrays and plain scalars; ``load_state`` takes it back.
+
+        The residual of local training is not in it: it is ``local - theta``, which the caller has.
+        """
+        state: EncoderState = {"publications": self._publications, "half_side": self._half_side}
+        state |= {f"threshold_{name}": value for name, value in self._threshold_state.items()}
+        if self._sent_fraction is not None:
+            state["sent_fraction"] = self._sent_fraction
+        if self.train_on == "replica":
+            state["residual"] = self._residual.copy()
+        return state
+
+    def load_state(self, state: EncoderState) -> None:
+        """Go on where an encoder of an equal model stopped; a residual is added to this one's."""
+        self._publications = int(state["publications"])
+        self._half_side = int(state["half_side"])
+        self._sent_fraction = float(state["sent_fraction"]) if "sent_fraction" in state else None
+        prefix = "threshold_"
+        self._threshold_state = {
+            name.removeprefix(prefix): float(value)
+            for name, value in state.items()
+            if name.startswith(prefix)
+        }
+        if "residual" in state and self.train_on == "replica":
+            self.add_residual(np.asarray(state["residual"], np.float32), self._residual)
+
+    def _next_tau_quanta(self) -> int:
+        """Let the threshold adapt. Within the grid's limits, or tau could run away unnoticed."""
+        state = self.threshold.next_tau(self._threshold_state, self._sent_fraction)
+        least, most = grid.tau_limits(self.k)
+        self._threshold_state = {**state, "tau": min(max(state["tau"], least), most)}
+        return grid.tau_quanta(self._threshold_state["tau"], self.k)
+
+    def _scan(self, learnt: Flat, theta: Flat, tau_quanta: int) -> int:
+        tau = tau_quanta * self.q
+        if self.train_on == "local":
+            hits, worst = self._kernels.scan_local(learnt, theta, tau, self._codes)
+        else:
+            hits, worst = self._kernels.scan_replica(self._residual, learnt, tau, self._codes)
+        if worst >= INFINITY_BITS:
+            raise self._not_finite(learnt if self.train_on == "local" else self._residual)
+        return hits
+
+    def _not_finite(self, values: Flat) -> TrainingError:
+        index = int(np.argmin(np.isfinite(values)))
+        where = f" ({self._layer_of(index)})" if self._layer_of else ""
+        return TrainingError(
+            f"parameter {index}{where} became {values[index]} in training; nothing of that step was"
+            " published. Lower the learning rate, clip gradients, or look at the data"
+        )
+
+    def _write_gaps(
+        self, hits: int, learnt: Flat, theta: Flat, tau_quanta: int, step_quanta: int
+    ) -> Encoded:
+        codes = self._codes[:hits]
+        size = gaps.encode(codes, self.n_params, self._out)
+        other, keeps = (learnt, step_quanta) if self.train_on == "local" else (self._residual, 0)
+        self._note_breaches(
+            *self._kernels.move(
+                theta,
+                other,
+                codes,
+                step_quanta * self.q,
+                (keeps - tau_quanta) * self.q,
+                self.q,
+            )
+        )
+        payload = self._out[:size].tobytes()
+        return Encoded(Form.GAPS, step_quanta, hits, payload, hits / self.n_params)
+
+    def _write_bitmap(
+        self, learnt: Flat, theta: Flat, tau_quanta: int, step_quanta: int
+    ) -> tuple[Encoded, int]:
+        form = Form.BITMAP_UP if self._half_side > 0 else Form.BITMAP_DOWN
+        self._half_side = -self._half_side  # the next bitmap flushes the other side
+        local = self.train_on == "local"
+        write = self._kernels.bitmap_local if local else self._kernels.bitmap_replica
+        out = self._out[: (self.n_params + 3) // 4]
+        hits, halves, breaches, first = write(
+            learnt if local else self._residual,
+            theta,
+            tau_quanta * self.q,
+            step_quanta * self.q,
+            half_side(form),
+            self.q,
+            self._scratch,
+            out,
+        )
+        self._note_breaches(breaches, first)
+        count = hits + halves
+        encoded = Encoded(form, step_quanta, count, out.tobytes(), count / self.n_params)
+        return encoded, halves
+
+    def _clip(self, learnt: Flat, theta: Flat, tau_quanta: int) -> None:
+        if self.clipping is None or not self.clipping.is_due(self._publications):
+            return
+        limit = self.clipping.multiple * tau_quanta * self.q
+        if self.train_on == "local":
+            self.counters.mass_clipped += self._kernels.clip_local(learnt, theta, limit)
+        else:
+            self.counters.mass_clipped += self._kernels.clip_replica(self._residual, limit)
+
+    def _count(self, encoded: Encoded, halves: int, tau_quanta: int) -> None:
+        full_steps = encoded.count - halves / 2
+        self.counters.messages += 1
+        self.counters.hits += encoded.count
+        self.counters.payload_bytes += len(encoded.payload)
+        self.counters.mass_sent += full_steps * encoded.tau_quanta * self.q
+        self.counters.mass_scaled_away += full_steps * (tau_quanta - encoded.tau_quanta) * self.q
+
+    def _note_breaches(self, breaches: int, first: int) -> None:
+        if breaches and self.counters.first_breach < 0:
+            self.counters.first_breach = first
+        self.counters.breaches += breaches
+
+
+def prefers_bitmap(hits: int, n_params: int) -> bool:
+    """Whether a bitmap is the shorter way to say what it says: from half of all parameters on.
+
+    A bitmap takes 2 bits per parameter and carries half steps too. Gaps for the same entries would
+    take one bit per parameter and two per entry (is it a half step, and the sign).
+    """
+    return 2 * hits >= n_params

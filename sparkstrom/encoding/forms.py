@@ -1,0 +1,24 @@
+"""How an update is written down: one number in the header, known to encoder and decoder."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Form(enum.IntEnum):
+    """What a payload is. u8 on the wire; 0 stays free so that zeroed memory is no update."""
+
+    GAPS = 1  # Rice-coded index gaps and signs: few hits
+    BITMAP_UP = 2  # 2 bits per parameter; the half step is +tau/2
+    BITMAP_DOWN = 3  # 2 bits per parameter; the half step is -tau/2
+    QUANTA = 4  # i32 per parameter: several updates summed ("merged range")
+    THETA = 5  # f32 per parameter: part of a snapshot
+
+
+# The four states of a parameter in a bitmap.
+NOTHING, UP, DOWN, HALF = 0, 1, 2, 3
+
+
+def half_side(form: Form) -> int:
+    """The sign of the half step in a bitmap of this form: +1 or -1."""
+    return 1 if form is Form.BITMAP_UP else -1

@@ -1,0 +1,256 @@
+"""The kernels as NumPy says them: the definition that every fast version must equal with ==.
+
+A hit is a parameter whose residual has reached tau. It is written as a code: its index for a
+hit upwards, ``~index`` for one downwards. Kernels take all memory from the caller. Where theta
+moves, they return how many parameters left the exact range (|theta| > 2^24 q), and the first of
+them, or -1.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.encoding.forms import DOWN, HALF, NOTHING, UP
+from sparkstrom.encoding.grid import EXACT_QUANTA
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+U8 = NDArray[np.uint8]
+
+
+def scan_local(local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
+    """Find hits: |local - theta| >= tau. Changes nothing but ``codes``.
+
+    local   f32[n]         in                            (parameter units)
+    theta   f32[n]         in                            (parameter units)
+    tau     f32            in    > 0                     (parameter units)
+    codes   i32[capacity]  out   ascending; those beyond capacity are counted, not written
+    returns (hits, worst)  worst: largest bits(local) & 0x7fffffff; >= 0x7f800000 is NaN or Inf
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        return _codes(local - theta, tau, codes), _worst(local)
+
+
+def scan_replica(residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int, int]:
+    """residual += delta, then find hits: |residual| >= tau.
+
+    residual f32[n]         in/out                        (parameter units)
+    delta    f32[n]         in                            (parameter units)
+    tau      f32            in    > 0                     (parameter units)
+    codes    i32[capacity]  out   ascending; those beyond capacity are counted, not written
+    returns  (hits, worst)  worst: largest bits(residual) & 0x7fffffff, as in ``scan_local``
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        residual += delta
+        return _codes(residual, tau, codes), _worst(residual)
+
+
+def move(
+    theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
+) -> tuple[int, int]:
+    """theta += sign * step and other += sign * other_step, at the hits.
+
+    theta      f32[n]     in/out                               (parameter units)
+    other      f32[n]     in/out  local or residual            (parameter units)
+    codes      i32[hits]  in      from a scan, no index twice
+    step       f32        in      > 0, a multiple of q         (parameter units)
+    other_step f32        in      multiple of q, 0 for none    (parameter units)
+    """
+    sign = np.where(codes >= 0, 1.0, -1.0)
+    where = np.where(codes >= 0, codes, ~codes)
+    exact = theta[where] + sign * step
+    theta[where] = exact
+    other[where] += (sign * other_step).astype(np.float32)
+    return _breaches(exact, where, q)
+
+
+def bitmap_local(
+    local: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
+) -> tuple[int, int, int, int]:
+    """Write local - theta as a bitmap, and move theta and local by it.
+
+    local   f32[n]        in/out  += sign * (step - tau)       (parameter units)
+    theta   f32[n]        in/out  += sign * step               (parameter units)
+    tau     f32           in      > 0, an even multiple of q   (parameter units)
+    step    f32           in      > 0, <= tau, likewise        (parameter units)
+    side    i64           in      +1 or -1: which side's half steps (tau/2, step/2) are sent
+    scratch u8[512]       -       working memory
+    out     u8[(n+3)//4]  out     parameter i in bits 2(i%4), 2(i%4)+1 of byte i//4; padding 0
+    returns (hits, half steps, breaches, first breach)
+    """
+    with np.errstate(invalid="ignore", over="ignore"):
+        states = _states(local - theta, tau, side)
+    signs = _signs(states, side)
+    exact = theta + signs * step
+    theta[:] = exact
+    if step != tau:
+        local += (signs * (step - tau)).astype(np.float32)
+    return _pack(states, out, exact, q)
+
+
+def bitmap_replica(
+    residual: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
+) -> tuple[int, int, int, int]:
+    """Write the residual as a bitmap, take it out of the residual, and move theta by it.
+
+    As ``bitmap_local``, but: residual f32[n] in/out -= sign * tau.
+    """
+    states = _states(residual, tau, side)
+    signs = _signs(states, side)
+    exact = theta + signs * step
+    theta[:] = exact
+    residual -= (signs * tau).astype(np.float32)
+    return _pack(states, out, exact, q)
+
+
+def bitmap_count(packed: U8, n: int) -> int:
+    """Count what a bitmap of n parameters carries; -1 where padding bits are set.
+
+    packed u8[(n+3)//4] in
+    """
+    states = _unpack(packed)
+    return -1 if states[n:].any() else int(np.count_nonzero(states))
+
+
+def bitmap_decode(packed: U8, n: int, side: int, quanta: int, indices: I32, amounts: I32) -> int:
+    """Turn a bitmap into indices and signed quanta to add.
+
+    packed  u8[(n+3)//4]  in
+    quanta  i32           in   tau in quanta, even
+    indices i32[count]    out  ascending; count as ``bitmap_count`` says
+    amounts i32[count]    out  +-quanta, or +-quanta/2 for half steps
+    returns i64                entries written
+    """
+    states = _unpack(packed)[:n]
+    where = np.flatnonzero(states)
+    indices[: where.size] = where
+    table = np.array([0, quanta, -quanta, side * (quanta // 2)], np.int32)
+    amounts[: where.size] = table[states[where]]
+    return int(where.size)
+
+
+def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
+    """theta[indices] += quanta * q, exactly.
+
+    theta   f32[n]     in/out                         (parameter units)
+    indices i32[hits]  in   no index twice
+    quanta  i32[hits]  in                             (multiples of q)
+    """
+    exact = theta[indices] + quanta.astype(np.float64) * q
+    theta[indices] = exact
+    return _breaches(exact, indices, q)
+
+
+def apply_hits_both(theta: F32, local: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
+    """``apply_hits`` to theta and, rounded once, to local: the residual stays what it was."""
+    local[indices] = local[indices] + quanta.astype(np.float64) * q
+    return apply_hits(theta, indices, quanta, q)
+
+
+def sum_hits(total: I32, indices: I32, quanta: I32) -> tuple[int, int]:
+    """total[indices] += quanta, as integers that wrap around.
+
+    total   i32[n]   in/out                           (multiples of q)
+    returns (overflows, first overflowing index or -1)
+    """
+    exact = total[indices].astype(np.int64) + quanta
+    wrapped = exact.astype(np.int32)
+    total[indices] = wrapped
+    over = np.flatnonzero(wrapped != exact)
+    return int(over.size), int(indices[over[0]]) if over.size else -1
+
+
+def add_quanta(theta: F32, total: I32, q: float) -> tuple[int, int]:
+    """theta += total * q, exactly.
+
+    theta f32[n]  in/out                              (parameter units)
+    total i32[n]  in                                  (multiples of q)
+    """
+    exact = theta + total.astype(np.float64) * q
+    theta[:] = exact
+    return _breaches(exact, np.arange(theta.size), q)
+
+
+def add_quanta_both(theta: F32, local: F32, total: I32, q: float) -> tuple[int, int]:
+    """``add_quanta`` to theta and, rounded once, to local: the residual stays what it was."""
+    local[:] = local + total.astype(np.float64) * q
+    return add_quanta(theta, total, q)
+
+
+def clip_local(local: F32, theta: F32, limit: float) -> float:
+    """Pull local back to within ``limit`` of theta; return the mass destroyed (sum of |change|).
+
+    local f32[n]  in/out                              (parameter units)
+    theta f32[n]  in                                  (parameter units)
+    limit f32     in    > 0                           (parameter units)
+    """
+    before = local.astype(np.float64)
+    residual = local - theta
+    most = np.float32(limit)
+    np.copyto(local, theta + most, where=residual > most)
+    np.copyto(local, theta - most, where=residual < -most)
+    return float(np.abs(before - local).sum())
+
+
+def clip_replica(residual: F32, limit: float) -> float:
+    """Clip the residual to +-limit; return the mass destroyed (sum of |change|)."""
+    before = residual.astype(np.float64)
+    np.clip(residual, -np.float32(limit), np.float32(limit), out=residual)
+    return float(np.abs(before - residual).sum())
+
+
+def norms_local(local: F32, theta: F32) -> tuple[float, float]:
+    """Sum of |local - theta| and of its squares, in float64."""
+    return norms_replica(local - theta)
+
+
+def norms_replica(residual: F32) -> tuple[float, float]:
+    """Sum of |residual| and of its squares, in float64."""
+    wide = residual.astype(np.float64)
+    return float(np.abs(wide).sum()), float(np.square(wide).sum())
+
+
+def _codes(residual: F32, tau: float, codes: I32) -> int:
+    hits = np.flatnonzero(np.abs(residual) >= np.float32(tau))
+    written = hits[: codes.size]
+    codes[: written.size] = np.where(residual[written] > 0, written, ~written)
+    return int(hits.size)
+
+
+def _worst(values: F32) -> int:
+    return int(np.max(values.view(np.int32) & 0x7FFFFFFF, initial=0))
+
+
+def _breaches(exact: NDArray[np.float64], where: NDArray[np.integer], q: float) -> tuple[int, int]:
+    over = np.flatnonzero(np.abs(exact) > EXACT_QUANTA * q)
+    return int(over.size), int(where[over[0]]) if over.size else -1
+
+
+def _states(residual: F32, tau: float, side: int) -> U8:
+    states = np.full(residual.size, NOTHING, np.uint8)
+    states[residual * np.float32(side) >= np.float32(tau / 2)] = HALF
+    states[residual >= np.float32(tau)] = UP
+    states[residual <= -np.float32(tau)] = DOWN
+    return states
+
+
+def _signs(states: U8, side: int) -> NDArray[np.float64]:
+    return np.array([0, 1, -1, side / 2])[states]
+
+
+def _pack(states: U8, out: U8, exact: NDArray[np.float64], q: float) -> tuple[int, int, int, int]:
+    quads = np.zeros((out.size, 4), np.uint8)
+    quads.reshape(-1)[: states.size] = states
+    out[:] = quads[:, 0] | quads[:, 1] << 2 | quads[:, 2] << 4 | quads[:, 3] << 6
+    halves = int(np.count_nonzero(states == HALF))
+    hits = int(np.count_nonzero(states)) - halves
+    moved = np.flatnonzero(states)
+    return (hits, halves, *_breaches(exact[moved], moved, q))
+
+
+def _unpack(packed: U8) -> U8:
+    states = np.empty((packed.size, 4), np.uint8)
+    for slot in range(4):
+        states[:, slot] = packed >> (2 * slot) & 3
+    return states.reshape(-1)

@@ -1,0 +1,40 @@
+"""Residual post-processors: what happens to the mass that no message took.
+
+Clipping destroys mass on purpose, against a residual that grows faster than it is sent. So it
+counts what it destroys: conservation is only a law when the losses are terms of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparkstrom.base.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualClipping:
+    """Clip the residual to ``multiple`` tau at every ``frequency``-th publication.
+
+    DL4J: ``ResidualClippingPostProcessor``. As there it comes after encoding, with the tau of that
+    message, and is skipped when nothing was sent. Unlike there it counts publications, not
+    training steps. ``None`` in its place clips nothing.
+    """
+
+    multiple: float = 5.0  # of tau
+    frequency: int = 5  # publications
+
+    def __post_init__(self) -> None:
+        if not self.multiple >= 1.0:
+            raise UsageError(
+                f"multiple={self.multiple}: must be at least 1, or clipping would destroy what the"
+                " next message sends"
+            )
+        if self.frequency < 1:
+            raise UsageError(
+                f"frequency={self.frequency}: must be at least 1 publication; for no clipping give"
+                " None in place of ResidualClipping"
+            )
+
+    def is_due(self, publication: int) -> bool:
+        """Whether publication number ``publication`` (from 1) ends with clipping."""
+        return publication % self.frequency == 0
