@@ -6,15 +6,10 @@ The master is a value: it opens nothing and reads no environment. ``SparkNetwork
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TypeAlias
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residuals import ResidualClipping
-from sparkstrom.encoding.thresholds import (
-    AdaptiveThreshold,
-    FixedThreshold,
-    TargetSparsityThreshold,
-)
+from sparkstrom.encoding.thresholds import AdaptiveThreshold, ThresholdAlgorithm
 from sparkstrom.spark.options import (
     need,
     need_flag,
@@ -24,8 +19,6 @@ from sparkstrom.spark.options import (
     options,
 )
 from sparkstrom.spark.void import VoidConfiguration
-
-Threshold: TypeAlias = AdaptiveThreshold | FixedThreshold | TargetSparsityThreshold
 
 ALL_SLOTS = -1  # DL4J's number for "as many as fit"
 
@@ -78,7 +71,7 @@ class SharedTrainingMaster:
     batch_size_per_worker: int = 32  # rows of one minibatch; the last of an epoch may be smaller
     workers_per_node: int = ALL_SLOTS  # workers per executor; -1: as many as it has task slots
     train_on: str = "local"  # "local": theta + own residual; "replica": theta alone, as DL4J does
-    threshold: Threshold = field(default_factory=AdaptiveThreshold)  # what is large enough to send
+    threshold: ThresholdAlgorithm = field(default_factory=AdaptiveThreshold)  # what to send
     residual_post_processor: ResidualClipping | None = field(
         default_factory=lambda: ResidualClipping(5.0, 5)
     )  # what happens to what was not sent; None: nothing
@@ -108,7 +101,7 @@ class SharedTrainingMaster:
         void, threshold, clipping = self.void, self.threshold, self.residual_post_processor
         need(isinstance(void, VoidConfiguration), "void", void, "must be a VoidConfiguration")
         hint = "must be a threshold algorithm, such as AdaptiveThreshold(1e-3)"
-        need(isinstance(threshold, Threshold), "threshold", threshold, hint)
+        need(isinstance(threshold, ThresholdAlgorithm), "threshold", threshold, hint)
         hint = "must be None or a post-processor, such as ResidualClipping(5.0, 5)"
         fits = clipping is None or isinstance(clipping, ResidualClipping)
         need(fits, "residual_post_processor", clipping, hint)

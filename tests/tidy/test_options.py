@@ -33,7 +33,7 @@ OPTIONS = [
         VoidConfiguration,
     )
     for option in dataclasses.fields(owner)
-    if option.init
+    if option.init and option.name != "void"  # its fields are options of their own
 ]
 
 

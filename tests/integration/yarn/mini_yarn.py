@@ -53,7 +53,8 @@ JVM = (
     "-Xmx256m",
     "--add-opens=java.base/java.lang=ALL-UNNAMED",
     "-Djava.net.preferIPv4Stack=true",
-    "-Djavax.xml.bind.JAXBContextFactory=org.apache.hadoop.shaded.com.sun.xml.bind.v2.ContextFactory",
+    "-Djavax.xml.bind.JAXBContextFactory"
+    "=org.apache.hadoop.shaded.com.sun.xml.bind.v2.ContextFactory",
 )
 SERVER = "org.apache.hadoop.yarn.server"
 LOG4J = """

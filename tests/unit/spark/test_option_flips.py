@@ -1,0 +1,92 @@
+"""Options whose effect shows without a cluster: each is flipped, and something differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.thresholds import (
+    AdaptiveThreshold,
+    FixedThreshold,
+    TargetSparsityThreshold,
+    ThresholdAlgorithm,
+)
+from sparkstrom.spark.shared import SharedTrainingMaster
+from sparkstrom.spark.void import VoidConfiguration
+
+
+def taus(algorithm: ThresholdAlgorithm) -> list[float]:
+    """tau for each of a few messages, after nothing, sparse, middling and dense ones."""
+    state: dict[str, float] = {}
+    seen = []
+    for sent_fraction in (None, 5e-5, 5e-4, 5e-3, 5e-2):
+        state = algorithm.next_tau(state, sent_fraction)
+        seen.append(state["tau"])
+    return seen
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(
+            {"tau_initial": 1e-2}, marks=pytest.mark.flips("AdaptiveThreshold.tau_initial")
+        ),
+        pytest.param(
+            {"sent_fraction_min": 1e-3},
+            marks=pytest.mark.flips("AdaptiveThreshold.sent_fraction_min"),
+        ),
+        pytest.param(
+            {"sent_fraction_max": 1e-3},
+            marks=pytest.mark.flips("AdaptiveThreshold.sent_fraction_max"),
+        ),
+        pytest.param({"decay": 0.5}, marks=pytest.mark.flips("AdaptiveThreshold.decay")),
+    ],
+)
+def test_adaptive_threshold(change: dict[str, float]) -> None:
+    assert taus(replace(AdaptiveThreshold(), **change)) != taus(AdaptiveThreshold())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(
+            {"tau_initial": 1e-2}, marks=pytest.mark.flips("TargetSparsityThreshold.tau_initial")
+        ),
+        pytest.param(
+            {"sent_fraction_target": 1e-2},
+            marks=pytest.mark.flips("TargetSparsityThreshold.sent_fraction_target"),
+        ),
+        pytest.param({"decay": 0.5}, marks=pytest.mark.flips("TargetSparsityThreshold.decay")),
+    ],
+)
+def test_target_sparsity_threshold(change: dict[str, float]) -> None:
+    assert taus(replace(TargetSparsityThreshold(), **change)) != taus(TargetSparsityThreshold())
+
+
+@pytest.mark.flips("FixedThreshold.tau")
+def test_fixed_threshold() -> None:
+    assert taus(FixedThreshold(1e-2)) == [1e-2] * 5
+    assert taus(FixedThreshold(1e-3)) == [1e-3] * 5
+
+
+@pytest.mark.flips("ResidualClipping.frequency")
+def test_clipping_is_due_as_often_as_said() -> None:
+    due = [[n for n in range(1, 11) if ResidualClipping(5.0, every).is_due(n)] for every in (5, 3)]
+    assert due == [[5, 10], [3, 6, 9]]
+
+
+@pytest.mark.flips("VoidConfiguration.mesh_build_mode")
+def test_only_the_plain_mesh_is_there() -> None:
+    assert VoidConfiguration(mesh_build_mode="plain").mesh_build_mode == "plain"
+    with pytest.raises(UsageError, match="not there yet"):
+        VoidConfiguration(mesh_build_mode="mesh")
+
+
+@pytest.mark.flips("SharedTrainingMaster.rdd_training_approach")
+def test_only_direct_training_is_there() -> None:
+    assert SharedTrainingMaster(rdd_training_approach="direct").rdd_training_approach == "direct"
+    with pytest.raises(UsageError, match="not there yet"):
+        SharedTrainingMaster(rdd_training_approach="export")
