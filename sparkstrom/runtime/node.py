@@ -76,14 +76,14 @@ class NodeThread(threading.Thread):
         self._edge = 0
         self._stats_due_s = 0.0
         self._sent_stats: dict[str, float] = {}
-        self._stop = threading.Event()
+        self._stopping = threading.Event()
         self._stuck_reported = False
 
     def run(self) -> None:
         """Cycle until ``stop``; whatever goes wrong reaches the trainer."""
         try:
             self._open_edge()
-            while not self._stop.is_set():
+            while not self._stopping.is_set():
                 self._cycle(IDLE_WAIT_S)
             self._say_last_words()
         except BaseException as error:
@@ -94,7 +94,7 @@ class NodeThread(threading.Thread):
 
     def stop(self) -> None:
         """End the thread, with what is queued sent, and wait for it."""
-        self._stop.set()
+        self._stopping.set()
         self.join(timeout=10 * LAST_WORDS_S)
 
     def _cycle(self, wait_s: float) -> None:

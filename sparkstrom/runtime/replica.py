@@ -57,48 +57,32 @@ class Replica:
         if not np.isfinite(loss):
             raise TrainingError(NOT_FINITE_LOSS.format(loss))
         if self._delta is not None:
-            self._delta += self._working - self.theta.values
+            np.subtract(self._working, self.theta.values, out=self._delta)
         return loss
 
-    def publish(self) -> Encoded | None:
-        """Take out of the residual what reached the threshold and put it into theta.
-
-        In ``"replica"`` mode what several steps changed is published together.
-        """
-        try:
-            encoded = self.encoder.publish(
-                self._working if self._delta is None else self._delta, self.theta.values
-            )
-        except TrainingError as error:
-            raise TrainingError(self._with_layer(error)) from None
+    def hold_back(self) -> None:
+        """Keep what the last step changed for a later publication."""
         if self._delta is not None:
-            self._delta[:] = 0.0
-        return encoded
+            self.encoder.accumulate(self._delta)
 
-    def _with_layer(self, error: TrainingError) -> str:
-        """The encoder knows the index of a bad parameter, the model where that is."""
-        index = getattr(error, "index", None)
-        working = self._working if self._delta is None else self._delta
-        bad = np.flatnonzero(~np.isfinite(working))
-        if index is None and bad.size:
-            index = int(bad[0])
-        where = "" if index is None else f" ({self.model.layer_of(index)})"
-        return f"{error.reason}{where}"
+    def publish(self) -> Encoded | None:
+        """Take out of the residual what reached the threshold and put it into theta."""
+        learnt = self._working if self._delta is None else self._delta
+        return self.encoder.publish(learnt, self.theta.values)
 
     # -- between fits ----------------------------------------------------------------------------
 
     def residual(self) -> Flat:
         """A copy of what was learnt and not sent."""
-        if self._trains_local:
-            return self._working - self.theta.values
-        return self.encoder.residual.copy()
+        return self.encoder.residual(self._working, self.theta.values)
 
     def add_residual(self, residual: Flat) -> None:
         """What another fit left: residuals add."""
-        if self._trains_local:
-            self._working += residual
-        else:
-            self.encoder.residual += residual
+        self.encoder.add_residual(residual, self._working)
+
+    def residual_norm(self) -> float:
+        """Euclidean, in parameter units."""
+        return self.encoder.residual_norms(self._working, self.theta.values)[1]
 
 
 NOT_FINITE_LOSS = (

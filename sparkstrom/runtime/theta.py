@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from sparkstrom.codec.messages import Chunk, Committed, Update
 from sparkstrom.codec.payload import (
-    decode_snapshot_untrusted,
+    decode_theta_untrusted,
     decode_update_untrusted,
-    encode_snapshot,
+    encode_theta,
 )
 from sparkstrom.encoding.backends import kernels
 from sparkstrom.encoding.grid import quantum
@@ -77,7 +77,7 @@ class Theta:
     def chunk(self, index: int) -> Chunk:
         """Part of a snapshot, as of ``commit``."""
         part = self.values[index * CHUNK_PARAMS : (index + 1) * CHUNK_PARAMS]
-        return Chunk(index=index, commit=self.commit, payload=encode_snapshot(part))
+        return Chunk(index=index, commit=self.commit, payload=encode_theta(part))
 
     def install(
         self,
@@ -89,7 +89,7 @@ class Theta:
         """Become the snapshot, plus what each chunk lacks of ``held``, plus ``own``."""
         for chunk in chunks:
             part = self.values[chunk.index * CHUNK_PARAMS : (chunk.index + 1) * CHUNK_PARAMS]
-            part[:] = decode_snapshot_untrusted(chunk.payload, part.size)
+            part[:] = decode_theta_untrusted(chunk.payload, part.size, self.k)
         has = np.array([chunk.commit for chunk in chunks], np.int64)
         for committed in held:
             indices, quanta = self.decode(committed)

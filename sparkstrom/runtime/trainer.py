@@ -29,8 +29,6 @@ class Counts:
     loss_sum: float = 0.0  # examples x mean loss
     last_loss_sum: float = 0.0  # of the last finished epoch
     last_examples: int = 0
-    publications: int = 0
-    hits: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # by activity
 
 
@@ -191,13 +189,12 @@ class Trainer:
         if self._unpublished >= self._schedule.publish_every or self._finished:
             self._unpublished = 0
             encoded = self._replica.publish()
-            self._replica.theta.count((encoded.breaches if encoded else 0, -1))
+        else:
+            self._replica.hold_back()
         where = (self._position.epoch, self._position.batch, self._steps)
         if encoded is None:
             self._station.post(ev.Progressed(*where))
             return
-        self.counts.publications += 1
-        self.counts.hits += encoded.count
         self._station.post(
             ev.Published(
                 int(encoded.form), encoded.tau_quanta, encoded.count, encoded.payload, seen, *where
@@ -221,7 +218,7 @@ class Trainer:
         if not now and time.monotonic() < self._stats_due_s:
             return
         self._stats_due_s = time.monotonic() + STATS_S
-        counts = self.counts
+        counts, sent = self.counts, self._replica.encoder.counters
         values: dict[str, float] = {
             "epoch": self._position.epoch,
             "steps": counts.steps,
@@ -229,11 +226,15 @@ class Trainer:
             "loss_sum": counts.loss_sum,
             "last_loss_sum": counts.last_loss_sum,
             "last_examples": counts.last_examples,
-            "publications": counts.publications,
-            "hits": counts.hits,
-            "breaches": self._replica.theta.breaches,
+            "publications": sent.publications,
+            "hits": sent.hits,
+            "mass_clipped": sent.mass_clipped,
+            "mass_scaled": sent.mass_scaled_away,
+            "breaches": self._replica.theta.breaches + sent.breaches,
         }
         values |= {f"s_{name}": seconds for name, seconds in counts.seconds.items()}
         if now:
-            values |= self._replica.encoder.metrics(self._replica.local, self._replica.theta.values)
+            values["residual_square"] = self._replica.residual_norm() ** 2
+        if sent.publications:
+            values["tau"] = self._replica.encoder.tau
         self._station.stats = values

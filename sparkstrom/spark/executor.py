@@ -60,7 +60,7 @@ class Place:
     partition: int
     attempt: int  # Spark's taskAttemptId
     host: str
-    executor: str  # same text = same executor process
+    jvm: str  # names the executor's process among those of this host
     scratch: Path
 
 
@@ -77,7 +77,7 @@ def here() -> Place:
         context.partitionId(),
         context.taskAttemptId(),
         host,
-        f"{host}/{jvm.pid}/{jvm.start_time}",
+        f"{jvm.pid}-{jvm.start_time}",
         Path(directories[0]),
     )
 
@@ -174,7 +174,7 @@ class Session:
         void = self._job.master.void
         host = executor_address(void, self._job.endpoint)
         return opener(
-            f"{self._job.job:016x}-{self._place.executor}",
+            f"{self._job.job:016x}-{self._place.jvm}",
             host,
             void.executor_ports(),
             edges=EDGES_PER_EXECUTOR,
@@ -217,6 +217,7 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
         train_on=master.train_on,
         aggregation=master.aggregation,
         workers=job.workers,
+        layer_of=job.model.layer_of,
     )
     return Replica(job.model, theta, encoder, local=master.train_on == "local")
 
@@ -231,7 +232,7 @@ def identity_of(job: TrainingJob, place: Place, batches: Batches) -> Identity:
         checksum=batches.checksum,
         batches=batches.per_epoch,
         host=place.host,
-        executor=place.executor,
+        executor=f"{place.host}/{place.jvm}",
         pid=os.getpid(),
         version=__version__,
     )

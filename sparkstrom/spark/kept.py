@@ -28,9 +28,10 @@ def keep(replica: Replica, directory: Path, network: str) -> Kept:
     scalars: dict[str, dict[str, float | int]] = {}
     for part, state in (
         ("encoder", replica.encoder.state()),
-        ("updater", replica.model.updater_state()),
+        ("updater", dict(replica.model.updater_state())),
     ):
         scalars[part] = {}
+        state.pop("residual", None)  # it is in the file already
         for name, value in state.items():
             if isinstance(value, np.ndarray):
                 arrays[f"{part}/{name}"] = value

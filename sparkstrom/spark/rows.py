@@ -62,7 +62,9 @@ def arrays_of_batches(batches: Iterator[pa.RecordBatch]) -> Arrays:
 
     Raise UsageError naming the first row with a null or of another width.
     """
-    features, labels, rows = [], [], 0
+    features: list[NDArray[np.float32]] = []
+    labels: list[NDArray[Any]] = []
+    rows = 0
     for batch in batches:
         if batch.num_rows:
             width = features[0].shape[1] if features else None
@@ -103,7 +105,8 @@ def _label_column(column: pa.Array, first: int) -> NDArray[Any]:
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         return _feature_matrix(column, first, None)
     values = column.to_numpy(zero_copy_only=False)
-    return values.astype(np.int64 if values.dtype.kind in "biu" else np.float32)
+    labels: NDArray[Any] = values.astype(np.int64 if values.dtype.kind in "biu" else np.float32)
+    return labels
 
 
 def _refuse_nulls(column: pa.Array, first: int, name: str) -> None:
