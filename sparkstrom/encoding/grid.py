@@ -38,7 +38,7 @@ def first_exponent(theta: Flat) -> int:
     if reach > RANGE_MAX:
         index = int(np.argmax(np.abs(theta)))
         raise UsageError(
-            f"initial parameter {index} is {theta[index]!r}: no float32 grid has room for values"
+            f"initial parameter {index} is {theta[index]}: no float32 grid has room for values"
             " of that size; scale the model down"
         )
     fraction, exponent = math.frexp(reach)  # reach = fraction * 2^exponent, fraction in [1/2, 1)
@@ -58,7 +58,7 @@ def largest(theta: Flat) -> float:
     if not finite.all():
         index = int(np.argmin(finite))
         raise UsageError(
-            f"initial parameter {index} is {theta[index]!r}: training can only start from finite"
+            f"initial parameter {index} is {theta[index]}: training can only start from finite"
             " parameters; look at the model's initialisation or the loaded file"
         )
     return float(np.max(np.abs(theta), initial=0.0))

@@ -1,0 +1,63 @@
+"""DL4J's own threshold sequences (``ThresholdAlgorithmTests``), formula by formula."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkstrom.encoding.thresholds import AdaptiveThreshold, TargetSparsityThreshold
+
+DENSE = 1 / 16  # what DL4J takes a dense message's sparsity ratio to be
+
+
+def test_adaptive_sequence() -> None:
+    adaptive = AdaptiveThreshold(1e-3, 1e-3, 1e-2, 0.95)
+    state = adaptive.next_tau({}, None)
+    assert state["tau"] == 1e-3
+    for sent_fraction, tau in ((DENSE, 1.0526316e-3), (0.1, 1.1080332e-3), (1e-4, 1.0526316e-3)):
+        state = adaptive.next_tau(state, sent_fraction)
+        assert state["tau"] == pytest.approx(tau, rel=1e-7)
+
+
+def test_adaptive_reduce_and_next_epoch() -> None:
+    adaptive = AdaptiveThreshold(1e-3, 1e-3, 1e-2, 0.95)
+    state = {"tau": 1.0526316e-3, "sent_fraction": 1e-4}
+    merged = adaptive.merge([state, {}, dict(state)])  # the unused one does not count
+    assert merged == state
+    assert adaptive.next_tau(merged, None)["tau"] == pytest.approx(1e-3, rel=1e-7)
+
+
+def test_merge_of_different_values_is_their_mean() -> None:
+    merged = AdaptiveThreshold().merge([{"tau": 1e-4}, {"tau": 5e-4}])
+    assert merged["tau"] == pytest.approx(3e-4)
+
+
+def test_a_state_without_sent_fraction_adds_nothing_to_the_mean_but_counts() -> None:
+    merged = AdaptiveThreshold().merge([{"tau": 1e-4}, {"tau": 1e-4, "sent_fraction": 1e-2}])
+    assert merged["sent_fraction"] == pytest.approx(5e-3)
+
+
+def test_nothing_to_send_lowers_tau_by_one_step() -> None:
+    adaptive = AdaptiveThreshold(1e-3)
+    assert adaptive.next_tau({"tau": 1e-3}, 0.0)["tau"] == pytest.approx(0.96593633e-3)
+
+
+def test_tau_halves_in_twenty_messages() -> None:
+    adaptive, state = AdaptiveThreshold(1e-3), {"tau": 1e-3}
+    for _ in range(20):
+        state = adaptive.next_tau(state, 0.0)
+    assert state["tau"] == pytest.approx(5e-4)
+
+
+@pytest.mark.parametrize(("sent_fraction", "factor"), [(9e-4, 0.5), (1e-3, 1.0), (1.1e-3, 2.0)])
+def test_target_sparsity_steps_by_decay(sent_fraction: float, factor: float) -> None:
+    target = TargetSparsityThreshold(1e-4, 1e-3, 0.5)
+    assert target.next_tau({"tau": 1e-4}, sent_fraction)["tau"] == pytest.approx(1e-4 * factor)
+
+
+def test_defaults_are_those_of_dl4j() -> None:
+    adaptive, target = AdaptiveThreshold(), TargetSparsityThreshold()
+    assert (adaptive.tau_initial, adaptive.sent_fraction_min) == (1e-4, 1e-4)
+    assert adaptive.sent_fraction_max == 1e-2
+    assert adaptive.decay == pytest.approx(0.96593633, rel=1e-7)
+    assert (target.tau_initial, target.sent_fraction_target) == (1e-4, 1e-3)
+    assert target.decay == adaptive.decay

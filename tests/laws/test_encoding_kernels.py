@@ -1,0 +1,198 @@
+"""Every kernel set equals the NumPy definition with ==, whatever the floats; sums commute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from numpy.typing import NDArray
+
+from sparkstrom.encoding import backends, kernels_cpu, reference
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+Hits = tuple[I32, I32]
+
+Q = 2.0**-20
+sizes = st.one_of(st.integers(1, 40), st.sampled_from([127, 128, 129, 511, 512, 513, 1100]))
+floats = st.floats(-20, 20, width=32)
+wild = st.floats(width=32, allow_subnormal=True)
+quanta = st.integers(1, 2**12).map(lambda half: 2 * half)
+sides = st.sampled_from([1, -1])
+
+
+@st.composite
+def pairs(draw: st.DrawFn, elements: Any = floats) -> tuple[F32, F32]:
+    """local (or a residual) and theta, or the like: two arrays of one size."""
+    n = draw(sizes)
+    few = draw(arrays(np.float32, min(n, 30), elements=elements))
+    seed = draw(st.integers(0, 2**32 - 1))
+    random = np.random.default_rng(seed)
+    first = random.choice(few, n).astype(np.float32)
+    theta = (random.integers(-(2**24), 2**24, n, endpoint=True) * Q).astype(np.float32)
+    if draw(st.booleans()):  # near to theta, where thresholds decide
+        first = (theta + first * np.float32(2.0**-14)).astype(np.float32)
+    return first, theta
+
+
+def same(name: str, *arguments: Any) -> Any:
+    """Run both versions on copies; demand equal answers and equal memory. Return both."""
+    answers, memories = [], []
+    for kernels in (reference, kernels_cpu):
+        memory = [np.copy(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        answers.append(getattr(kernels, name)(*memory))
+        memories.append([m for m, a in zip(memory, arguments, strict=True) if m is not a])
+    assert answers[0] == answers[1]
+    for defined, fast in zip(*memories, strict=True):
+        np.testing.assert_array_equal(defined, fast)
+    return answers[1], memories[1]
+
+
+@given(pair=pairs(), tau=quanta, spare=st.integers(-40, 40))
+def test_scans(pair: tuple[F32, F32], tau: int, spare: int) -> None:
+    local, theta = pair
+    codes = np.zeros(max(0, local.size + spare), np.int32)
+    same("scan_local", local, theta, tau * Q, codes)
+    same("scan_replica", local, theta, tau * Q, codes)
+
+
+@given(pair=pairs(wild), tau=quanta)
+def test_scans_find_what_is_not_finite(pair: tuple[F32, F32], tau: int) -> None:
+    local, theta = pair
+    codes = np.zeros(local.size, np.int32)
+    for name in ("scan_local", "scan_replica"):
+        (_, worst), _ = same(name, local, theta, tau * Q, codes)
+        with np.errstate(over="ignore", invalid="ignore"):
+            values = local if name == "scan_local" else local + theta
+        assert (worst >= 0x7F800000) == (not np.isfinite(values).all())
+
+
+@given(pair=pairs(), tau=quanta, part=st.integers(1, 2**12))
+def test_move(pair: tuple[F32, F32], tau: int, part: int) -> None:
+    local, theta = pair
+    step = min(tau, 2 * part)
+    codes = np.zeros(local.size, np.int32)
+    hits, _ = kernels_cpu.scan_local(local, theta, tau * Q, codes)
+    for other_step in ((step - tau) * Q, -tau * Q, 0.0):
+        same("move", theta, local, codes[:hits], step * Q, other_step, Q)
+
+
+@given(pair=pairs(), tau=quanta, part=st.integers(1, 2**12), side=sides)
+def test_bitmaps(pair: tuple[F32, F32], tau: int, part: int, side: int) -> None:
+    values, theta = pair
+    step = min(tau, 2 * part)
+    out = np.full((values.size + 3) // 4, 0xFF, np.uint8)
+    for name in ("bitmap_local", "bitmap_replica"):
+        for backend in (reference, kernels_cpu):
+            scratch = np.zeros(512, np.uint8)
+            memory = (values.copy(), theta.copy(), out.copy())
+            answer = getattr(backend, name)(
+                memory[0], memory[1], tau * Q, step * Q, side, Q, scratch, memory[2]
+            )
+            if backend is reference:
+                expected, wanted = memory, answer
+        assert answer == wanted
+        for fast, defined in zip(memory, expected, strict=True):
+            np.testing.assert_array_equal(fast, defined)
+        packed = memory[2]
+        count, _ = same("bitmap_count", packed, values.size)
+        assert count == answer[0] + answer[1]
+        hits = np.zeros(count, np.int32), np.zeros(count, np.int32)
+        same("bitmap_decode", packed, values.size, side, step, *hits)
+
+
+@given(pair=pairs(), data=st.data())
+def test_applying_and_adding(pair: tuple[F32, F32], data: st.DataObject) -> None:
+    local, theta = pair
+    seed = data.draw(st.integers(0, 2**32 - 1))
+    random = np.random.default_rng(seed)
+    total = random.integers(-(2**31), 2**31, theta.size).astype(np.int32)
+    indices = np.flatnonzero(random.random(theta.size) < 0.3).astype(np.int32)
+    amounts = random.integers(-(2**24), 2**24, indices.size).astype(np.int32)
+    same("apply_hits", theta, indices, amounts, Q)
+    same("apply_hits_both", theta, local, indices, amounts, Q)
+    same("sum_hits", total, indices, amounts)
+    same("add_quanta", theta, total, Q)
+    same("add_quanta_both", theta, local, total, Q)
+
+
+@given(
+    n=sizes,
+    limit=st.integers(1, 20),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_clipping_and_norms(n: int, limit: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    local, theta = ((random.integers(-40, 40, n) / 8).astype(np.float32) for _ in range(2))
+    same("clip_local", local, theta, limit / 8)
+    same("clip_replica", local, limit / 8)
+    same("norms_local", local, theta)
+    same("norms_replica", local)
+
+
+@st.composite
+def updates(draw: st.DrawFn) -> tuple[int, list[Hits]]:
+    """Some updates to one model, small enough to stay within the exact range."""
+    n = draw(st.integers(1, 200))
+    made = []
+    for seed in draw(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=6)):
+        random = np.random.default_rng(seed)
+        indices = np.flatnonzero(random.random(n) < 0.5).astype(np.int32)
+        amounts = random.integers(-(2**20), 2**20, indices.size).astype(np.int32)
+        made.append((indices, amounts))
+    return n, made
+
+
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+@given(made=updates(), data=st.data())
+def test_any_order_and_any_grouping_give_the_same_bits(
+    backend: str, made: tuple[int, list[Hits]], data: st.DataObject
+) -> None:
+    n, hits = made
+    kernels = backends.kernels(backend)
+    start = (np.random.default_rng(n).integers(-(2**22), 2**22, n) * Q).astype(np.float32)
+    in_order, shuffled, merged = start.copy(), start.copy(), start.copy()
+    total = np.zeros(n, np.int32)
+    breaches = 0
+    for update in hits:
+        breaches += kernels.apply_hits(in_order, *update, Q)[0]
+    for update in data.draw(st.permutations(hits)):
+        breaches += kernels.apply_hits(shuffled, *update, Q)[0]
+    cut = data.draw(st.integers(0, len(hits)))
+    for update in hits[:cut]:
+        kernels.sum_hits(total, *update)
+    for update in hits[cut:]:
+        breaches += kernels.apply_hits(merged, *update, Q)[0]
+    breaches += kernels.add_quanta(merged, total, Q)[0]
+    assume(breaches == 0)
+    assert in_order.tobytes() == shuffled.tobytes() == merged.tobytes()
+
+
+@given(made=updates())
+def test_subtracting_is_exact(made: tuple[int, list[Hits]]) -> None:
+    n, hits = made
+    kernels = backends.kernels()
+    start = (np.random.default_rng(n).integers(-(2**22), 2**22, n) * Q).astype(np.float32)
+    theta = start.copy()
+    for update in hits:
+        kernels.apply_hits(theta, *update, Q)
+    for indices, amounts in hits:
+        kernels.apply_hits(theta, indices, -amounts, Q)
+    np.testing.assert_array_equal(theta, start)
+
+
+@given(pair=pairs(), tau=quanta)
+def test_a_breach_is_counted_exactly_when_theta_leaves_the_range(
+    pair: tuple[F32, F32], tau: int
+) -> None:
+    _, theta = pair
+    indices = np.arange(theta.size, dtype=np.int32)
+    amounts = np.where(indices % 2, tau, -tau).astype(np.int32)
+    exact = np.rint(theta.astype(np.float64) / Q).astype(np.int64) + amounts
+    over = np.flatnonzero(np.abs(exact) > 2**24)
+    breaches, first = kernels_cpu.apply_hits(theta, indices, amounts, Q)
+    assert (breaches, first) == (over.size, over[0] if over.size else -1)

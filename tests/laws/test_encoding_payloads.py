@@ -1,0 +1,94 @@
+"""Payloads: what was written is read; any bytes are either valid or a WireError."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import WireError
+from sparkstrom.codec import payload as codec
+from sparkstrom.encoding import gaps
+from sparkstrom.encoding.forms import Form
+
+I32 = NDArray[np.int32]
+
+N_MAX = 2**31 - 1
+
+
+@st.composite
+def hits(draw: st.DrawFn) -> tuple[I32, int]:
+    """Codes of hits, and a number of parameters that has room for them."""
+    indices = draw(st.sets(st.integers(0, draw(st.sampled_from([7, 300, N_MAX - 1]))), min_size=1))
+    n_params = draw(st.integers(max(indices) + 1, min(N_MAX, max(indices) + 1000)))
+    codes = [~i if draw(st.booleans()) else i for i in sorted(indices)]
+    return np.array(codes, np.int32), n_params
+
+
+@given(case=hits(), half=st.integers(1, 2**23))
+def test_gaps_round_trip(case: tuple[I32, int], half: int) -> None:
+    codes, n_params = case
+    out = np.zeros(gaps.bytes_max(codes.size, n_params) + gaps.FLUSH_BYTES, np.uint8)
+    message = out[: gaps.encode(codes, n_params, out)].tobytes()
+    assert len(message) <= gaps.bytes_max(codes.size, n_params)
+    indices, quanta = codec.decode_update_untrusted(
+        message, Form.GAPS, codes.size, 2 * half, n_params
+    )
+    np.testing.assert_array_equal(indices, np.where(codes < 0, ~codes, codes))
+    np.testing.assert_array_equal(quanta, np.where(codes < 0, -2 * half, 2 * half))
+
+
+@given(
+    payload=st.binary(max_size=80),
+    form=st.integers(0, 255),
+    count=st.integers(-1, 300),
+    tau_quanta=st.one_of(st.integers(-2, 10), st.integers(0, 2**32)),
+    n_params=st.one_of(st.integers(1, 300), st.just(N_MAX)),
+)
+def test_any_update_is_valid_or_a_wire_error(
+    payload: bytes, form: int, count: int, tau_quanta: int, n_params: int
+) -> None:
+    check_update(payload, form, count, tau_quanta, n_params)
+
+
+@given(payload=st.binary(min_size=1, max_size=40), count=st.integers(1, 40), form=st.integers(1, 3))
+@example(payload=bytes([0, 0xFF]), count=4, form=1)
+def test_any_body_is_valid_or_a_wire_error(payload: bytes, count: int, form: int) -> None:
+    check_update(payload, form, count, 6, 4 * len(payload))
+    check_update(payload, form, count, 6, 4 * len(payload) - 1)
+
+
+@given(payload=st.binary(max_size=40), count=st.integers(1, 20), rice=st.integers(0, 32))
+def test_any_gaps_are_valid_or_a_wire_error(payload: bytes, count: int, rice: int) -> None:
+    check_update(bytes([rice]) + payload, Form.GAPS, count, 2, 1000)
+
+
+def check_update(payload: bytes, form: int, count: int, tau_quanta: int, n_params: int) -> None:
+    try:
+        indices, quanta = codec.decode_update_untrusted(payload, form, count, tau_quanta, n_params)
+    except WireError:
+        return
+    assert indices.shape == quanta.shape == (count,)
+    assert indices.dtype == quanta.dtype == np.int32
+    assert indices[0] >= 0
+    assert indices[-1] < n_params
+    assert (np.diff(indices) > 0).all()
+    assert {abs(int(q)) for q in quanta} <= {tau_quanta, tau_quanta // 2}
+
+
+@given(payload=st.binary(max_size=40), n_params=st.integers(0, 10), k=st.integers(-103, 20))
+def test_any_dense_bytes_are_valid_or_a_wire_error(payload: bytes, n_params: int, k: int) -> None:
+    try:
+        theta = codec.decode_theta_untrusted(payload, n_params, k)
+    except WireError:
+        pass
+    else:
+        assert theta.tobytes() == payload
+        assert np.isfinite(theta).all()
+    try:
+        total = codec.decode_quanta_untrusted(payload, n_params)
+    except WireError:
+        assert len(payload) != 4 * n_params
+    else:
+        assert codec.encode_quanta(total) == payload

@@ -1,0 +1,84 @@
+"""Threshold options: what they refuse, and states at their edges."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.thresholds import (
+    AdaptiveThreshold,
+    FixedThreshold,
+    TargetSparsityThreshold,
+    ThresholdAlgorithm,
+)
+
+ALL: list[ThresholdAlgorithm] = [
+    FixedThreshold(1e-3),
+    AdaptiveThreshold(1e-3),
+    TargetSparsityThreshold(1e-3),
+]
+
+
+@pytest.mark.parametrize("algorithm", ALL)
+def test_the_first_threshold_is_the_initial_one(algorithm: ThresholdAlgorithm) -> None:
+    assert algorithm.next_tau({}, None)["tau"] == 1e-3
+
+
+@pytest.mark.parametrize("algorithm", ALL)
+def test_next_tau_leaves_the_old_state_alone(algorithm: ThresholdAlgorithm) -> None:
+    state = {"tau": 1e-3, "sent_fraction": 0.5}
+    algorithm.next_tau(state, 0.5)
+    assert state == {"tau": 1e-3, "sent_fraction": 0.5}
+
+
+@pytest.mark.parametrize("algorithm", ALL)
+def test_no_used_state_merges_to_a_fresh_one(algorithm: ThresholdAlgorithm) -> None:
+    assert algorithm.merge([{}, {}]) == {}
+
+
+def test_fixed_stays() -> None:
+    fixed = FixedThreshold(0.25)
+    assert fixed.next_tau({"tau": 1.0}, 0.9) == {"tau": 0.25}
+    assert fixed.merge([{"tau": 0.25}, {}]) == {"tau": 0.25}
+
+
+def test_adaptive_keeps_tau_inside_the_band_and_without_news() -> None:
+    adaptive = AdaptiveThreshold(1e-3)
+    assert adaptive.next_tau({"tau": 2e-3}, 1e-3)["tau"] == 2e-3
+    assert adaptive.next_tau({"tau": 2e-3}, None) == {"tau": 2e-3}
+
+
+@pytest.mark.parametrize("tau", [0.0, -1.0, math.nan, math.inf])
+def test_a_threshold_must_be_positive_and_finite(tau: float) -> None:
+    for make in (FixedThreshold, AdaptiveThreshold, TargetSparsityThreshold):
+        with pytest.raises(UsageError, match="positive"):
+            make(tau)
+
+
+@pytest.mark.parametrize(
+    ("make", "option", "value"),
+    [
+        (AdaptiveThreshold, "decay", 1.0),
+        (AdaptiveThreshold, "decay", 0.4),
+        (TargetSparsityThreshold, "decay", 1.0),
+        (AdaptiveThreshold, "sent_fraction_min", 0.5),
+        (AdaptiveThreshold, "sent_fraction_max", 1.0),
+        (TargetSparsityThreshold, "sent_fraction_target", 1 / 16),
+        (TargetSparsityThreshold, "sent_fraction_target", 0.0),
+        (ResidualClipping, "multiple", 0.5),
+        (ResidualClipping, "multiple", math.nan),
+        (ResidualClipping, "frequency", 0),
+    ],
+)
+def test_options_out_of_range_are_refused_by_name(make: Any, option: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"{option}={value}"):
+        make(**{option: value})
+
+
+def test_clipping_is_due_at_every_multiple_of_its_frequency() -> None:
+    clipping = ResidualClipping(frequency=3)
+    assert [n for n in range(1, 10) if clipping.is_due(n)] == [3, 6, 9]
