@@ -1,4 +1,4 @@
-"""Aeron's channel URIs, spelt in one place: unknown keys are ignored by Aeron, so none is typed twice.
+"""Aeron's channel URIs, spelt in one place, because Aeron ignores keys that it does not know.
 
 Socket buffers and windows come from the driver's own settings and never from a URI: all users of
 one endpoint must agree on them.

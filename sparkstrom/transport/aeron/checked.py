@@ -13,7 +13,7 @@ from sparkstrom.base.errors import SetupError, TransportError
 from sparkstrom.transport.aeron.pinned import MAJOR, MINOR_MIN
 
 try:
-    from sparkstrom.transport.aeron._aeron import ffi
+    from sparkstrom.transport.aeron._aeron import ffi as ffi
 except ModuleNotFoundError as error:
     raise SetupError(
         "sparkstrom/transport/aeron/_aeron.py has not been generated: "

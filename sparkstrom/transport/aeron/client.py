@@ -165,7 +165,7 @@ class AeronTransport:
         self._revoking += 1
 
     def open_receiver(self, stream: int) -> None:
-        """Subscribe to ``stream`` at the driver's endpoint; see the contract. Takes milliseconds."""
+        """Subscribe to ``stream`` at the endpoint; see the contract. Takes milliseconds."""
         self.require_driver("opening a receiver")
         _check_stream(stream)
         if not self._inbox.has(stream):
@@ -268,7 +268,7 @@ class AeronTransport:
         self._closing.close()
 
     def _await_revoked(self) -> None:
-        """A client that closes before its commands were taken leaves logs to linger in the driver."""
+        """Closing before the driver took the commands would leave logs to linger there."""
         end_s = time.monotonic() + CLOSE_DEADLINE_S
         while self._revoked[0] < self._revoking and time.monotonic() < end_s:
             if self._aeron.lib.aeron_is_closed(self._client) or not self._handle.is_alive():

@@ -54,7 +54,7 @@ class DriverOptions:
     """What a media driver shall be like. Workers that share one pass equal options."""
 
     host: str = "127.0.0.1"  # address of this machine to bind, IPv4 or IPv6
-    ports: tuple[int, int] | None = None  # take the first free one of these (both included)
+    ports: tuple[int, int] | None = None  # first and last: take the first free one of these
     port_preferred: int | None = None  # of the driver that died: peers know it
     edges: int = 8  # neighbours to have room for
     scratch: Path = field(default_factory=_temporary)  # where shared memory has no room
@@ -122,8 +122,8 @@ def ensure_driver(
     with start_lock(home.path, deadline_s) as locked:
         if not locked:
             raise SetupError(
-                f"another process has held {home.path}/start.lock for {deadline_s:g} s: it is stuck "
-                "starting a media driver; end it"
+                f"another process has held {home.path}/start.lock for {deadline_s:g} s: it is "
+                "stuck starting a media driver; end it"
             )
         directory = home.current()
         if directory is None or not _is_usable(directory):
@@ -155,8 +155,8 @@ def _join(home: Home, directory: Path) -> DriverHandle:
 def _start(home: Home, options: DriverOptions, end_s: float) -> Path:
     sweep(home.roots, besides=home.name)
     places = [place(root) for root in _log_roots(options)]
-    chosen, *terms = choose_place(places, options.edges)
-    sizes = choose_sizes(options.edges, *terms, *socket_limits())
+    chosen, terms = choose_place(places, options.edges)
+    sizes = choose_sizes(options.edges, terms, socket_limits())
     directory = home.new_directory(chosen.root)
     try:
         _run(directory, home, options, sizes, end_s)
@@ -219,7 +219,7 @@ def _clean_environment() -> dict[str, str]:
 
 
 def _read_to_end(descriptor: int, end_s: float) -> bytes:
-    parts = []
+    parts: list[bytes] = []
     while True:
         left_s = max(0.0, end_s - time.monotonic())
         if not select.select([descriptor], [], [], left_s)[0]:

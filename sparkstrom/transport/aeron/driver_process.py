@@ -217,7 +217,9 @@ class MediaDriver:
 
     def _bind(self) -> Endpoint:
         host = self._order["host"]
-        for port in candidate_ports(host, self._order["ports"], self._order["port_preferred"]):
+        given = self._order["ports"]
+        ports = range(given[0], given[1] + 1) if given else None
+        for port in candidate_ports(host, ports, self._order["port_preferred"]):
             endpoint = Endpoint(host, port)
             try:
                 self._add_anchor(endpoint)
@@ -225,7 +227,7 @@ class MediaDriver:
                 print(f"{endpoint} was taken in between: {error}", file=sys.stderr)
                 continue
             return endpoint
-        raise SetupError(_no_port(host, self._order["ports"]))
+        raise SetupError(_no_port(host, ports))
 
     def _add_anchor(self, endpoint: Endpoint) -> None:
         lib, checked = self._aeron.lib, self._aeron.checked
@@ -245,15 +247,12 @@ class MediaDriver:
             time.sleep(0.001)
 
 
-def candidate_ports(
-    host: str, ports: tuple[int, int] | None, preferred: int | None
-) -> Iterator[int]:
+def candidate_ports(host: str, ports: range | None, preferred: int | None) -> Iterator[int]:
     """Ports of ``host`` that are free now, best first. Raise SetupError where it is not ours."""
-    wanted = range(ports[0], ports[1] + 1) if ports else None
-    if preferred and (wanted is None or preferred in wanted) and free_port(host, preferred):
+    if preferred and (ports is None or preferred in ports) and free_port(host, preferred):
         yield preferred
-    if wanted is not None:
-        yield from (port for port in wanted if free_port(host, port))
+    if ports is not None:
+        yield from (port for port in ports if free_port(host, port))
         return
     for _ in range(EPHEMERAL_TRIES):
         yield free_port(host, 0)
@@ -275,10 +274,10 @@ def free_port(host: str, port: int) -> int:
         return int(probe.getsockname()[1])
 
 
-def _no_port(host: str, ports: tuple[int, int] | None) -> str:
+def _no_port(host: str, ports: range | None) -> str:
     if ports is None:
         return f"no free UDP port on {host} in {EPHEMERAL_TRIES} attempts: too many are in use"
-    first, last = ports
+    first, last = ports[0], ports[-1]
     which = f"UDP port {first}" if first == last else f"every UDP port from {first} to {last}"
     return (
         f"{which} of {host} on {socket.gethostname()} is taken: end the program that has it, "

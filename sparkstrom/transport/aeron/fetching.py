@@ -37,7 +37,8 @@ def fetch(wheel: Path | None = None, target: Path | None = None) -> Path:
 
 
 def _download(scratch: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--dest", str(scratch)]
     command += ["--only-binary=:all:", "--python-version", pinned.WHEEL_PYTHON]
     command += ["--platform", pinned.PLATFORM, f"{pinned.PROJECT}=={pinned.VERSION}"]
     try:

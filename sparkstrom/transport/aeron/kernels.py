@@ -24,6 +24,7 @@ All memory is the caller's. ``inbox`` i64[INBOX_FIELDS] describes it to ``on_fra
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -70,6 +71,16 @@ BUSY_TURNS_MAX = 256  # so that a flood of rubbish cannot keep the caller
 PARK_US_MIN, PARK_US_MAX = 50, 1000
 
 
+def native(describe: Callable[..., Any]) -> Any:
+    """Numba's ``intrinsic``, for mypy a function of any arguments."""
+    return intrinsic(describe)
+
+
+def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Numba's ``cfunc``: a C function whose ``address`` Aeron is given. Cached on disk."""
+    return lambda function: cfunc(signature, cache=True)(function)
+
+
 def _caller(result_bits: int, arguments: int) -> Any:
     """An intrinsic ``call(address, ...)`` for a C function of integers and pointers."""
     result = {32: types.int32, 64: types.int64}[result_bits]
@@ -81,14 +92,14 @@ def _caller(result_bits: int, arguments: int) -> Any:
     return result, build
 
 
-@intrinsic
+@native
 def call_poll(typing: Any, address: Any, sub: Any, handler: Any, inbox: Any, limit: Any) -> Any:
     """``int aeron_subscription_controlled_poll(sub, handler, clientd, fragment_limit)``."""
     result, build = _caller(32, 4)
     return result(*[types.int64] * 5), build
 
 
-@intrinsic
+@native
 def call_offer(
     typing: Any, address: Any, pub: Any, frame: Any, length: Any, supplier: Any, clientd: Any
 ) -> Any:
@@ -97,21 +108,21 @@ def call_offer(
     return result(*[types.int64] * 6), build
 
 
-@intrinsic
+@native
 def call_clock(typing: Any, address: Any) -> Any:
     """``int64_t aeron_nano_clock(void)``."""
     result, build = _caller(64, 0)
     return result(types.int64), build
 
 
-@intrinsic
+@native
 def call_usleep(typing: Any, address: Any, microseconds: Any) -> Any:
     """``int usleep(useconds_t)``."""
     result, build = _caller(32, 1)
     return result(types.int64, types.int64), build
 
 
-@intrinsic
+@native
 def pointer_to(typing: Any, address: Any) -> Any:
     """An integer as a pointer, for ``carray``."""
 
@@ -121,7 +132,7 @@ def pointer_to(typing: Any, address: Any) -> Any:
     return types.voidptr(types.int64), build
 
 
-@intrinsic
+@native
 def copy_bytes(typing: Any, target: Any, source: Any, count: Any) -> Any:
     """``memcpy`` between two addresses."""
 
@@ -155,7 +166,7 @@ def claim_slot(slots: Any, session: int) -> int:
 
 
 @helper
-def has_room(inbox: Any, length: int) -> bool:
+def has_room(inbox: Any, length: int) -> Any:
     """Whether one more frame of ``length`` bytes fits; notes it when not."""
     fits = (
         inbox[INBOX_COUNT] < inbox[INBOX_RECORDS_MAX]
@@ -208,7 +219,7 @@ def gather(inbox: Any, flags: int, session: int, payload: int, length: int) -> i
     return CONTINUE
 
 
-@cfunc(types.int32(types.int64, types.int64, types.int64, types.int64), cache=True)
+@callback(types.int32(types.int64, types.int64, types.int64, types.int64))
 def on_fragment(clientd: int, payload: int, length: int, header: int) -> int:
     """Aeron's controlled fragment handler; ``clientd`` is the address of the inbox."""
     inbox = carray(pointer_to(clientd), (INBOX_FIELDS,), types.int64)
@@ -227,7 +238,7 @@ def on_fragment(clientd: int, payload: int, length: int, header: int) -> int:
     return CONTINUE
 
 
-@cfunc(types.void(types.int64, types.int32, types.int64), cache=True)
+@callback(types.void(types.int64, types.int32, types.int64))
 def on_error(clientd: int, code: int, message: int) -> None:
     """Aeron's error handler: count, and keep the last code, in i64[2] at ``clientd``."""
     errors = carray(pointer_to(clientd), (2,), types.int64)
@@ -235,7 +246,7 @@ def on_error(clientd: int, code: int, message: int) -> None:
     errors[1] = code
 
 
-@cfunc(types.void(types.int64), cache=True)
+@callback(types.void(types.int64))
 def on_closed(clientd: int) -> None:
     """Aeron's notification that a publication is closed: count it in i64[1] at ``clientd``."""
     closed = carray(pointer_to(clientd), (1,), types.int64)
@@ -299,4 +310,4 @@ def offer_all(offer: int, publication: int, frames: Any, out: Any) -> int:
                 break
         if out[0] < 0:
             return i
-    return frames.shape[0]
+    return len(frames)

@@ -73,25 +73,28 @@ def needed_bytes(edges: int, data_term: int, control_term: int) -> int:
     return DRIVER_BYTES + edges * 2 * (log_bytes(data_term) + log_bytes(control_term))
 
 
-def choose_place(places: list[Place], edges: int) -> tuple[Place, int, int]:
+def choose_place(places: list[Place], edges: int) -> tuple[Place, tuple[int, int]]:
     """The first place, with the longest terms, that has room. Raise SetupError if none has."""
     for place in places:
-        for data_term, control_term in TERMS:
-            if needed_bytes(edges, data_term, control_term) <= place.free_bytes:
-                return place, data_term, control_term
+        for terms in TERMS:
+            if needed_bytes(edges, *terms) <= place.free_bytes:
+                return place, terms
     least = needed_bytes(edges, *TERMS[-1])
     free = ", ".join(f"{place.root} has {place.free_bytes:,} bytes free" for place in places)
     raise SetupError(
-        f"no room for the media driver's logs: {edges} neighbours need {least:,} bytes, but {free}; "
-        "free some, enlarge shared memory (docker: --shm-size), or give a scratch directory on a "
-        "disk that has room"
+        f"no room for the media driver's logs: {edges} neighbours need {least:,} bytes, but "
+        f"{free}; free some, enlarge shared memory (docker: --shm-size), or give a scratch "
+        "directory on a disk that has room"
     )
 
 
-def choose_sizes(
-    edges: int, data_term: int, control_term: int, receive_limit: int, send_limit: int
-) -> Sizes:
-    """Windows and buffers for ``edges`` neighbours within the kernel's socket buffer limits."""
+def choose_sizes(edges: int, terms: tuple[int, int], limits: tuple[int, int]) -> Sizes:
+    """Windows and buffers for ``edges`` neighbours within the kernel's socket buffer limits.
+
+    ``terms``: data, control; ``limits``: largest receive and send buffer (all bytes).
+    """
+    data_term, control_term = terms
+    receive_limit, send_limit = limits
     receive_buffer = min(SOCKET_BUFFER_MAX, max(SOCKET_BUFFER_MIN, receive_limit))
     # A control stream has at most half a control term on its way.
     share = receive_buffer // max(1, edges) - control_term // 2
