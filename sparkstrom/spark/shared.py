@@ -77,7 +77,7 @@ class SharedTrainingMaster:
     )  # what happens to what was not sent; None: nothing
     publish_every: int = 1  # steps between two publications
     aggregation: str = "sum"  # weight s of an update: 1, 1/workers or 1/sqrt(workers)
-    max_lead: int | None = None  # steps a worker may be ahead of the slowest; None: any number
+    max_lead: int | None = 16  # steps a worker may be ahead of the slowest; None: any number
     # How the data are spread
     repartition: str = "always"  # "always": random and balanced by seed; "never": rows stay put
     rdd_training_approach: str = "direct"  # "direct": train on the partition as it comes

@@ -209,6 +209,7 @@ def _write_spark_defaults(home: Path) -> None:
     }
     lines = [f"{key} {value}\n" for key, value in conf.items()]
     (home / "spark-conf/spark-defaults.conf").write_text("".join(lines))
+    shutil.copy(ROOT / "conf/log4j2.properties", home / "spark-conf")  # to all containers
 
 
 def _classpath(jars: Path) -> list[str]:

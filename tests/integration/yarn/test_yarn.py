@@ -40,9 +40,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
 def test_digits_in_cluster_mode_end_with_equal_replicas(cluster) -> None:
     done = cluster.submit(ROOT / "examples/digits.py")
     assert done.exit_code == 0, done.output + done.container_logs
-    hashes = re.findall(r"\b[0-9a-f]{16,64}\b", done.container_logs)
-    assert len(hashes) >= 5, done.container_logs  # four workers and the driver
-    assert len(set(hashes)) == 1
+    hashes = dict(re.findall(r"^hash (\S+) +([0-9a-f]{16})$", done.container_logs, re.MULTILINE))
+    assert len(hashes) == 5, done.container_logs  # four workers and the driver
+    assert len(set(hashes.values())) == 1
 
 
 def test_an_exception_in_training_fails_the_application_with_its_cause_in_the_log(cluster) -> None:

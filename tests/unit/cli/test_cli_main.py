@@ -1,0 +1,61 @@
+"""The command: finds its sub-commands, and answers refusals with one message and code 2."""
+
+from __future__ import annotations
+
+import argparse
+from types import ModuleType
+
+import pytest
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.base.version import __version__
+from sparkstrom.cli import main as command
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    subparsers.add_parser("fly-kite").add_argument("--height", type=int, default=3)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.height > 100:
+        raise SetupError(f"height {args.height}: the string is too short; take a longer one")
+    return args.height
+
+
+@pytest.fixture
+def kite(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("fly_kite")
+    module.add_parser, module.run = add_parser, run
+    monkeypatch.setattr(command, "_commands", lambda: {"fly-kite": module})
+
+
+@pytest.mark.usefixtures("kite")
+def test_the_exit_code_is_the_sub_commands() -> None:
+    assert command.main(["fly-kite"]) == 3
+    assert command.main(["fly-kite", "--height", "7"]) == 7
+
+
+@pytest.mark.usefixtures("kite")
+def test_a_refusal_is_one_message_and_code_two(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["fly-kite", "--height", "101"]) == 2
+    expected = "sparkstrom fly-kite: height 101: the string is too short; take a longer one\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_help_names_the_sub_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        command.main(["--help"])
+    assert left.value.code == 0
+    assert "fetch-aeron" in capsys.readouterr().out
+
+
+def test_without_a_sub_command_it_is_a_wrong_call() -> None:
+    with pytest.raises(SystemExit) as left:
+        command.main([])
+    assert left.value.code == 2
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--version"])
+    assert capsys.readouterr().out == f"sparkstrom {__version__}\n"
