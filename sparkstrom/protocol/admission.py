@@ -84,8 +84,11 @@ def _admit(fit: Fit, join: Join, now_s: float) -> list[Effect]:
         effects += fit.close(fit.members.live[partition.owner], SUPERSEDED, now_s)
     node = fit.members.next_id
     fit.sequencer.admit(node)
-    for former in fit.members.former(join.token):
-        fit.keeping.returned(former, node)
+    former = fit.members.former(join.token)
+    for id_before in former:
+        fit.keeping.returned(id_before, node)
+    if not former:
+        fit.keeping.grant(join.executor, node)
     partition.owner = partition.last_owner = node
     partition.attempt = join.attempt
     fit.leases.renew(node, now_s)
@@ -102,8 +105,6 @@ def _welcome(fit: Fit, node: int, join: Join, old: Member | None, now_s: float) 
     base = join.have if follows else fit.sequencer.head
     position = fit.partitions[join.partition].position
     former = fit.members.former(join.token)
-    fresh = old is None and not join.has_replica
-    grants = fit.keeping.grant(join.executor, node) if fresh else ()
     closed = fit.sequencer.closed
     welcome = Welcome(
         token=join.token,
@@ -119,7 +120,7 @@ def _welcome(fit: Fit, node: int, join: Join, old: Member | None, now_s: float) 
         epoch=position.epoch,
         batch=position.batch,
         steps=fit.slowest,
-        grants=list(old.welcome.grants if old else grants),
+        grants=list(fit.keeping.granted(node)),
     )
     downlink = Downlink(node, base, fit.limits.downlink_bytes, now_s)
     own = frozenset([*former, node])

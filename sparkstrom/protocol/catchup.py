@@ -15,29 +15,35 @@ RETRY_S = 0.5
 
 
 class Catchup:
-    """One snapshot on its way in."""
+    """One snapshot on its way in; ``before`` is the one that it replaces, if any.
 
-    def __init__(self, base: int, chunks: int, hold_bytes: int, now_s: float) -> None:
+    Progress is to hold more chunks at once than ever before, so that chunks which grow old as
+    fast as they come are no progress.
+    """
+
+    def __init__(
+        self, base: int, chunks: int, hold_bytes: int, now_s: float, before: Catchup | None = None
+    ) -> None:
         self._count = chunks
         self._chunks: dict[int, Chunk] = {}
         self._asked_s: dict[int, float] = {}
         self._held = Log(hold_bytes, base)
-        self.progress_s = now_s
+        self._most: int = before._most if before is not None else 0
+        self.progress_s: float = before.progress_s if before is not None else now_s
 
     def hold(self, committed: Committed) -> None:
         """Keep the next commit; chunks older than what is still held are worthless now."""
         self._held.append(committed)
-        if self._held.base > 0:
-            stale = [i for i, chunk in self._chunks.items() if chunk.commit < self._held.base]
-            for index in stale:
-                del self._chunks[index]
+        for index in [i for i, c in self._chunks.items() if c.commit < self._held.base]:
+            del self._chunks[index]
 
     def take(self, chunk: Chunk, now_s: float) -> None:
         if chunk.index >= self._count or chunk.commit < self._held.base:
             return
         self._asked_s.pop(chunk.index, None)
         self._chunks.setdefault(chunk.index, chunk)
-        self.progress_s = now_s
+        if len(self._chunks) > self._most:
+            self._most, self.progress_s = len(self._chunks), now_s
 
     def wanted(self, now_s: float) -> list[int]:
         """Chunks to ask for now."""
@@ -52,7 +58,14 @@ class Catchup:
                 out.append(index)
         return out
 
-    def complete(self) -> bool:
+    def ready(self, now_s: float) -> bool:
+        """Could be installed now; waiting for the trainer is not this wait."""
+        if not self._complete():
+            return False
+        self.progress_s = now_s
+        return True
+
+    def _complete(self) -> bool:
         """All chunks are here, and so is every commit that any of them contains."""
         return len(self._chunks) == self._count and all(
             chunk.commit <= self._held.head for chunk in self._chunks.values()

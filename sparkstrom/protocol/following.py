@@ -79,7 +79,7 @@ def begin_catchup(
     me.received, me.news, me.fed_s = base, True, now_s
     me.pauses += 1
     me.paused = False
-    me.catchup = Catchup(base, chunks, me.limits.hold_bytes, now_s)
+    me.catchup = Catchup(base, chunks, me.limits.hold_bytes, now_s, me.catchup)
     return catch_up(me, now_s)
 
 
@@ -96,7 +96,7 @@ def catch_up(me: Standing, now_s: float) -> list[Effect]:
     catchup = me.catchup
     if catchup is None or me.installing or not me.joined:
         return []
-    if not (me.paused and catchup.complete()):
+    if not (catchup.ready(now_s) and me.paused):
         return [Send(MASTER, AskChunk(index)) for index in catchup.wanted(now_s)]
     me.installing, me.catchup = True, None
     return [ev.Install(catchup.chunks, catchup.held, me.uplink.uncommitted, me.received)]

@@ -68,7 +68,7 @@ def on_welcome(me: Standing, welcome: Welcome, now_s: float) -> list[Effect]:
 
 
 def _take_id(me: Standing, welcome: Welcome, now_s: float) -> list[Effect]:
-    returned = me.has_replica
+    returned = me.has_replica or me.installing
     for node, seq in welcome.closed:
         me.ids[node] = seq
     me.ids[welcome.node] = None
@@ -79,6 +79,7 @@ def _take_id(me: Standing, welcome: Welcome, now_s: float) -> list[Effect]:
         me.final = Final(me.uplink.last_seq)
     if not returned:
         me.position, me.steps = Position(welcome.epoch, welcome.batch), welcome.steps
+    me.keep_pace(welcome.steps)
     return [
         ev.Admitted(
             me.node,
@@ -107,6 +108,8 @@ def on_closed(me: Standing, closed: Closed) -> Command | list[Effect]:
         return []  # heard before; the next join is under way
     if me.failed is not None:
         return Command(Order.FAIL, me.failed.reason)
+    if me.leaving is not None:
+        return Command(Order.END, me.leaving.reason)
     if not closed.free:
         return Command(Order.FAIL, closed.reason)
     me.ids[closed.node] = closed.seq

@@ -21,15 +21,13 @@ class Keeping:
         self.lost_mass = 0.0
         self.granted_files = 0
 
-    def grant(self, executor: str, node: int) -> tuple[str, ...]:
-        """A file for this joiner, if its executor still has one."""
+    def grant(self, executor: str, node: int) -> None:
+        """A file for this new process, if its executor still has one."""
         files = self._free.get(executor)
-        if not files:
-            return ()
-        path = min(files)
-        self._granted[node] = {path: files.pop(path)}
-        self.granted_files += 1
-        return (path,)
+        if files:
+            path = min(files)
+            self._granted[node] = {path: files.pop(path)}
+            self.granted_files += 1
 
     def keep(self, executor: str, kept: Kept | None) -> None:
         """A worker has left this for the next fit."""
@@ -37,9 +35,13 @@ class Keeping:
             self.made.setdefault(executor, {})[kept.path] = kept.mass
 
     def returned(self, former: int, node: int) -> None:
-        """The process came back under a new id, with what it had been granted."""
+        """The process came back under a new id; what it was granted stays its own."""
         if former in self._granted:
             self._granted[node] = self._granted.pop(former)
+
+    def granted(self, node: int) -> tuple[str, ...]:
+        """What this node was granted, under whichever id of its process."""
+        return tuple(self._granted.get(node, ()))
 
     def used(self, node: int) -> None:
         """This node has lived to the end of its fit: what it was granted was not lost."""

@@ -20,6 +20,7 @@ from sparkstrom.codec.messages import (
     Failed,
     Final,
     Join,
+    Kept,
     Leaving,
     Message,
     Phase,
@@ -127,11 +128,20 @@ class Master:
             case Failed(reason=reason, trace=trace):
                 return self._on_failed(member, reason, trace)
             case Leaving(reason=reason, kept=kept):
-                self.fit.keeping.keep(member.join.executor, kept)
-                return self.fit.close(member, reason, now_s)
+                return self._on_leaving(member, reason, kept, now_s)
             case _:
                 self.fit.sequencer.dropped["not for a master"] += 1
         return []
+
+    def _on_leaving(
+        self, member: Member, reason: str, kept: Kept | None, now_s: float
+    ) -> list[Effect]:
+        """A released one stays until it knows that what it left behind is known."""
+        self.fit.keeping.keep(member.join.executor, kept)
+        effects = self.fit.close(member, reason, now_s)
+        if member.releasing is not None:
+            effects.append(ev.Answer(member.join.address, farewell(member.node, reason)))
+        return effects
 
     def _forget_edge(self, member: Member) -> Effect:
         """Its edge went with the media driver; whatever it says next in a join opens another."""
@@ -140,7 +150,7 @@ class Master:
 
     def _on_failed(self, member: Member, reason: str, trace: str) -> list[Effect]:
         """One failure ends the fit, unless the fit is done already."""
-        heard = Send(member.node, farewell(member.node))
+        heard = Send(member.node, farewell(member.node, "the fit has failed"))
         if self.fit.phases.phase is Phase.DONE:
             return [heard]
         return [heard, ev.Abort(reason, trace, member.join.host, member.join.partition)]
@@ -149,7 +159,7 @@ class Master:
         """Nothing counts any more; only who failed is told that it was heard."""
         match event:
             case ev.Received(sender=sender, message=Failed()) if sender in self.fit.members.live:
-                return [Send(sender, farewell(sender))]
+                return [Send(sender, farewell(sender, "the fit has failed"))]
             case _:
                 return []
 
@@ -299,9 +309,9 @@ NO_WORKER = (
 )
 
 
-def farewell(node: int) -> Closed:
-    """To a node that failed: it was heard, and may end."""
-    return Closed(token=0, count=0, node=node, seq=0, reason="the fit has failed", free=False)
+def farewell(node: int, reason: str) -> Closed:
+    """To a node that failed or leaves: it was heard, and may end."""
+    return Closed(token=0, count=0, node=node, seq=0, reason=reason, free=False)
 
 
 def number_only(committed: Committed) -> Committed:

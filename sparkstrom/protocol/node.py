@@ -18,7 +18,6 @@ from sparkstrom.codec.messages import (
     Committed,
     Failed,
     Final,
-    Kept,
     Leaving,
     Message,
     Phase,
@@ -45,7 +44,7 @@ from sparkstrom.protocol.orders import order
 from sparkstrom.protocol.reporting import report_if_due
 from sparkstrom.protocol.standing import Identity, NodeLimits, Standing
 from sparkstrom.protocol.uplink import Uplink
-from sparkstrom.protocol.waiting import waited_too_long
+from sparkstrom.protocol.waiting import forget_sleep, waited_too_long
 
 __all__ = ["Identity", "Node", "NodeLimits"]
 
@@ -67,10 +66,19 @@ class Node:
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
         """React, then decide what the trainer is to do."""
         effects = self._react(event, now_s)
-        ending = self.command.order in (Order.RELEASE, Order.END, Order.FAIL)
-        if not ending and self.standing.failed is None:
+        leaving = self._ended or self.command.order is Order.RELEASE
+        if not leaving and self.standing.failed is None:
             self.command = order(self.standing)
         return effects
+
+    @property
+    def _ended(self) -> bool:
+        return self.command.order in (Order.END, Order.FAIL)
+
+    def _end(self, command: Command | None) -> None:
+        """The task is over, or about to leave; how it ended first stays."""
+        if command is not None and not self._ended:
+            self.command = command
 
     def _react(self, event: ev.Event, now_s: float) -> list[Effect]:
         me = self.standing
@@ -97,6 +105,8 @@ class Node:
             case ev.Paused(number=number):
                 me.paused = number == me.pauses
             case ev.Installed():
+                if not me.has_replica and me.state is not None:
+                    me.keep_pace(me.state.slowest)
                 me.installing, me.paused, me.has_replica = False, False, True
             case ev.Drained():
                 me.final = Final(me.uplink.last_seq)
@@ -105,7 +115,8 @@ class Node:
                 me.audit = AuditAnswer(commit, digest, kept)
                 return [Send(MASTER, me.audit)]
             case ev.Released(kept=kept):
-                return self._leave("released", kept)
+                me.leaving, me.leaving_s = Leaving("released", kept), now_s
+                return [Send(MASTER, me.leaving)]
             case ev.TrainerFailed(reason=reason, trace=trace):
                 me.failed, me.failed_s = Failed(reason=reason, trace=trace), now_s
                 return [Send(MASTER, me.failed)]
@@ -122,7 +133,7 @@ class Node:
             seen=made.seen,
             epoch=made.epoch,
             batch=made.batch,
-            steps=made.steps,
+            steps=me.pace,
             form=made.form,
             tau_quanta=made.tau_quanta,
             count=made.count,
@@ -130,10 +141,6 @@ class Node:
         )
         me.uplink.add(update, now_s)
         return [Send(MASTER, update)] if me.joined else []
-
-    def _leave(self, reason: str, kept: Kept | None) -> list[Effect]:
-        self.command = Command(Order.END, reason)
-        return [Send(MASTER, Leaving(reason, kept))]
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -143,7 +150,7 @@ class Node:
             case Welcome():
                 return on_welcome(me, message, now_s)
             case Refused():
-                self.command = on_refused(me, message) or self.command
+                self._end(on_refused(me, message))
             case Closed():
                 return self._on_closed(message)
             case _ if not me.joined:
@@ -159,7 +166,7 @@ class Node:
             case Behind():
                 return on_behind(me, message, now_s)
             case Release(reason=reason):
-                self.command = Command(Order.RELEASE, reason)
+                self._end(Command(Order.RELEASE, reason))
             case _:
                 pass  # a message that only masters take
         return []
@@ -167,11 +174,15 @@ class Node:
     def _on_closed(self, closed: Closed) -> list[Effect]:
         outcome = on_closed(self.standing, closed)
         if isinstance(outcome, Command):
-            self.command = outcome
+            self._end(outcome)
             return []
         return outcome
 
     def _on_state(self, state: State) -> list[Effect]:
+        """Phases only go forward: a state that was overtaken by a newer one is history."""
+        known = self.standing.state
+        if known is not None and (state.phase, state.head) < (known.phase, known.head):
+            return []
         self.standing.state = state
         done = state.phase is Phase.DONE and self.standing.audit is not None
         return [Send(MASTER, Leaving("done", None))] if done else []
@@ -180,9 +191,9 @@ class Node:
 
     def _on_tick(self, now_s: float) -> list[Effect]:
         me = self.standing
-        reason = waited_too_long(me, now_s)
-        if reason is not None:
-            self.command = Command(Order.FAIL, reason)
+        forget_sleep(me, now_s)
+        self._end(waited_too_long(me, now_s))
+        if self._ended:
             return []
         if me.address is None:
             return []

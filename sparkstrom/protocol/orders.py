@@ -32,7 +32,7 @@ def _while_running(me: Standing, state: State) -> Command:
         return Command(Order.WAIT, "its updates are not committed yet")
     if me.limits.max_lead is None:
         return Command(Order.TRAIN)
-    limit = state.slowest + me.limits.max_lead
+    limit = state.slowest + me.limits.max_lead - me.head_start
     if me.steps >= limit:
         return Command(Order.WAIT, "it is ahead of the slowest")
     return Command(Order.TRAIN, steps_max=limit)

@@ -33,8 +33,8 @@ class Partition:
 
     @property
     def trained(self) -> bool:
-        """Is every minibatch of every epoch committed?"""
-        return self.rows >= 0 and self.position >= self.end
+        """Is every minibatch of every epoch committed? An empty partition has none."""
+        return self.rows == 0 or (self.rows > 0 and self.position >= self.end)
 
     @property
     def minibatches(self) -> int:

@@ -32,7 +32,7 @@ def report(me: Standing, now_s: float) -> list[Effect]:
         after_seq=me.uplink.last_seq,
         epoch=me.position.epoch,
         batch=me.position.batch,
-        steps=me.steps,
+        steps=me.pace,
         activity=me.activity,
     )
     return [Send(MASTER, message), *(Send(MASTER, other) for other in unheard)]
@@ -54,4 +54,6 @@ def _unheard(me: Standing) -> list[Message]:
         out.append(me.audit)
     if me.failed is not None:
         out.append(me.failed)
+    if me.leaving is not None:
+        out.append(me.leaving)
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import Activity, Address, AuditAnswer, Failed, Final, State
+from sparkstrom.codec.messages import Activity, Address, AuditAnswer, Failed, Final, Leaving, State
 from sparkstrom.protocol.catchup import Catchup
 from sparkstrom.protocol.uplink import Uplink
 
@@ -59,6 +59,7 @@ class Standing:
     join_due_s: float = 0.0
     heard_s: float = 0.0  # from the master, on whatever edge
     edge_heard_s: float = 0.0
+    ticked_s: float = 0.0
 
     # its replica
     has_replica: bool = False
@@ -72,13 +73,16 @@ class Standing:
 
     # its trainer
     position: Position = field(default_factory=lambda: Position(0, 0))
-    steps: int = 0
+    steps: int = 0  # as its trainer counts
+    head_start: int = 0  # steps it is credited with: nobody waits for what it missed
     activity: Activity = Activity.CATCHING_UP
     activity_s: float = 0.0
     final: Final | None = None
     audit: AuditAnswer | None = None
     failed: Failed | None = None
     failed_s: float = 0.0
+    leaving: Leaving | None = None
+    leaving_s: float = 0.0
 
     # what the master says, and what it is told
     state: State | None = None
@@ -88,7 +92,17 @@ class Standing:
     lease_due_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.heard_s = self.edge_heard_s = self.fed_s = self.activity_s = self.began_s
+        self.heard_s = self.edge_heard_s = self.ticked_s = self.began_s
+        self.fed_s = self.activity_s = self.began_s
+
+    @property
+    def pace(self) -> int:
+        """Steps for the comparison with the others."""
+        return self.steps + self.head_start
+
+    def keep_pace(self, slowest: int) -> None:
+        """Who joins, or comes back, counts as the slowest one at first."""
+        self.head_start = max(self.head_start, slowest - self.steps)
 
     def advance(self, position: Position, steps: int, now_s: float) -> None:
         """The trainer took a step."""

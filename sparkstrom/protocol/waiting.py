@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from sparkstrom.codec.messages import Activity
+from sparkstrom.protocol.events import Command, Order
 from sparkstrom.protocol.standing import Standing
 
-FAREWELL_S = 5.0  # how long a failing node waits for the master to have heard why
+FAREWELL_S = 5.0  # how long a failing or leaving node waits for the master to have heard
 
 
-def waited_too_long(me: Standing, now_s: float) -> str | None:
-    """What this node has waited for in vain, for how long, and what to do; None while it may."""
+def forget_sleep(me: Standing, now_s: float) -> None:
+    """Time in which this process stood still counts for no wait: it could hear nobody."""
+    slept_s, me.ticked_s = now_s - me.ticked_s, now_s
+    if slept_s <= me.limits.lease_s / 4:
+        return
+    me.began_s += slept_s
+    me.heard_s += slept_s
+    me.activity_s += slept_s
+    me.failed_s += slept_s
+    me.leaving_s += slept_s
+    me.uplink.progress_s += slept_s
+    if me.catchup is not None:
+        me.catchup.progress_s += slept_s
+
+
+def waited_too_long(me: Standing, now_s: float) -> Command | None:
+    """The end, with what was waited for in vain, for how long, and what to do; None before."""
     limits = me.limits
     working_s = now_s - me.activity_s
     since_chunk_s = now_s - me.catchup.progress_s if me.catchup is not None else 0.0
@@ -22,9 +38,11 @@ def waited_too_long(me: Standing, now_s: float) -> str | None:
     )
     for waiting, waited_s, limit_s, what in waits:
         if waiting and waited_s > limit_s:
-            return what.format(waited_s)
+            return Command(Order.FAIL, what.format(waited_s))
     if me.failed is not None and now_s - me.failed_s > FAREWELL_S:
-        return me.failed.reason
+        return Command(Order.FAIL, me.failed.reason)
+    if me.leaving is not None and now_s - me.leaving_s > FAREWELL_S:
+        return Command(Order.END, me.leaving.reason)
     return None
 
 
@@ -37,6 +55,9 @@ MASTER_SILENT = (
     "nothing heard from the master for {:.0f} s: the driver program has ended, or the network "
     "between this executor and it is down"
 )
-NO_SNAPSHOT = "no part of the replica arrived for {:.0f} s while catching up"
+NO_SNAPSHOT = (
+    "catching up made no progress for {:.0f} s: no part of the replica arrived, or each was out of "
+    "date before the last one came; raise log_bytes, or publish less often"
+)
 NO_COMMITS = "the window is full and the master committed nothing for {:.0f} s"
 STEP_STUCK = "one training step took longer than {:.0f} s: raise step_timeout if that is normal"

@@ -1,80 +1,243 @@
-"""Checkers: the invariants, seen from outside the machines."""
+"""Checkers: the invariants, seen from outside the machines.
+
+They know what each trainer made and what the master numbered, and compare: no checker believes
+what a machine says of itself. A violation is a sentence that begins with the invariant's name.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
+from dataclasses import dataclass
 
 from sparkstrom.codec.messages import Committed, Phase
+from sparkstrom.protocol.admission import SUPERSEDED
+from sparkstrom.protocol.events import Abort
 from sparkstrom.protocol.master import Master
-from sparkstrom.simulation.process import SimProcess
-from sparkstrom.simulation.replica import SimReplica, total
+from sparkstrom.protocol.replay import HEADER_BYTES, cost
+from sparkstrom.simulation.process import FAILURE, SimProcess
+from sparkstrom.simulation.replica import SIZE, SimReplica, Theta, add
 
-ENDS_ANOTHER_WAY = ("another attempt", "its partition is trained")
+DISMISSED = "its partition is trained already"
+RELEASED = "released"
+DONE = "done"
+
+
+@dataclass(slots=True)
+class Trained:
+    """What of one partition is inside committed updates, or was trained without sending."""
+
+    spans: list[tuple[int, int]]  # minibatches first + 1 to last, per committed update
+    processes: list[SimProcess]
+
+    @property
+    def last(self) -> int:
+        return self.spans[-1][1] if self.spans else 0
 
 
 class Checks:
-    """Collects violations of I1 to I4 as sentences that begin with the invariant's name."""
+    """Collects what was violated in one run."""
 
-    def __init__(self, minibatches: int) -> None:
-        self._minibatches = minibatches  # per partition
+    def __init__(self, kept: dict[str, float]) -> None:
         self.violations: list[str] = []
         self.commits: list[Committed] = []
+        self._kept = kept  # files of an earlier fit and their mass
+        self._sums: list[Theta] = [[0] * SIZE]  # theta at each commit
         self._numbered: dict[int, int] = {}
-        self._taken: Counter[SimProcess] = Counter()  # how many of its updates are committed
-        self._covered: dict[int, int] = {}  # partition -> minibatches inside committed updates
-        self._ended: set[SimProcess] = set()
+        self._taken: dict[SimProcess, int] = {}  # how many of its updates are committed
+        self._below: dict[SimProcess, int] = {}  # how many of them its replica's commit covers
+        self._trained: dict[int, Trained] = defaultdict(lambda: Trained([], []))
+        self._added: dict[str, SimProcess] = {}
+        self._ends: dict[SimProcess, str] = {}
+        self._reached: dict[int, tuple[int, int]] = {}
+        self._progress = (Phase.GATHERING, 0)
 
     def violation(self, text: str) -> None:
-        self.violations.append(text)
+        """Note it, once."""
+        if text not in self.violations:
+            self.violations.append(text)
+
+    def started(self, process: SimProcess) -> None:
+        self._trained[process.identity.partition].processes.append(process)
+
+    # -- while it runs ---------------------------------------------------------------------------
 
     def committed(self, process: SimProcess, update: Committed) -> None:
-        """I2: per origin in order, each once, and no minibatch twice."""
+        """I2: per origin in order, each once, as it was made, and no minibatch twice."""
         expected = self._numbered.get(update.origin, 0) + 1
         if update.seq != expected or update.commit != len(self.commits) + 1:
             self.violation(f"I2: commit {update.commit} is ({update.origin}, {update.seq}), "
                            f"expected seq {expected}")  # fmt: skip
         self._numbered[update.origin] = update.seq
         self.commits.append(update)
-        made = process.made[self._taken[process]]
-        self._taken[process] += 1
+        theta = list(self._sums[-1])
+        add(theta, update.payload)
+        self._sums.append(theta)
+        taken = self._taken.get(process, 0)
+        if taken == len(process.made):
+            self.violation(f"I2: commit {update.commit}: {process.name} made only {taken} updates")
+            return
+        made = process.made[taken]
+        self._taken[process] = taken + 1
+        made.commit = update.commit
         if made.payload != update.payload:
             self.violation(f"I2: commit {update.commit} is not what {process.name} made")
-        self.covers(process.identity.partition, made.first, made.last)
+        trained = self._trained[process.identity.partition]
+        if made.first < trained.last:
+            self.violation(f"I2: minibatch {made.first + 1} of partition "
+                           f"{process.identity.partition} committed twice")  # fmt: skip
+        trained.spans.append((made.first, made.last))
 
-    def covers(self, partition: int, first: int, last: int) -> None:
-        """Minibatches ``first + 1`` to ``last`` of a partition are committed now."""
-        if first < self._covered.get(partition, 0):
-            self.violation(f"I2: minibatch {first + 1} of partition {partition} committed twice")
-        self._covered[partition] = last
+    def replica(self, process: SimProcess) -> None:
+        """I2, I3: at a boundary theta is all commits up to its own plus what it made since."""
+        commit, made = process.replica.commit, process.made
+        if not process.installed or commit >= len(self._sums):
+            return
+        below = self._below.get(process, 0)
+        while below < len(made) and (made[below].commit or commit + 1) <= commit:
+            below += 1
+        self._below[process] = below
+        expected = list(self._sums[commit])
+        for update in made[below:]:
+            add(expected, update.payload)
+        if expected != process.replica.theta:
+            self.violation(f"I3: {process.name} is not what its commit {commit} says")
 
-    def ended(self, process: SimProcess) -> None:
-        self._ended.add(process)
-        self._conserves(process)
+    def bounds(self, master: Master, processes: list[SimProcess]) -> None:
+        """What is bounded stays so, and what only grows does."""
+        fit = master.fit
+        progress = (fit.phases.phase, fit.sequencer.head)
+        if progress < self._progress:
+            self.violation(f"I4: from {self._progress} back to {progress}")
+        self._progress = progress
+        log = fit.sequencer.log
+        if log.bytes > fit.limits.log_bytes and log.head > log.base + 1:
+            self.violation(f"I4: the log holds {log.bytes} bytes")
+        for partition in fit.partitions:
+            if partition.position < self._reached.get(partition.index, (0, 0)):
+                self.violation(f"I2: partition {partition.index} goes back")
+            self._reached[partition.index] = partition.position
+        for process in processes:
+            if process.alive:
+                self._node_bounds(process)
 
-    def failed(self, process: SimProcess, reason: str) -> None:
-        if not any(text in reason for text in ENDS_ANOTHER_WAY):
+    def _node_bounds(self, process: SimProcess) -> None:
+        me = process.node.standing
+        if len(me.uplink) > 1:
+            newest = HEADER_BYTES + len(me.uplink.uncommitted[-1].payload)
+            if me.uplink.bytes - newest >= me.limits.window_bytes:
+                self.violation(f"I4: {process.name} has {me.uplink.bytes} bytes uncommitted")
+        if me.catchup is not None:
+            held = me.catchup.held
+            if len(held) > 1 and sum(map(cost, held)) > me.limits.hold_bytes:
+                self.violation(f"I4: {process.name} holds {len(held)} commits")
+
+    def lead(self, processes: list[SimProcess], lead: int) -> None:
+        """Nobody is further ahead of the slowest than allowed; only where nobody joins late."""
+        steps = [p.steps for p in processes if p.alive and not p.finished]
+        if steps and max(steps) > min(steps) + lead:
+            self.violation(f"I4: {max(steps)} steps beside {min(steps)}, max_lead is {lead}")
+
+    def added(self, process: SimProcess) -> None:
+        """I1: what was kept by an earlier fit is added once in all."""
+        for path in process.added:
+            if self._added.setdefault(path, process) is not process:
+                self.violation(f"I1: {path} added by {self._added[path].name} and {process.name}")
+        if len(set(process.added)) < len(process.added):
+            self.violation(f"I1: {process.name} added a file twice")
+
+    # -- ends ------------------------------------------------------------------------------------
+
+    def ended(self, process: SimProcess, reason: str) -> None:
+        """A task that ends with success."""
+        self._ends[process] = reason
+        if reason not in (DONE, RELEASED, DISMISSED):
+            self.violation(f"I5: {process.name} ended with success: {reason}")
+
+    def failed(self, process: SimProcess, reason: str, *, expected: bool) -> None:
+        """A task that fails: superseded by another attempt, or for a reason that it was given."""
+        attempts = [p.identity.attempt for p in self._processes_of(process)]
+        superseded = reason == SUPERSEDED and process.identity.attempt < max(attempts)
+        excused = process.failing and reason == FAILURE
+        if not (superseded or excused or expected):
             self.violation(f"I5: {process.name} failed: {reason}")
-        self._conserves(process)
 
-    def _conserves(self, process: SimProcess) -> None:
-        if not process.learner.conserves():
-            self.violation(f"I1: {process.name} lost mass")
+    def aborted(self, abort: Abort) -> None:
+        """A fit that fails must name a worker whose training raised."""
+        where = (abort.host, abort.partition)
+        raised = [
+            p
+            for trained in self._trained.values()
+            for p in trained.processes
+            if p.failing and (p.identity.host, p.identity.partition) == where
+        ]
+        if not raised or abort.reason != FAILURE:
+            self.violation(f"I5: aborted: {abort.reason} ({abort.host}, {abort.partition})")
+
+    def _processes_of(self, process: SimProcess) -> list[SimProcess]:
+        return self._trained[process.identity.partition].processes
 
     def at_end(self, master: Master, replica: SimReplica, processes: list[SimProcess]) -> None:
-        """I1 to I4, once the fit is over."""
+        """I1 to I5, once the fit is over."""
         for process in processes:
-            self._conserves(process)
+            if not process.learner.conserves():
+                self.violation(f"I1: {process.name} lost mass")
         if master.fit.phases.phase is not Phase.DONE:
             return
-        if replica.theta != total(self.commits):
+        if replica.theta != self._sums[-1]:
             self.violation("I2: the master's replica is not the sum of all commits")
+        if master.fit.phases.own_digest != replica.digest():
+            self.violation("I3: the master's hash is not that of its replica")
         for node, digest in master.fit.phases.digests.items():
             if digest != master.fit.phases.own_digest:
                 self.violation(f"I3: node {node} differs from the master")
-        for partition in master.fit.partitions:
-            if partition.minibatches != self._minibatches:
-                self.violation(f"I2: partition {partition.index} has {partition.minibatches} of "
-                               f"{self._minibatches} minibatches committed")  # fmt: skip
         for process in processes:
             if process.alive:
                 self.violation(f"I4: {process.name} did not end: {process.node.command}")
+        self._ends_match(master)
+        for partition in master.fit.partitions:
+            whole = master.fit.phases.stop_reason is None
+            goal = partition.epochs * max(0, partition.batches)
+            self._covers(partition.index, goal if whole else partition.minibatches)
+        self._kept_mass(master)
+
+    def _ends_match(self, master: Master) -> None:
+        """Whoever ended as done was audited, and with the right bytes."""
+        final = self._sums[-1]
+        for process, reason in self._ends.items():
+            if reason != DONE:
+                continue
+            if process.node.node not in master.fit.phases.digests:
+                self.violation(f"I3: {process.name} ended as done and was not audited")
+            if process.replica.theta != final:
+                self.violation(f"I3: {process.name} ended with another replica")
+
+    def _covers(self, index: int, goal: int) -> None:
+        """Each minibatch is inside one committed update, or sent nothing when it was trained."""
+        trained = self._trained[index]
+        quiet: set[int] = set().union(*(p.quiet for p in trained.processes))
+        missing = set(range(1, goal + 1)) - quiet
+        for first, last in trained.spans:
+            missing -= set(range(first + 1, last + 1))
+        if missing:
+            self.violation(f"I2: partition {index}: minibatches {sorted(missing)} of {goal} "
+                           "are in no committed update")  # fmt: skip
+        if trained.last > goal:
+            self.violation(f"I2: partition {index}: {trained.last} of {goal} minibatches committed")
+
+    def _kept_mass(self, master: Master) -> None:
+        """I1 between fits: what was kept was taken in by somebody who lived, or counts as lost."""
+        good = [
+            process
+            for trained in self._trained.values()
+            for process in trained.processes
+            if process.node.node in master.fit.phases.digests or self._ends.get(process) == RELEASED
+        ]
+        used = {path for process in good for path in process.added}
+        lost = sum(size for path, size in self._kept.items() if path not in used)
+        keeping = master.fit.keeping
+        if keeping.lost_mass != lost:
+            self.violation(f"I1: {keeping.lost_mass} of kept mass counted as lost, not {lost}")
+        made = {path for files in keeping.made.values() for path in files}
+        for process in good:
+            if process.left is None or process.left.path not in made:
+                self.violation(f"I1: what {process.name} left for the next fit is not known")

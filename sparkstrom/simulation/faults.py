@@ -1,4 +1,4 @@
-"""Faults: what a network and its machines may do to us, drawn from the world's seed."""
+"""Faults: what a network and its machines may do to us."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ class Faults:
     delay_ms_max: float = 40.0
     late: float = 0.02  # share of messages that come up to half a second late: reordering
     crashes: int = 2  # a worker process is gone; Spark starts another after a while
-    cuts: int = 2  # a worker cannot be reached, and reaches nobody, for up to two leases
+    executor_crashes: int = 0  # all workers of one executor are gone at once
+    doubles: int = 0  # Spark starts another attempt although the first one lives
+    cuts: int = 2  # a worker is out of reach for up to two leases, both ways or one way
     pauses: int = 1  # a worker's process stands still for up to two leases
+    master_pauses: int = 0  # the driver program stands still for up to two leases
     edge_deaths: int = 2  # a media driver dies: all that was under way on its edges is lost
+    stop: float = 0.0  # chance that somebody asks to end the fit early
+    failure: float = 0.0  # chance that training raises in some worker
+    restart_s_max: float = 4.0  # until Spark starts a lost task again
     quiet_after_s: float = 12.0  # from here on nothing bad happens any more
 
 

@@ -1,56 +1,74 @@
-"""A worker process under simulation: the node's machine and a trainer that obeys it."""
+"""A worker process under simulation: the node's machine and a trainer that obeys it.
+
+As in a real worker, a step takes time: it begins under the command that held at the boundary
+before it, and ends with an event that the machine may not have expected any more.
+"""
 
 from __future__ import annotations
 
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import Activity
+from sparkstrom.codec.messages import Activity, Kept
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Effect, Order
+from sparkstrom.protocol.events import Command, Effect, Order
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
-from sparkstrom.simulation.replica import SimLearner, SimReplica
+from sparkstrom.simulation.replica import SimLearner, SimReplica, Theta, add, mass
 
 Perform = Callable[["SimProcess", Effect], None]
+FAILURE = "training raised"
 
 
-class Made(NamedTuple):
+@dataclass(slots=True)
+class Made:
     """An update as its trainer made it, with the minibatches ``first + 1`` to ``last`` in it."""
 
     first: int
     last: int
     payload: bytes
+    commit: int | None = None  # once it has one
 
 
 class SimProcess:
-    """One attempt of one task."""
+    """One attempt of one task. ``scratch`` is what executors keep on disk, by path."""
 
     def __init__(
         self,
         name: str,
         identity: Identity,
         limits: NodeLimits,
+        *,
         epochs: int,
+        publish_every: int,
         seed: int,
         perform: Perform,
+        scratch: dict[str, Theta],
         now_s: float,
     ) -> None:
-        self.name, self.identity = name, identity
-        self._perform = perform
+        self.name, self.identity, self.limits = name, identity, limits
+        self._perform, self._scratch = perform, scratch
         self.node = Node(identity, limits, now_s)
         self.replica = SimReplica()
         self.learner = SimLearner(random.Random(seed))
-        self._epochs = epochs
-        self._inbox: deque[ev.Deliver | ev.Install] = deque()
+        self._end = Position(epochs if identity.rows else 0, 0)
+        self._publish_every, self._unpublished = publish_every, 0
+        self._inbox: deque[ev.Deliver | ev.Install | ev.Admitted] = deque()
         self.position = Position(0, 0)
-        self.made: list[Made] = []
-        self._reached = 0  # minibatch ordinal up to which its updates and reports reach
         self.steps = 0
+        self._reached = 0  # minibatch ordinal up to which its updates reach
+        self.made: list[Made] = []
+        self.quiet: set[int] = set()  # minibatches that sent nothing when they were trained
+        self._grants: tuple[str, ...] = ()
+        self.added: list[str] = []  # kept files that it has taken in
+        self.left: Kept | None = None  # what it has left for the next fit
         self._activity = Activity.CATCHING_UP
-        self._done: set[str] = set()
+        self._said: set[tuple[Order, int, int]] = set()
+        self._stepping = False
+        self.installed = False
+        self.failing = False
         self.edge = 0
         self.awake_s = now_s
         self.alive = True
@@ -58,87 +76,131 @@ class SimProcess:
     def feed(self, event: ev.Event, now_s: float) -> None:
         """One event for the machine, and its effects performed."""
         for effect in self.node.step(event, now_s):
-            match effect:
-                case ev.Deliver() | ev.Install():
-                    self._inbox.append(effect)
-                case ev.Admitted(returned=False):
-                    self.position = Position(effect.epoch, effect.batch)
-                    self.steps = effect.steps
-                    self._reached = self.ordinal
-                case ev.Admitted():
-                    pass
-                case _:
-                    self._perform(self, effect)
+            if isinstance(effect, ev.Deliver | ev.Install | ev.Admitted):
+                self._inbox.append(effect)
+            else:
+                self._perform(self, effect)
 
     @property
     def ordinal(self) -> int:
         """Minibatches up to here, counted through all epochs."""
         return self.position.epoch * self.identity.batches + self.position.batch
 
+    @property
+    def finished(self) -> bool:
+        return self.position >= self._end
+
+    @property
+    def stepping(self) -> bool:
+        """It is inside a step, which began under an earlier command."""
+        return self._stepping
+
+    # -- the trainer's loop ----------------------------------------------------------------------
+
     def boundary(self, now_s: float) -> None:
-        """What a trainer does between two batches."""
-        self._drain_inbox(now_s)
+        """The step under way ends; what came is taken in; then as the machine says."""
+        if self._stepping:
+            self._stepping = False
+            self._finish_step(now_s)
+        if self.failing:
+            return
         command = self.node.command
-        finished = self.position >= Position(self._epochs, 0)
+        while self._inbox:
+            self._take(self._inbox.popleft(), now_s)
+        if command.order not in (Order.END, Order.FAIL):
+            self._obey(command, now_s)
+
+    def fail(self, now_s: float) -> None:
+        """Training raises at this boundary; from now on only the machine acts."""
+        self.failing = True
+        self.feed(ev.TrainerFailed(FAILURE, "trace"), now_s)
+
+    def _obey(self, command: Command, now_s: float) -> None:
+        beyond = command.steps_max is not None and self.steps >= command.steps_max
         match command.order:
-            case Order.TRAIN if not finished and not self._beyond(command.steps_max):
-                self._step(now_s)
-            case Order.PAUSE:
-                self._once(f"pause {command.number}", ev.Paused(command.number), now_s)
-            case Order.DRAIN:
-                self._once("drain", ev.Drained(), now_s)
-            case Order.AUDIT:
-                digest = self.replica.digest()
-                self._once("audit", ev.Hashed(command.commit, digest, None), now_s)
-            case Order.RELEASE:
-                self._once("release", ev.Released(None), now_s)
-            case Order.END | Order.FAIL:
+            case Order.TRAIN if not (self.finished or beyond):
+                self._stepping = True
+                self._say(Activity.STEPPING, now_s)
                 return
+            case Order.PAUSE:
+                self._once(command, ev.Paused(command.number), now_s)
+                return
+            case Order.DRAIN:
+                self._once(command, ev.Drained(), now_s)
+            case Order.AUDIT if not self._has_said(command):
+                hashed = ev.Hashed(command.commit, self.replica.digest(), self._keep())
+                self._once(command, hashed, now_s)
+            case Order.RELEASE if not self._has_said(command):
+                self._once(command, ev.Released(self._keep()), now_s)
             case _:
                 pass
-        if command.order is not Order.PAUSE:
-            self._say(self._idle_activity(), now_s)
+        if self._activity is not Activity.CATCHING_UP:
+            self._say(self._idle, now_s)
 
-    def _beyond(self, steps_max: int | None) -> bool:
-        return steps_max is not None and self.steps >= steps_max
-
-    def _idle_activity(self) -> Activity:
-        finished = self.position >= Position(self._epochs, 0)
-        if Activity.CATCHING_UP is self._activity and "installed" not in self._done:
-            return Activity.CATCHING_UP
-        return Activity.FINISHED if finished else Activity.WAITING
+    @property
+    def _idle(self) -> Activity:
+        return Activity.FINISHED if self.finished else Activity.WAITING
 
     def _say(self, activity: Activity, now_s: float) -> None:
         if activity is not self._activity:
             self._activity = activity
             self.feed(ev.Busy(activity), now_s)
 
-    def _once(self, what: str, event: ev.Event, now_s: float) -> None:
-        if what not in self._done:
-            self._done.add(what)
+    def _has_said(self, command: Command) -> bool:
+        return (command.order, command.commit, command.number) in self._said
+
+    def _once(self, command: Command, event: ev.Event, now_s: float) -> None:
+        if not self._has_said(command):
+            self._said.add((command.order, command.commit, command.number))
             self.feed(event, now_s)
 
-    def _drain_inbox(self, now_s: float) -> None:
-        while self._inbox:
-            match self._inbox.popleft():
-                case ev.Deliver(update=update):
-                    self.replica.apply(update)
-                case ev.Install() as install:
-                    self.replica.install(install)
-                    self._done.add("installed")
-                    self.feed(ev.Installed(), now_s)
+    def _keep(self) -> Kept:
+        path = f"{self.identity.executor}/{self.name}"
+        self._scratch[path] = list(self.learner.residual)
+        self.left = Kept(path, mass(self.learner.residual))
+        return self.left
 
-    def _step(self, now_s: float) -> None:
-        payload = self.learner.step()
+    def _take(self, item: ev.Deliver | ev.Install | ev.Admitted, now_s: float) -> None:
+        match item:
+            case ev.Deliver(update=update):
+                self.replica.apply(update)
+            case ev.Admitted(returned=False):
+                self.position, self.steps = Position(item.epoch, item.batch), item.steps
+                self._reached = self.ordinal
+                self._grants = item.grants
+            case ev.Admitted():
+                pass  # back under a new id, with everything as it was
+            case ev.Install():
+                self._install(item, now_s)
+
+    def _install(self, install: ev.Install, now_s: float) -> None:
+        self.replica.install(install)
+        for path in self._grants:
+            self.learner.add(self._scratch[path])
+            self.added.append(path)
+        self._grants = ()
+        self.installed = True
+        self.feed(ev.Installed(), now_s)
+        if self._activity is Activity.CATCHING_UP:
+            self._say(self._idle, now_s)
+
+    def _finish_step(self, now_s: float) -> None:
+        self.learner.step()
         batch = self.position.batch + 1
         whole = batch == self.identity.batches
         self.position = Position(self.position.epoch + whole, 0 if whole else batch)
         self.steps += 1
+        self._unpublished += 1
+        payload = b""
+        if self._unpublished >= self._publish_every or self.finished:
+            self._unpublished = 0
+            payload = self.learner.publish()
         where = (self.position.epoch, self.position.batch, self.steps)
         if not payload:
+            self.quiet.add(self.ordinal)
             self.feed(ev.Progressed(*where), now_s)
             return
-        self.replica.add(payload)
+        add(self.replica.theta, payload)
         self.made.append(Made(self._reached, self.ordinal, payload))
         self._reached = self.ordinal
         seen = self.replica.commit

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
+from collections.abc import Iterable
 
-from sparkstrom.codec.messages import Chunk, Committed, Update
+from sparkstrom.codec.messages import Chunk, Committed
 from sparkstrom.protocol.events import Install
 
 SIZE = 12
@@ -21,33 +22,45 @@ CELL = struct.Struct(f"<{CHUNK}q")
 
 TAU = 3
 
+Theta = list[int]
+
+
+def add(theta: Theta, payload: bytes) -> None:
+    """Add one update."""
+    for index, amount in PAIR.iter_unpack(payload):
+        theta[index] += amount
+
+
+def total(payloads: Iterable[bytes]) -> Theta:
+    """The sum of some updates."""
+    theta = [0] * SIZE
+    for payload in payloads:
+        add(theta, payload)
+    return theta
+
 
 class SimReplica:
     """theta as integers."""
 
     def __init__(self) -> None:
-        self.theta = [0] * SIZE
+        self.theta: Theta = [0] * SIZE
         self.commit = 0
-
-    def add(self, payload: bytes, newer_than: list[int] | None = None, commit: int = 0) -> None:
-        """Add an update, to those chunks only that do not contain it yet."""
-        for index, amount in PAIR.iter_unpack(payload):
-            if newer_than is None or commit > newer_than[index // CHUNK]:
-                self.theta[index] += amount
 
     def apply(self, committed: Committed) -> None:
         """Add the next commit of somebody else."""
-        self.add(committed.payload)
+        add(self.theta, committed.payload)
         self.commit = committed.commit
 
     def install(self, install: Install) -> None:
-        """Take a snapshot, what it lacks, and the node's own uncommitted updates."""
+        """Take a snapshot, what each chunk of it lacks, and the node's own uncommitted updates."""
         self.theta = [value for chunk in install.chunks for value in CELL.unpack(chunk.payload)]
         has = [chunk.commit for chunk in install.chunks]
         for committed in install.held:
-            self.add(committed.payload, has, committed.commit)
+            for index, amount in PAIR.iter_unpack(committed.payload):
+                if committed.commit > has[index // CHUNK]:
+                    self.theta[index] += amount
         for update in install.own:
-            self.add(update.payload)
+            add(self.theta, update.payload)
         self.commit = install.commit
 
     def chunk(self, index: int) -> Chunk:
@@ -65,16 +78,19 @@ class SimLearner:
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
-        self.residual = [0] * SIZE
+        self.residual: Theta = [0] * SIZE
         self.learnt = 0
         self.sent = 0
 
-    def step(self) -> bytes:
-        """Learn something; return the payload of what reached the threshold, perhaps empty."""
+    def step(self) -> None:
+        """Learn something."""
         for _ in range(self._chance.randint(1, 4)):
             amount = self._chance.choice((-2, -1, 1, 2))
             self.residual[self._chance.randrange(SIZE)] += amount
             self.learnt += amount
+
+    def publish(self) -> bytes:
+        """The payload of what reached the threshold, perhaps empty."""
         out = []
         for index, value in enumerate(self.residual):
             if abs(value) >= TAU:
@@ -84,14 +100,16 @@ class SimLearner:
                 out.append(PAIR.pack(index, sign))
         return b"".join(out)
 
+    def add(self, residual: Theta) -> None:
+        """What another fit left: residuals add."""
+        self.residual = [a + b for a, b in zip(self.residual, residual, strict=True)]
+        self.learnt += sum(residual)
+
     def conserves(self) -> bool:
         """I1: all that came in was sent or is still here."""
         return self.learnt == self.sent + sum(self.residual)
 
 
-def total(updates: list[Committed] | list[Update]) -> list[int]:
-    """The sum of some updates."""
-    replica = SimReplica()
-    for update in updates:
-        replica.add(update.payload)
-    return replica.theta
+def mass(residual: Theta) -> float:
+    """Sum of absolute values."""
+    return float(sum(map(abs, residual)))

@@ -1,0 +1,131 @@
+"""Chaos: plans a run's faults and lets them happen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sparkstrom.codec.messages import Phase
+from sparkstrom.protocol import events as ev
+from sparkstrom.simulation.faults import Faults
+from sparkstrom.simulation.network import Cut
+from sparkstrom.simulation.process import SimProcess
+
+if TYPE_CHECKING:
+    from sparkstrom.simulation.world import World
+
+FIRST_S = 0.3
+LEASES_MAX = 2  # how long cuts and pauses last at most
+CUT_S_MIN = 0.1
+MASTER_SHARE = 0.3  # of the media drivers that die
+
+
+class Chaos:
+    """What happens to a world, by its faults."""
+
+    def __init__(self, world: World, faults: Faults) -> None:
+        self._world, self._faults = world, faults
+
+    def plan(self) -> None:
+        """Draw when each fault comes."""
+        faults, chance = self._faults, self._world.time.chance
+        acts: tuple[tuple[int, Callable[[], None]], ...] = (
+            (faults.crashes, self._crash),
+            (faults.executor_crashes, self._crash_executor),
+            (faults.doubles, self._double),
+            (faults.cuts, self._cut_off),
+            (faults.pauses, self._pause),
+            (faults.master_pauses, self._pause_master),
+            (faults.edge_deaths, self._kill_edge),
+            (chance.random() < faults.stop, self._stop),
+            (chance.random() < faults.failure, self._fail),
+        )
+        for count, act in acts:
+            for _ in range(count):
+                at_s = chance.uniform(FIRST_S, faults.quiet_after_s / 3)
+                self._world.time.at(at_s, act)
+
+    def excuses(self, process: SimProcess) -> bool:
+        """Whether this process may fail by a deadline of its own."""
+        return False
+
+    def _victim(self) -> SimProcess | None:
+        alive = self._world.alive
+        if not alive or self._world.phase is Phase.DONE:
+            return None
+        return self._world.time.chance.choice(alive)
+
+    def _happens(self, what: str, text: str) -> None:
+        self._world.time.faults[what] += 1
+        self._world.time.say(text)
+
+    def _duration_s(self) -> float:
+        from sparkstrom.simulation.world import LEASE_S
+
+        return self._world.time.chance.uniform(CUT_S_MIN, LEASES_MAX * LEASE_S)
+
+    def _crash(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            self._happens("crashes", f"crash {victim.name}")
+            self._world.end(victim, restart=True)
+
+    def _crash_executor(self) -> None:
+        victim = self._victim()
+        if victim is None:
+            return
+        executor = victim.identity.executor
+        self._happens("executor crashes", f"crash of executor {executor}")
+        for process in self._world.alive:
+            if process.identity.executor == executor:
+                self._world.end(process, restart=True)
+
+    def _double(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            self._happens("doubles", f"Spark takes {victim.name} for lost")
+            self._world.start(victim.identity.partition)
+
+    def _cut_off(self) -> None:
+        victim = self._victim()
+        if victim is None:
+            return
+        time = self._world.time
+        until_s = time.now_s + self._duration_s()
+        up, down = time.chance.choice(((True, True), (True, True), (True, False), (False, True)))
+        self._happens("cuts", f"cut {victim.name} until {until_s:.3f}, {up=}, {down=}")
+        self._world.network.cut(victim, Cut(until_s, up, down))
+
+    def _pause(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            victim.awake_s = self._world.time.now_s + self._duration_s()
+            self._happens("pauses", f"pause {victim.name} until {victim.awake_s:.3f}")
+
+    def _pause_master(self) -> None:
+        duration_s = self._duration_s()
+        self._happens("master pauses", f"the master stands still for {duration_s:.3f} s")
+        self._world.pause_master(duration_s)
+
+    def _kill_edge(self) -> None:
+        """A media driver dies: a worker's, or the master's, which takes all edges along."""
+        victim = self._victim()
+        if victim is None:
+            return
+        if self._world.time.chance.random() < MASTER_SHARE:
+            self._happens("edge deaths", "the master's media driver dies")
+            self._world.step_master(ev.Moved("master", 1))
+        else:
+            self._happens("edge deaths", f"the media driver of {victim.name} dies")
+            self._world.open(victim)
+
+    def _stop(self) -> None:
+        if self._world.phase is not Phase.DONE:
+            self._happens("stops", "somebody asks to stop")
+            self._world.step_master(ev.StopRequested("enough"))
+
+    def _fail(self) -> None:
+        victim = self._victim()
+        if victim is not None and not victim.failing:
+            self._happens("failures", f"training raises in {victim.name}")
+            victim.fail(self._world.time.now_s)

@@ -1,0 +1,68 @@
+"""Conditions: what a seed's run is like: how narrow everything is and how much goes wrong.
+
+Most runs are rough in some way; a few are calm, so that what only works in trouble is seen too.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from sparkstrom.simulation.faults import NO_FAULTS, Faults
+from sparkstrom.simulation.world import Size
+
+CALM_SHARE = 0.05
+ROUGH_SHARE = 0.5
+
+
+def drawn(seed: int, nodes: int) -> tuple[Size, Faults]:
+    """Size and faults of this seed's run."""
+    chance = random.Random(f"conditions of {seed}")
+    publish_every = chance.choice((1, 1, 1, 3))
+    size = Size(
+        nodes=nodes,
+        max_lead=chance.choice((None, publish_every, publish_every + 1, 6)),
+        publish_every=publish_every,
+        log_bytes=chance.choice((1, 1_000, 4_000, 1_000_000)),
+        window_bytes=chance.choice((1, 100, 600, 10_000)),
+        hold_bytes=chance.choice((2_000, 8_000, 1_000_000)),
+        downlink_bytes=chance.choice((1, 300, 2_000)),
+        empty_partitions=chance.choice((0, 0, 0, 0, 0, 0, 0, 0, 0, 1)) if nodes > 1 else 0,
+        kept_files=chance.choice((0, 1, nodes)),
+    )
+    luck = chance.random()
+    if luck < CALM_SHARE:
+        return size, NO_FAULTS
+    stop, failure = chance.choice(((0.0, 0.0), (0.0, 0.0), (0.5, 0.0), (0.0, 0.2)))
+    faults = Faults(stop=stop, failure=failure)
+    if luck < CALM_SHARE + ROUGH_SHARE:
+        faults = _rougher(faults, nodes, chance)
+    return size, faults
+
+
+def _rougher(faults: Faults, nodes: int, chance: random.Random) -> Faults:
+    """More of everything, in a mixture of its own."""
+    many = 2 + nodes // 2
+    return replace(
+        faults,
+        loss=chance.choice((0.0, 0.05, 0.25)),
+        repeat=chance.choice((0.0, 0.1)),
+        delay_ms_max=chance.choice((2.0, 40.0, 200.0)),
+        late=chance.choice((0.0, 0.02, 0.2)),
+        crashes=chance.randint(0, many),
+        executor_crashes=chance.randint(0, 1),
+        doubles=chance.randint(0, 2),
+        cuts=chance.randint(0, many),
+        pauses=chance.randint(0, many),
+        master_pauses=chance.randint(0, 2),
+        edge_deaths=chance.randint(0, many),
+        restart_s_max=chance.choice((1.0, 4.0, 8.0)),
+    )
+
+
+def changed(size: Size, faults: Faults, given: dict[str, Any]) -> tuple[Size, Faults]:
+    """The same with some values given."""
+    of_size = {name: value for name, value in given.items() if hasattr(size, name)}
+    of_faults = {name: value for name, value in given.items() if hasattr(faults, name)}
+    return replace(size, **of_size), replace(faults, **of_faults)

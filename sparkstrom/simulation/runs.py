@@ -1,0 +1,51 @@
+"""Runs: many seeds, on all cores; whatever breaks inside a run is a violation of its seed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sparkstrom.simulation.conditions import changed, drawn
+from sparkstrom.simulation.world import World
+
+SEEDS_PER_TASK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run."""
+
+    seed: int
+    violations: list[str]
+    updates: int  # committed
+    faults: dict[str, int]  # by kind, how many happened
+    transcript: list[str]
+
+
+def play(seed: int, nodes: int, given: dict[str, Any]) -> Result:
+    """One seed's run, under its own conditions but for what is ``given`` by name."""
+    size, faults = changed(*drawn(seed, nodes), given)
+    world = World(seed, size, faults)
+    try:
+        violations = world.run()
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{type(error).__name__}: {error} ({where.name}, {where.filename}:{where.lineno})"
+        violations = [*world.checks.violations, text]
+    return Result(
+        seed, violations, len(world.checks.commits), dict(world.time.faults), world.time.transcript
+    )
+
+
+def play_all(seeds: range, nodes: int, given: dict[str, Any], processes: int) -> Iterator[Result]:
+    """All seeds, in their order."""
+    one = partial(play, nodes=nodes, given=given)
+    if processes == 1 or len(seeds) < SEEDS_PER_TASK:
+        yield from map(one, seeds)
+        return
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        yield from pool.imap(one, seeds, chunksize=SEEDS_PER_TASK)
