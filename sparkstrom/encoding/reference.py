@@ -25,7 +25,7 @@ def scan_local(local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int
     local   f32[n]         in                            (parameter units)
     theta   f32[n]         in                            (parameter units)
     tau     f32            in    > 0                     (parameter units)
-    codes   i32[capacity]  out   ascending; those beyond capacity are counted, not written
+    codes   i32[capacity]  out   ascending, then garbage; hits beyond capacity are only counted
     returns (hits, worst)  worst: largest bits(local) & 0x7fffffff; >= 0x7f800000 is NaN or Inf
     """
     with np.errstate(invalid="ignore", over="ignore"):
@@ -38,7 +38,7 @@ def scan_replica(residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int
     residual f32[n]         in/out                        (parameter units)
     delta    f32[n]         in                            (parameter units)
     tau      f32            in    > 0                     (parameter units)
-    codes    i32[capacity]  out   ascending; those beyond capacity are counted, not written
+    codes    i32[capacity]  out   ascending, then garbage; hits beyond capacity are only counted
     returns  (hits, worst)  worst: largest bits(residual) & 0x7fffffff, as in ``scan_local``
     """
     with np.errstate(invalid="ignore", over="ignore"):

@@ -41,7 +41,8 @@ def pairs(draw: st.DrawFn, elements: Any = floats) -> tuple[F32, F32]:
 
 def same(name: str, *arguments: Any) -> Any:
     """Run both versions on copies; demand equal answers and equal memory. Return both."""
-    answers, memories = [], []
+    answers: list[Any] = []
+    memories: list[list[Any]] = []
     for kernels in (reference, kernels_cpu):
         memory = [np.copy(a) if isinstance(a, np.ndarray) else a for a in arguments]
         answers.append(getattr(kernels, name)(*memory))
@@ -52,20 +53,31 @@ def same(name: str, *arguments: Any) -> Any:
     return answers[1], memories[1]
 
 
+def same_scan(name: str, first: F32, second: F32, tau: float, capacity: int) -> int:
+    """``same`` for a scan, whose codes are garbage after the hits; return ``worst``."""
+    answers, memories = [], []
+    for kernels in (reference, kernels_cpu):
+        memory, codes = (first.copy(), second.copy()), np.zeros(capacity, np.int32)
+        hits, worst = getattr(kernels, name)(*memory, tau, codes)
+        answers.append((hits, worst, codes[:hits].tolist()))
+        memories.append(memory)
+    assert answers[0] == answers[1]
+    for defined, fast in zip(*memories, strict=True):
+        np.testing.assert_array_equal(defined, fast)
+    return int(answers[0][1])
+
+
 @given(pair=pairs(), tau=quanta, spare=st.integers(-40, 40))
 def test_scans(pair: tuple[F32, F32], tau: int, spare: int) -> None:
-    local, theta = pair
-    codes = np.zeros(max(0, local.size + spare), np.int32)
-    same("scan_local", local, theta, tau * Q, codes)
-    same("scan_replica", local, theta, tau * Q, codes)
+    for name in ("scan_local", "scan_replica"):
+        same_scan(name, *pair, tau * Q, max(0, pair[0].size + spare))
 
 
 @given(pair=pairs(wild), tau=quanta)
 def test_scans_find_what_is_not_finite(pair: tuple[F32, F32], tau: int) -> None:
     local, theta = pair
-    codes = np.zeros(local.size, np.int32)
     for name in ("scan_local", "scan_replica"):
-        (_, worst), _ = same(name, local, theta, tau * Q, codes)
+        worst = same_scan(name, local, theta, tau * Q, local.size)
         with np.errstate(over="ignore", invalid="ignore"):
             values = local if name == "scan_local" else local + theta
         assert (worst >= 0x7F800000) == (not np.isfinite(values).all())
