@@ -45,6 +45,7 @@ class Fit:
     leases: Leases
     members: Members = field(default_factory=Members)
     edges: int = 0  # opened so far
+    released_s: float = 0.0  # when a finished worker was last asked to give up its slot
     slowest: int = 0  # steps of the slowest live, unfinished worker, as last told
 
     def partition_of(self, member: Member) -> Partition:

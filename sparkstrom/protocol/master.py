@@ -267,15 +267,18 @@ class Master:
         if waited_s > self.fit.limits.rejoin_s:
             reason = NO_WORKER.format(longest.index, waited_s)
             return [ev.Abort(reason, partition=longest.index, kind="setup")]
-        releasing = any(m.releasing for m in self.fit.members.live.values())
-        if waited_s > self.fit.limits.release_s and not releasing:
-            self._release_one(longest.index)
+        if min(waited_s, now_s - self.fit.released_s) > self.fit.limits.release_s:
+            self._release_one(longest.index, now_s)
         return []
 
-    def _release_one(self, waiting: int) -> None:
-        """Spark may need the slot of a worker that only waits for the end."""
+    def _release_one(self, waiting: int, now_s: float) -> None:
+        """Spark may need the slot of a worker that only waits for the end; it gets one at a time.
+
+        Spark takes a while to use it; the next goes only if that did not help.
+        """
         for member in self.fit.members.live.values():
-            if self.fit.partition_of(member).trained:
+            if self.fit.partition_of(member).trained and member.releasing is None:
+                self.fit.released_s = now_s
                 member.releasing = f"partition {waiting} needs a task slot"
                 member.state_due = True
                 return

@@ -91,6 +91,8 @@ class Phases:
         if self.first_join_s is None:
             return []
         ready = [m for m in members.live.values() if m.activity is not Activity.CATCHING_UP]
+        if all(p.rows == 0 for p in partitions):
+            return [ev.Abort(NO_ROWS.format(len(partitions)), kind="usage")]
         if len(ready) == len(partitions):
             self._enter(Phase.RUNNING, now_s)
             return []
@@ -109,6 +111,7 @@ class Phases:
             self.running_s = now_s
 
 
+NO_ROWS = "all {} partitions are empty: there are no rows to train on; look at the data's filters"
 TOO_FEW = (
     "{} workers joined within {:.0f} s, min_workers is {} (of {} partitions): give the application "
     "more task slots (--num-executors, --executor-cores), lower min_workers, or raise start_timeout"

@@ -69,6 +69,7 @@ class Outcome:
     notes: list[str]
     kept: KeptFiles
     lost_mass: float
+    grants: int  # kept files that found a new owner
     phase_began_s: dict[Phase, float]
     breaches: int
     first_breach: int
@@ -165,6 +166,7 @@ class MasterThread(threading.Thread):
             notes=list(self._notes),
             kept=fit.keeping.made,
             lost_mass=fit.keeping.lost_mass,
+            grants=fit.keeping.granted_files,
             phase_began_s=fit.phases.began_s,
             breaches=self._theta.breaches,
             first_breach=self._theta.first_breach,

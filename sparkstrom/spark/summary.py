@@ -34,6 +34,7 @@ class TrainingSummary:
     mass_clipped: float
     mass_scaled_away: float
     mass_lost: float  # kept for this fit, but its worker never came
+    grants: int  # workers that went on with what an earlier fit had left
     tau: float  # mean of the workers' thresholds at the end
     exactness_breaches: int
     first_breach: int  # index of the first parameter that left the exact range, or -1
@@ -116,6 +117,7 @@ def summarize(
         mass_clipped=total("mass_clipped"),
         mass_scaled_away=total("mass_scaled"),
         mass_lost=outcome.lost_mass,
+        grants=outcome.grants,
         tau=sum(taus) / len(taus) if taus else float("nan"),
         exactness_breaches=breaches,
         first_breach=outcome.first_breach,

@@ -1,0 +1,197 @@
+"""One Spark application for all tests of this folder: real executors, real media drivers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom.models import DenseNetwork, Sgd
+
+CLUSTER = "local-cluster[2,2,1024]"
+SHARED_MEMORY = Path("/dev/shm")
+OURS = re.compile(r"/sparkstrom-\d+-[0-9a-f]{16}-(driver|\d+-\d+)")  # the home of a fit's driver
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """A session on two executors with two slots each."""
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master(CLUSTER)
+        .appName("sparkstrom tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+@dataclass(frozen=True)
+class Digits:
+    """scikit-learn's digits, split."""
+
+    features: np.ndarray
+    labels: np.ndarray
+    held_out: tuple[np.ndarray, np.ndarray]
+
+    def rows(self) -> list[tuple[np.ndarray, int]]:
+        return list(zip(self.features, map(int, self.labels), strict=True))
+
+
+@pytest.fixture(scope="session")
+def digits() -> Digits:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    features, labels = (data.data / 16).astype(np.float32), data.target
+    order = np.random.default_rng(0).permutation(len(labels))
+    train, rest = order[:1437], order[1437:]
+    return Digits(features[train], labels[train], (features[rest], labels[rest]))
+
+
+@pytest.fixture
+def make_network(spark: Any) -> Callable[..., SparkNetwork]:
+    """A small network; keywords are the master's."""
+
+    def make(model: Any = None, **options: Any) -> SparkNetwork:
+        model = model or DenseNetwork([64, 32, 10], updater=Sgd(0.1), seed=1)
+        return SparkNetwork(spark, model, SharedTrainingMaster(**options), progress=False)
+
+    return make
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Process:
+    """A line of the process table."""
+
+    pid: int
+    parent: int
+    command: str
+
+
+def processes() -> list[Process]:
+    """Everything that runs below this test process, and orphans of ours."""
+    table = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            parent = int(stat[stat.rindex(")") + 2 :].split()[1])
+            table[int(entry.name)] = Process(int(entry.name), parent, command)
+    return list(table.values())
+
+
+def uses_aeron(pid: int) -> bool:
+    """Does it have a media driver's memory mapped?"""
+    try:
+        return OURS.search((Path("/proc") / str(pid) / "maps").read_text()) is not None
+    except OSError:
+        return False
+
+
+class Victims:
+    """Finds processes of the cluster, and kills them."""
+
+    def executors(self) -> list[int]:
+        """JVMs that run tasks."""
+        return sorted(p.pid for p in processes() if "CoarseGrainedExecutorBackend" in p.command)
+
+    def media_drivers(self) -> list[int]:
+        """Of executors and of the driver program."""
+        return sorted(p.pid for p in processes() if OURS.search(p.command))
+
+    def workers(self) -> list[int]:
+        """Python workers that have an Aeron client: those that train."""
+        table = processes()
+        executors = set(self.executors())
+        daemons = {p.pid for p in table if p.parent in executors and "pyspark.daemon" in p.command}
+        return sorted(p.pid for p in table if p.parent in daemons and uses_aeron(p.pid))
+
+    def media_driver_of_executor(self) -> int:
+        """One that an executor's worker started, not the driver program's."""
+        own = {p.pid for p in processes() if p.parent == os.getpid()}
+        return next(pid for pid in self.media_drivers() if pid not in own)
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+    def leftovers(self) -> list[str]:
+        """Media drivers, and directories of ours in shared memory."""
+        drivers = [f"media driver {pid}" for pid in self.media_drivers()]
+        return drivers + [str(p) for p in SHARED_MEMORY.iterdir() if OURS.search(str(p))]
+
+
+@pytest.fixture
+def victims() -> Victims:
+    return Victims()
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., None]:
+    """Poll a condition: integration tests wait for real processes."""
+
+    def wait(condition: Callable[[], Any], seconds: float, what: str) -> None:
+        until_s = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until_s, f"{what} did not happen within {seconds} s"
+            time.sleep(0.05)
+
+    return wait
+
+
+@pytest.fixture
+def in_background() -> Iterator[Callable[..., Future[Any]]]:
+    """Run a fit while the test does things to it."""
+    from pyspark import InheritableThread  # closes its connection to the JVM
+
+    threads = []
+
+    def submit(work: Callable[..., Any], *args: Any, **keywords: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work(*args, **keywords))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threads.append(InheritableThread(target=run))
+        threads[-1].start()
+        return future
+
+    yield submit
+    for thread in threads:
+        thread.join(60)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(victims: Victims) -> Iterator[None]:
+    """After each test, within 6 s: no media driver, no directory in shared memory."""
+    yield
+    until_s = time.monotonic() + 6
+    while victims.leftovers() and time.monotonic() < until_s:
+        time.sleep(0.1)
+    assert victims.leftovers() == []
+    assert not [t for t in threading.enumerate() if t.name.startswith("sparkstrom")]

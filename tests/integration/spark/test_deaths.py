@@ -1,0 +1,70 @@
+"""Any process of an executor may die in mid-epoch: the job ends well and loses nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from sparkstrom import VoidConfiguration
+
+
+@pytest.fixture
+def slow_fit(spark, digits, make_network, in_background):
+    """A fit of some seconds, so that things can be done to it."""
+
+    def start(**options):
+        network = make_network(
+            void=VoidConfiguration(lease_s=3.0), debug_longer_iterations=25, **options
+        )
+        data = spark.sparkContext.parallelize(digits.rows(), 4)
+        return in_background(network.fit, data, epochs=20), network
+
+    return start
+
+
+def check_nothing_lost(summary):
+    assert summary.replicas_equal, summary.hashes
+    assert summary.minibatches == summary.minibatches_expected
+    assert summary.minibatches_expected == 20 * 48 or summary.minibatches_expected == 20 * 45
+
+
+def under_way(victims, wait_until, workers=4):
+    """Until all workers have trained for a moment."""
+    wait_until(lambda: len(victims.workers()) >= workers, 60, "workers start")
+    time.sleep(4)
+
+
+def test_a_python_worker_is_killed(slow_fit, victims, wait_until):
+    fit, _ = slow_fit()
+    under_way(victims, wait_until)
+    victims.kill(victims.workers()[0])
+    summary = fit.result(timeout=120)
+    check_nothing_lost(summary)
+    assert any("silent" in text or "another attempt" in text for text in summary.departures)
+
+
+def test_the_media_driver_of_an_executor_is_killed(slow_fit, victims, wait_until):
+    fit, _ = slow_fit()
+    under_way(victims, wait_until)
+    victims.kill(victims.media_driver_of_executor())
+    check_nothing_lost(fit.result(timeout=120))
+
+
+def test_an_executor_is_killed(slow_fit, victims, wait_until):
+    fit, _ = slow_fit()
+    under_way(victims, wait_until)
+    victims.kill(victims.executors()[0])
+    summary = fit.result(timeout=150)
+    check_nothing_lost(summary)
+    assert len(summary.departures) >= 2
+
+
+def test_the_media_driver_of_the_driver_program_is_killed(slow_fit, victims, wait_until):
+    fit, _ = slow_fit()
+    under_way(victims, wait_until)
+    others = {victims.media_driver_of_executor()}
+    own = [pid for pid in victims.media_drivers() if pid not in others]
+    for pid in own:
+        victims.kill(pid)
+    check_nothing_lost(fit.result(timeout=120))

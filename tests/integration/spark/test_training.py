@@ -1,0 +1,112 @@
+"""A fit on real executors, from rows to bit-equal replicas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparkstrom import AdaptiveThreshold, SparkNetwork
+from sparkstrom.base.errors import TrainingError, UsageError
+from sparkstrom.models import Adam, DenseNetwork
+
+
+def check_whole(summary, epochs, workers=4):
+    """Bit-equal, and every minibatch of every epoch committed once."""
+    assert summary.replicas_equal, summary.hashes
+    assert len(set(summary.hashes.values())) == 1
+    assert "driver" in summary.hashes
+    assert summary.minibatches == summary.minibatches_expected
+    assert summary.epochs == epochs
+    assert summary.exactness_breaches == 0
+
+
+def test_digits_to_equal_replicas(spark, digits, make_network):
+    network = make_network(threshold=AdaptiveThreshold(1e-3))
+    data = spark.sparkContext.parallelize(digits.rows(), 3)
+    summary = network.fit(data, epochs=12)
+    check_whole(summary, 12)
+    assert len(summary.hashes) == 5  # four workers and the driver
+    assert summary.examples == 12 * len(digits.labels)  # no row is dropped
+    assert summary.bytes_dense == summary.minibatches * 4 * 64 * 32 + summary.minibatches * 4 * 362
+    assert 0 < summary.bytes_sent < summary.bytes_dense / 10
+    assert summary.bytes_wire > summary.bytes_sent
+    features, labels = digits.held_out
+    assert (network.predict(features).argmax(1) == labels).mean() > 0.9
+    network.close()
+
+
+def test_dataframe_trains_the_same_rows(spark, digits, make_network):
+    rows = [(f.tolist(), int(y)) for f, y in zip(digits.features, digits.labels, strict=True)]
+    frame = spark.createDataFrame(rows[:400], "pixels array<double>, digit int")
+    summary = make_network().fit(frame, epochs=2, features="pixels", label="digit")
+    check_whole(summary, 2)
+    assert summary.examples == 800
+
+
+def test_three_fits_carry_residual_threshold_and_updater_state(spark, digits, make_network):
+    model = DenseNetwork([64, 32, 10], updater=Adam(), seed=1)
+    network = make_network(model, threshold=AdaptiveThreshold(1e-3))
+    data = spark.sparkContext.parallelize(digits.rows(), 4).cache()
+    taus = []
+    for _ in range(3):
+        summary = network.fit(data, epochs=2)
+        check_whole(summary, 2)
+        assert summary.mass_lost == 0.0
+        taus.append(summary.tau)
+    assert summary.grants == 4
+    assert taus[0] != pytest.approx(1e-3)  # it adapted, and the next fit went on from there
+    assert abs(np.log(taus[1] / taus[0])) < abs(np.log(taus[0] / 1e-3))
+    network.close()
+
+
+def test_replica_rule_of_dl4j(spark, digits, make_network):
+    network = make_network(train_on="replica", threshold=AdaptiveThreshold(1e-3))
+    summary = network.fit(spark.sparkContext.parallelize(digits.rows(), 4), epochs=3)
+    check_whole(summary, 3)
+
+
+def test_saved_and_loaded(spark, digits, make_network, tmp_path):
+    network = make_network()
+    network.fit(spark.sparkContext.parallelize(digits.rows()[:200], 4), epochs=1)
+    network.save(tmp_path / "model.npz")
+    with np.load(tmp_path / "model.npz") as plain:
+        np.testing.assert_array_equal(plain["parameters"], network.parameters)
+    again = SparkNetwork.load(tmp_path / "model.npz", spark)
+    np.testing.assert_array_equal(again.parameters, network.parameters)
+    features, _ = digits.held_out
+    np.testing.assert_array_equal(again.predict(features), network.predict(features))
+
+
+class Exploding(DenseNetwork):
+    """Raises in its fifth step."""
+
+    def step(self, batch):
+        self.taken = getattr(self, "taken", 0) + 1
+        if self.taken == 5:
+            raise ZeroDivisionError("on purpose")
+        return super().step(batch)
+
+
+def test_an_exception_in_training_ends_the_fit_with_its_cause(spark, digits, make_network):
+    network = make_network(Exploding([64, 32, 10]))
+    with pytest.raises(TrainingError, match="ZeroDivisionError: on purpose") as raised:
+        network.fit(spark.sparkContext.parallelize(digits.rows(), 4), epochs=5)
+    assert raised.value.partition in range(4)
+    assert "in step" in raised.value.trace
+
+
+def test_a_row_of_the_wrong_width_is_named(spark, digits, make_network):
+    rows = [*digits.rows()[:100], (np.zeros(63, np.float32), 1)]
+    with pytest.raises(TrainingError, match="63 features"):
+        make_network().fit(spark.sparkContext.parallelize(rows, 4), epochs=1)
+
+
+def test_a_nan_loss_ends_the_fit(spark, digits, make_network):
+    rows = [(np.full(64, 3e38, np.float32), 1)] * 64
+    with pytest.raises(TrainingError, match=r"loss is|became"):
+        make_network().fit(spark.sparkContext.parallelize(rows, 4), epochs=1)
+
+
+def test_no_rows_are_refused(spark, make_network):
+    with pytest.raises(UsageError, match="no rows"):
+        make_network().fit(spark.sparkContext.parallelize([], 4), epochs=1)
