@@ -226,18 +226,20 @@ class Checks:
 
     def _kept_mass(self, master: Master) -> None:
         """I1 between fits: what was kept was taken in by somebody who lived, or counts as lost."""
+        keeping = master.fit.keeping
+        made = {path for files in keeping.made.values() for path in files}
         good = [
             process
             for trained in self._trained.values()
             for process in trained.processes
-            if process.node.node in master.fit.phases.digests or self._ends.get(process) == RELEASED
+            if process.node.node in master.fit.phases.digests
+            or (process.left is not None and process.left.path in made)
         ]
         used = {path for process in good for path in process.added}
         lost = sum(size for path, size in self._kept.items() if path not in used)
-        keeping = master.fit.keeping
         if keeping.lost_mass != lost:
             self.violation(f"I1: {keeping.lost_mass} of kept mass counted as lost, not {lost}")
-        made = {path for files in keeping.made.values() for path in files}
-        for process in good:
-            if process.left is None or process.left.path not in made:
+        for process, reason in self._ends.items():
+            left = process.left.path if process.left is not None else None
+            if reason in (DONE, RELEASED) and left not in made:
                 self.violation(f"I1: what {process.name} left for the next fit is not known")

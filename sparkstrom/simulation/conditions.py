@@ -50,6 +50,7 @@ def _rougher(faults: Faults, nodes: int, chance: random.Random) -> Faults:
         repeat=chance.choice((0.0, 0.1)),
         delay_ms_max=chance.choice((2.0, 40.0, 200.0)),
         late=chance.choice((0.0, 0.02, 0.2)),
+        step_s_max=chance.choice((0.03, 0.2, 0.6)),
         crashes=chance.randint(0, many),
         executor_crashes=chance.randint(0, 1),
         doubles=chance.randint(0, 2),

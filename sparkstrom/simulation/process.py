@@ -71,6 +71,7 @@ class SimProcess:
         self.failing = False
         self.edge = 0
         self.awake_s = now_s
+        self.slowness_s = 0.0  # its steps take up to so long
         self.alive = True
 
     def feed(self, event: ev.Event, now_s: float) -> None:

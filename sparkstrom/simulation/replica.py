@@ -85,7 +85,7 @@ class SimLearner:
     def step(self) -> None:
         """Learn something."""
         for _ in range(self._chance.randint(1, 4)):
-            amount = self._chance.choice((-2, -1, 1, 2))
+            amount = self._chance.choice((-3, -2, 2, 3))
             self.residual[self._chance.randrange(SIZE)] += amount
             self.learnt += amount
 

@@ -25,7 +25,7 @@ from sparkstrom.simulation.timeline import Timeline
 
 LEASE_S = 2.0
 TICK_S = 0.02
-STEP_S = (0.004, 0.03)
+STEP_S_MIN = 0.004
 BOUNDS_S = 0.25  # between looks at what must stay bounded
 END_S = 300.0  # virtual; a run that is not over by then hangs
 LEAVE_S = 20.0  # from the end of the fit until the last task must have ended
@@ -166,6 +166,7 @@ class World:
             scratch=self.scratch,
             now_s=self.time.now_s,
         )
+        process.slowness_s = self.time.chance.uniform(STEP_S_MIN, self.faults.step_s_max)
         self.processes.append(process)
         self.network.add(process)
         self.checks.started(process)
@@ -212,8 +213,7 @@ class World:
         self.checks.replica(process)
         self.checks.added(process)
         self._look_for_end(process)
-        low_s, high_s = STEP_S
-        step_s = low_s + (high_s - low_s) * self.time.chance.random()
+        step_s = STEP_S_MIN + process.slowness_s * self.time.chance.random()
         self.time.at(now_s + step_s, self._boundary, process)
 
     def _look_for_end(self, process: SimProcess) -> None:

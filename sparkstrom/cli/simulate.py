@@ -1,0 +1,148 @@
+"""`sparkstrom simulate`: the protocol's machines in virtual time, under faults drawn per seed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from sparkstrom.base.errors import UsageError
+
+if TYPE_CHECKING:
+    from sparkstrom.simulation.runs import Result
+
+NODES_MAX = 256  # one heap of Python objects: beyond this a run takes minutes
+MODES = ("plain",)
+
+OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can be given
+    "epochs": (int, "epochs per partition"),
+    "batches": (int, "minibatches per epoch and partition"),
+    "publish_every": (int, "steps between publications"),
+    "max_lead": (int, "steps that a worker may be ahead of the slowest"),
+    "log_bytes": (int, "the master's log"),
+    "window_bytes": (int, "uncommitted updates of one worker"),
+    "loss": (float, "share of messages that are lost"),
+    "repeat": (float, "share of messages that arrive twice"),
+    "late": (float, "share of messages that are overtaken by others"),
+    "delay_ms_max": (float, "longest delay of the others, ms"),
+    "crashes": (int, "worker processes that die"),
+    "executor_crashes": (int, "executors that die"),
+    "doubles": (int, "tasks started again although the first attempt lives"),
+    "cuts": (int, "workers that are out of reach for a while"),
+    "pauses": (int, "workers that stand still for a while"),
+    "master_pauses": (int, "times that the driver program stands still"),
+    "edge_deaths": (int, "media drivers that die"),
+    "stop": (float, "chance that the fit is stopped early"),
+    "failure": (float, "chance that training raises in a worker"),
+}
+SHARES = ("loss", "repeat", "late", "stop", "failure")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Describe the sub-command."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="run the protocol in virtual time under seeded faults, and check its invariants",
+        description="Sizes and faults that are not given are drawn from each seed.",
+    )
+    parser.add_argument("--nodes", type=int, default=4, help="workers (default: %(default)s)")
+    parser.add_argument("--seeds", default="0:50", help="A:B, or one (default: %(default)s)")
+    parser.add_argument("--mode", default="plain", help="topology: plain")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line and seed")
+    parser.add_argument("--transcript", action="store_true", help="what happened, on stderr")
+    parser.add_argument("--jobs", type=int, default=None, help="processes (default: all cores)")
+    parser.add_argument("--calm", action="store_true", help="no faults but those given")
+    for name, (kind, what) in OPTIONS.items():
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=kind, default=None, metavar="N", help=what)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Play all seeds; exit code 1 on any violation."""
+    from sparkstrom.simulation.runs import play_all
+
+    seeds, given = _seeds(args.seeds), _given(args)
+    _check(args)
+    jobs = args.jobs or os.cpu_count() or 1
+    failed = 0
+    for result in play_all(seeds, args.nodes, given, jobs):
+        print(_as_json(result) if args.json else _as_text(result), flush=True)
+        if args.transcript:
+            print("\n".join(result.transcript), file=sys.stderr)
+        if result.violations:
+            failed += 1
+            _explain(result, args)
+    if not args.json:
+        print(f"{len(seeds)} seeds, {failed} with violations")
+    return 1 if failed else 0
+
+
+def _seeds(text: str) -> range:
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    first = int(found[1]) if found else 0
+    last = int(found[2] or first + 1) if found else 0
+    if last <= first:
+        raise UsageError(f"--seeds {text!r}: need A:B with A < B, like 0:50, or one seed, like 7")
+    return range(first, last)
+
+
+def _check(args: argparse.Namespace) -> None:
+    if args.mode not in MODES:
+        raise UsageError(f"--mode {args.mode!r}: there is only {', '.join(MODES)}")
+    if not 1 <= args.nodes <= NODES_MAX:
+        raise UsageError(f"--nodes {args.nodes}: need 1 to {NODES_MAX}")
+    if args.jobs is not None and args.jobs < 1:
+        raise UsageError(f"--jobs {args.jobs}: need at least 1")
+    for name in OPTIONS:
+        value = getattr(args, name)
+        if value is None:
+            continue
+        flag = "--" + name.replace("_", "-")
+        least = 1 if name in ("epochs", "batches", "publish_every", "max_lead") else 0
+        if value < least:
+            raise UsageError(f"{flag} {value}: need at least {least}")
+        if name in SHARES and value > 1:
+            raise UsageError(f"{flag} {value}: a share is at most 1")
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    from sparkstrom.simulation.faults import NO_FAULTS
+
+    given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
+    calm = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
+    return {**calm, **given} if args.calm else given
+
+
+def _as_json(result: Result) -> str:
+    return json.dumps(
+        {
+            "seed": result.seed,
+            "violations": result.violations,
+            "updates": result.updates,
+            "faults": result.faults,
+        }
+    )
+
+
+def _as_text(result: Result) -> str:
+    faults = ", ".join(f"{count} {kind}" for kind, count in sorted(result.faults.items()))
+    verdict = "; ".join(result.violations) or "ok"
+    return f"seed {result.seed}: {verdict} ({result.updates} updates; {faults or 'no faults'})"
+
+
+def _explain(result: Result, args: argparse.Namespace) -> None:
+    """Say how to see this one again."""
+    for text in result.violations:
+        print(f"seed {result.seed}: {text}", file=sys.stderr)
+    given = [
+        f"--{name.replace('_', '-')} {getattr(args, name)}"
+        for name in OPTIONS
+        if getattr(args, name) is not None
+    ]
+    words = ["sparkstrom simulate", f"--nodes {args.nodes}", f"--seeds {result.seed}"]
+    words += [f"--mode {args.mode}", *(["--calm"] if args.calm else []), *given, "--transcript"]
+    print("to repeat: " + " ".join(words), file=sys.stderr)
