@@ -1,4 +1,7 @@
-"""Sizes: a function of over 70 lines or a module of over 400 has two responsibilities."""
+"""Sizes: a function of over 70 lines or a module of over 400 has two responsibilities.
+
+Lines of over 100 characters are the linter's to find.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 400
-LINE_CHARACTERS_MAX = 100
 
 GENERATED = ROOT / "sparkstrom/transport/aeron/_aeron.py"
 FOLDERS = ("sparkstrom", "native", "tests", "benchmarks", "examples")
@@ -27,11 +29,9 @@ def short(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=short)
-def test_module_function_and_line_are_short(path: Path) -> None:
+def test_module_and_functions_are_short(path: Path) -> None:
     text = path.read_text()
-    lines = text.splitlines()
-    assert len(lines) <= MODULE_LINES_MAX
-    assert [n for n, line in enumerate(lines, 1) if len(line) > LINE_CHARACTERS_MAX] == []
+    assert len(text.splitlines()) <= MODULE_LINES_MAX
     assert [
         f"{node.name} has {length} lines"
         for node in ast.walk(ast.parse(text))
