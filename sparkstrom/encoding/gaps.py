@@ -150,7 +150,7 @@ def read_gaps(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I3
             at, bits = at + 1, bits + 8
         if bits < rice + 1:
             return 2
-        if quotient > n_params >> rice:
+        if quotient > n_params >> rice:  # before the shift: 1 GiB of zeros would overflow it
             return 3
         index += 1 + (quotient << rice) + (int(word >> np.uint64(1)) & low)
         if index >= n_params:

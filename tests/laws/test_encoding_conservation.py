@@ -49,6 +49,7 @@ class World:
     theta: F32
     local: F32
     elsewhere: F32
+    sent: float = 0.0
 
     def learn(self, delta: F32) -> Encoded | None:
         if self.encoder.train_on == "replica":
@@ -63,6 +64,7 @@ class World:
                 update.payload, form, update.count, tau_quanta, self.theta.size
             )
             backends.kernels().apply_hits(self.elsewhere, *hits, self.encoder.q)
+            self.sent += float(np.abs(hits[1]).sum()) * self.encoder.q
         return update
 
     def held(self) -> F32:
@@ -118,6 +120,7 @@ def test_nothing_is_lost_that_is_not_counted(
             assert not lost.any()
         np.testing.assert_array_equal(worker.theta, worker.elsewhere)
         assert update is None or update.count >= 1
+    assert worker.encoder.counters.mass_sent == worker.sent
 
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])

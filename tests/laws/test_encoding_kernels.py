@@ -197,14 +197,28 @@ def test_subtracting_is_exact(made: tuple[int, list[Hits]]) -> None:
     np.testing.assert_array_equal(theta, start)
 
 
-@given(pair=pairs(), tau=quanta)
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+@given(
+    start=arrays(np.int64, sizes, elements=st.integers(2**24 - 6, 2**24 + 2), fill=st.just(0)),
+    tau=st.sampled_from([2, 4]),
+)
 def test_a_breach_is_counted_exactly_when_theta_leaves_the_range(
-    pair: tuple[F32, F32], tau: int
+    backend: str, start: NDArray[np.int64], tau: int
 ) -> None:
-    _, theta = pair
-    indices = np.arange(theta.size, dtype=np.int32)
-    amounts = np.where(indices % 2, tau, -tau).astype(np.int32)
-    exact = np.rint(theta.astype(np.float64) / Q).astype(np.int64) + amounts
-    over = np.flatnonzero(np.abs(exact) > 2**24)
-    breaches, first = kernels_cpu.apply_hits(theta, indices, amounts, Q)
-    assert (breaches, first) == (over.size, over[0] if over.size else -1)
+    kernels, n = backends.kernels(backend), start.size
+    sign = np.where(np.arange(n) % 2, 1, -1)
+    theta = (sign * start * Q).astype(np.float32)
+    before = np.rint(theta.astype(np.float64) / Q).astype(np.int64)
+    for direction in (1, -1):
+        exact = before + direction * sign * tau
+        over = np.flatnonzero(np.abs(exact) > 2**24)
+        expected = (over.size, over[0] if over.size else -1)
+        indices, amounts = np.arange(n, dtype=np.int32), (exact - before).astype(np.int32)
+        codes = np.where(amounts > 0, indices, ~indices)
+        assert kernels.apply_hits(theta.copy(), indices, amounts, Q) == expected
+        assert kernels.add_quanta(theta.copy(), amounts, Q) == expected
+        assert kernels.move(theta.copy(), theta.copy(), codes, tau * Q, 0.0, Q) == expected
+        scratch, out = np.zeros(512, np.uint8), np.zeros((n + 3) // 4, np.uint8)
+        learnt = (amounts * Q).astype(np.float32)
+        answer = kernels.bitmap_replica(learnt, theta.copy(), tau * Q, tau * Q, 1, Q, scratch, out)
+        assert answer == (n, 0, *expected)
