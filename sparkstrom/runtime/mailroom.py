@@ -87,7 +87,10 @@ class Traffic:
 
 
 class Mailroom:
-    """Sends and receives for one node. ``me`` is its id, NOBODY until it has one."""
+    """Sends and receives for one node. ``me`` is its id, NOBODY until it has one.
+
+    ``chunk_bytes_max``: of a message in one data frame, where the transport takes so much.
+    """
 
     def __init__(
         self,
@@ -96,14 +99,14 @@ class Mailroom:
         *,
         me: int,
         message_bytes_max: int,
+        chunk_bytes_max: int,
         random_u63: Callable[[], int],
         traffic: Traffic | None = None,
     ) -> None:
         self.transport, self._seal, self.me = transport, seal, me
-        self._message_bytes_max = message_bytes_max
+        self._message_bytes_max, self._chunk_bytes_max = message_bytes_max, chunk_bytes_max
         self._random = random_u63
         self.traffic = traffic or Traffic()
-        self._piece_bytes = transport.max_frame_bytes - OVERHEAD_BYTES
         self._counter = 0
         self._peers: dict[int, Peer] = {}
         self._slots: dict[int, Slot] = {}
@@ -200,6 +203,11 @@ class Mailroom:
         control = [peer.control for peer in self._peers.values()]
         return [*lobby, *self._answers.values(), *control, *(p.data for p in self._peers.values())]
 
+    @property
+    def _piece_bytes(self) -> int:
+        """Asked each time: after ``move_to`` the log may be a smaller one."""
+        return min(self.transport.max_frame_bytes - OVERHEAD_BYTES, self._chunk_bytes_max)
+
     def _put(self, box: Outbox, frames: list[bytes]) -> None:
         if box.put(frames):
             self.traffic.wire_bytes += sum(map(len, frames))
@@ -208,8 +216,8 @@ class Mailroom:
 
     def _seal_message(self, message: Message, *, receiver: int, edge: int) -> list[bytes]:
         kind, body = encode(message)
-        whole = is_data(message)
-        pieces = pieces_of(body, self._piece_bytes if whole else CONTROL_PIECE_BYTES)
+        data = is_data(message)
+        pieces = pieces_of(body, self._piece_bytes if data else CONTROL_PIECE_BYTES)
         frames = []
         for i, piece in enumerate(pieces):
             self._counter += 1

@@ -84,6 +84,7 @@ class Plan:
     partitions: int
     epochs: int
     message_bytes_max: int
+    chunk_bytes_max: int  # of a message in one data frame
     kept: KeptFiles
 
 
@@ -107,6 +108,7 @@ class MasterThread(threading.Thread):
             seal,
             me=MASTER,
             message_bytes_max=plan.message_bytes_max,
+            chunk_bytes_max=plan.chunk_bytes_max,
             random_u63=lambda: secrets.randbits(63),
         )
         self.endpoint: Endpoint = self._mail.transport.endpoint
@@ -136,6 +138,10 @@ class MasterThread(threading.Thread):
     def request_stop(self, reason: str) -> None:
         """Drain, audit, done: keep what is trained."""
         self._wishes.put(ev.StopRequested(reason))
+
+    def give_up(self, reason: str) -> None:
+        """The fit has failed outside the mesh: tell the workers to end."""
+        self._wishes.put(ev.GivenUp(reason))
 
     def end(self) -> None:
         """Stop the thread and close the transport; only once the job has ended."""

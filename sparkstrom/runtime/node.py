@@ -59,6 +59,7 @@ class NodeThread(threading.Thread):
         meeting: Meeting,
         station: Station,
         message_bytes_max: int,
+        chunk_bytes_max: int,
         clock: Clock,
     ) -> None:
         super().__init__(name="sparkstrom-node", daemon=True)
@@ -70,6 +71,7 @@ class NodeThread(threading.Thread):
             seal,
             me=NOBODY,
             message_bytes_max=message_bytes_max,
+            chunk_bytes_max=chunk_bytes_max,
             random_u63=lambda: secrets.randbits(63),
         )
         self._items: list[Item] = []

@@ -158,6 +158,7 @@ class Session:
             meeting=Meeting(job.endpoint, job.lobby),
             station=self.station,
             message_bytes_max=job.message_bytes_max,
+            chunk_bytes_max=job.master.void.max_chunk_size,
             clock=SystemClock(),
         )
         self.trainer = Trainer(

@@ -158,6 +158,7 @@ class SparkNetwork:
             partitions=workers,
             epochs=epochs,
             message_bytes_max=FRAME_ROOM_BYTES + BYTES_PER_PARAM_MAX * theta.n_params,
+            chunk_bytes_max=void.max_chunk_size,
             kept=self._kept,
         )
         limits = MasterLimits(
