@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from sparkstrom.base.errors import PeerError
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Activity, Kept
+from sparkstrom.observe.residuals import among_counters, figures_of
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Order
 from sparkstrom.runtime.batches import Batches
@@ -39,6 +40,7 @@ class Schedule:
     epochs: int
     publish_every: int
     sleep_ms: int = 0  # in each step, to play a slow worker
+    show_residual: bool = False  # its figures among the counters
 
 
 Keep = Callable[[Replica], Kept | None]
@@ -237,4 +239,7 @@ class Trainer:
             values["residual_square"] = self._replica.residual_norm() ** 2
         if sent.publications:
             values["tau"] = self._replica.encoder.tau
+            if self._schedule.show_residual:
+                figures = figures_of(self._replica.residual(), self._replica.encoder.tau)
+                values |= among_counters(figures)
         self._station.stats = values

@@ -165,7 +165,7 @@ class Session:
             self.station,
             replica,
             batches,
-            Schedule(job.epochs, job.master.publish_every, job.master.debug_longer_iterations),
+            schedule_of(job),
             keep=self._keep,
             grant=self._restore,
         )
@@ -205,6 +205,17 @@ def reason_of(error: Exception) -> str:
     if isinstance(error, SparkstromError):
         return str(error).splitlines()[0]
     return f"{type(error).__name__}: {error}"
+
+
+def schedule_of(job: TrainingJob) -> Schedule:
+    """How far and how often this worker trains and publishes."""
+    master = job.master
+    return Schedule(
+        job.epochs,
+        master.publish_every,
+        master.debug_longer_iterations,
+        show_residual=master.encoding_debug_mode,
+    )
 
 
 def make_replica(job: TrainingJob, theta: Theta) -> Replica:

@@ -11,6 +11,7 @@ from typing import Any
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.progress import Line, ProgressLine
+from sparkstrom.observe.residuals import EncodingLog
 from sparkstrom.runtime.master import MasterThread, Progress
 from sparkstrom.spark.data import Runner
 
@@ -80,6 +81,7 @@ class Fitting:
     ) -> None:
         self._master, self._job, self._progress, self._epochs = master, job, progress, epochs
         self._queued_due_s = time.monotonic() + QUEUED_S
+        self._encoding = EncodingLog()
 
     def run(self) -> None:
         """Raise what ended the fit early."""
@@ -130,6 +132,7 @@ class Fitting:
 
     def _say_queued(self, look: Progress) -> None:
         running = self._job.tasks_running()
+        self._encoding.show(look.stats, force=force)
         self._progress.say(
             f"sparkstrom waits: {look.workers} of {look.partitions} workers joined, "
             f"{running} tasks have a slot"

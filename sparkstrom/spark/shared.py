@@ -88,7 +88,7 @@ class SharedTrainingMaster:
     step_timeout: float = 600.0  # s, for one step or one read of the data
     # What it shows
     collect_training_stats: bool = False  # seconds of each worker by activity, in the summary
-    encoding_debug_mode: bool = False  # log the residual's size and percentiles at publications
+    encoding_debug_mode: bool = False  # log the residual's size and percentiles now and then
     debug_longer_iterations: int = 0  # ms of sleep in every step, to play a slow worker
     given: frozenset[str] = field(init=False, repr=False, compare=False)  # fields the caller set
 

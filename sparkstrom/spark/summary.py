@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from sparkstrom.codec.messages import Phase
+from sparkstrom.observe.residuals import figures_in
 from sparkstrom.runtime.master import Outcome
 
 
@@ -43,6 +44,7 @@ class TrainingSummary:
     warnings: list[str] = field(repr=False)
     stopped: str | None  # why the fit ended before its last epoch, if it did
     worker_seconds: dict[str, dict[str, float]] = field(repr=False)  # by node and activity
+    encoding: dict[str, dict[str, float]] = field(repr=False)  # encoding_debug_mode: by node
 
     @property
     def staleness_mean(self) -> float:
@@ -130,6 +132,11 @@ def summarize(
         warnings=[*warnings, *outcome.notes, *_breach_warning(breaches, outcome.first_breach)],
         stopped=outcome.stop_reason,
         worker_seconds=_worker_seconds(outcome) if collect_stats else {},
+        encoding={
+            str(node): figures
+            for node, values in outcome.stats.items()
+            if (figures := figures_in(values))
+        },
     )
 
 
