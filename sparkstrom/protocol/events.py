@@ -125,9 +125,16 @@ class StopRequested:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The driver program ends the fit: Spark's job failed, or a person interrupted it."""
+
+    reason: str
+
+
 Event = (
     Received | Tick | Opened | Published | Progressed | Busy | Paused | Installed | Drained
-    | Hashed | Released | TrainerFailed | Moved | StopRequested
+    | Hashed | Released | TrainerFailed | Moved | StopRequested | GivenUp
 )  # fmt: skip
 
 

@@ -81,6 +81,8 @@ class Master:
             return self._after_abort(event)
         effects = self._react(event, now_s) + self._move_phase(now_s)
         self.aborted = any(isinstance(effect, ev.Abort) for effect in effects)
+        if self.aborted:
+            effects += [self._farewell(node) for node in self.fit.members.live]
         return effects
 
     def _react(self, event: ev.Event, now_s: float) -> list[Effect]:
@@ -95,6 +97,8 @@ class Master:
                 fit.sequencer.dropped["stranger"] += 1
             case ev.Tick():
                 return self._on_tick(now_s)
+            case ev.GivenUp(reason=reason):
+                return [ev.Abort(reason)]
             case ev.StopRequested(reason=reason):
                 fit.phases.stop(reason)
             case ev.Moved(host=host, port=port):
@@ -150,18 +154,23 @@ class Master:
 
     def _on_failed(self, member: Member, reason: str, trace: str) -> list[Effect]:
         """One failure ends the fit, unless the fit is done already."""
-        heard = Send(member.node, farewell(member.node, "the fit has failed"))
         if self.fit.phases.phase is Phase.DONE:
-            return [heard]
-        return [heard, ev.Abort(reason, trace, member.join.host, member.join.partition)]
+            return [self._farewell(member.node)]
+        return [ev.Abort(reason, trace, member.join.host, member.join.partition)]
 
     def _after_abort(self, event: ev.Event) -> list[Effect]:
-        """Nothing counts any more; only who failed is told that it was heard."""
+        """Nothing counts any more; whoever still speaks is told so.
+
+        Spark does not end the tasks of a stage that it is about to repeat.
+        """
         match event:
-            case ev.Received(sender=sender, message=Failed()) if sender in self.fit.members.live:
-                return [Send(sender, farewell(sender, "the fit has failed"))]
+            case ev.Received(sender=sender) if sender in self.fit.members.live:
+                return [self._farewell(sender)]
             case _:
                 return []
+
+    def _farewell(self, node: int) -> Effect:
+        return Send(node, farewell(node, "the fit has failed"))
 
     # -- updates and acknowledgements ------------------------------------------------------------
 

@@ -31,7 +31,7 @@ def waited_too_long(me: Standing, now_s: float) -> Command | None:
     since_chunk_s = now_s - me.catchup.progress_s if me.catchup is not None else 0.0
     waits = (
         (me.node < 0, now_s - me.began_s, limits.join_s, JOIN_FAILED),
-        (True, now_s - me.heard_s, limits.master_silent_s, MASTER_SILENT),
+        (me.node >= 0, now_s - me.heard_s, limits.master_silent_s, MASTER_SILENT),
         (me.catchup is not None, since_chunk_s, limits.stuck_s, NO_SNAPSHOT),
         (not me.uplink.has_room(), now_s - me.uplink.progress_s, limits.stuck_s, NO_COMMITS),
         (me.activity is Activity.STEPPING, working_s, limits.step_s, STEP_STUCK),

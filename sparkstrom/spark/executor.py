@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkstrom.base.clock import SystemClock
-from sparkstrom.base.errors import SparkstromError
+from sparkstrom.base.errors import SparkstromError, UsageError
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import Kept
 from sparkstrom.encoding.backends import warm_up
@@ -100,10 +100,10 @@ def run(job: TrainingJob, place: Place, read: partial[Arrays]) -> str:
     began_s = time.monotonic()
     use_writable_cache(place)
     warm_up()
-    failure: Exception | None = None
+    failure: UsageError | None = None
     try:
         batches = batches_of(job, place, *read())
-    except Exception as error:
+    except UsageError as error:  # anything else is Spark's: lost shuffle files, a stage to repeat
         failure = error
         batches = batches_of(job, place, np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
     session = Session(job, place, batches)

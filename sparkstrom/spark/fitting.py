@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.1
 END_S = 15.0  # how long finished tasks may take to return
 FAILURE_GRACE_S = 2.0  # a worker's own words may be on their way when Spark reports its task
+FAREWELL_S = 0.5  # workers that Spark does not end hear from the master that it is over
 QUEUED_S = 10.0  # how often a job that waits for slots says so
 
 
@@ -80,8 +81,8 @@ class Fitting:
         self, master: MasterThread, job: SparkJob, progress: ProgressLine, epochs: int
     ) -> None:
         self._master, self._job, self._progress, self._epochs = master, job, progress, epochs
-        self._queued_due_s = time.monotonic() + QUEUED_S
         self._encoding = EncodingLog()
+        self._queued_due_s = time.monotonic() + QUEUED_S
 
     def run(self) -> None:
         """Raise what ended the fit early."""
@@ -90,9 +91,11 @@ class Fitting:
             self._job.start()
             self._watch()
             self._end()
-        except BaseException:
+        except BaseException as error:
+            self._master.give_up(type(error).__name__)
             self._job.cancel()
             self._job.wait(END_S)
+            time.sleep(FAREWELL_S)
             raise
         finally:
             self._master.end()
@@ -129,10 +132,10 @@ class Fitting:
             self._queued_due_s = time.monotonic() + QUEUED_S
             self._say_queued(look)
         self._progress.show(line_of(look, self._epochs), force=force)
+        self._encoding.show(look.stats, force=force)
 
     def _say_queued(self, look: Progress) -> None:
         running = self._job.tasks_running()
-        self._encoding.show(look.stats, force=force)
         self._progress.say(
             f"sparkstrom waits: {look.workers} of {look.partitions} workers joined, "
             f"{running} tasks have a slot"

@@ -24,6 +24,7 @@ def slow_fit(spark, digits, make_network, in_background):
 
 
 def check_nothing_lost(summary):
+    print(summary.table())
     assert summary.replicas_equal, summary.hashes
     assert summary.minibatches == summary.minibatches_expected
     assert summary.minibatches_expected == 20 * 48 or summary.minibatches_expected == 20 * 45

@@ -1,0 +1,109 @@
+"""Digits on real executors: accuracy, bytes and seconds by number of workers and seed.
+
+    python -m benchmarks.digits --workers 1,2,4 --seeds 3 --epochs 40 --json
+
+Workers run on ``local-cluster`` with one executor per two workers. ``seconds`` is from the call of
+``fit`` to its summary; ``seconds_per_epoch`` counts training alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+TRAIN_ROWS = 1437
+
+
+def main() -> int:
+    """Print one line per run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workers", default="1,2,4", help="numbers of workers, by comma")
+    parser.add_argument("--seeds", type=int, default=3, help="runs per number of workers")
+    parser.add_argument("--epochs", type=int, default=40)
+    parser.add_argument("--tau", type=float, default=1e-3, help="initial threshold")
+    parser.add_argument("--max-lead", type=int, help="steps ahead of the slowest; default: ours")
+    parser.add_argument("--train-on", default="local", choices=["local", "replica"])
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    args = parser.parse_args()
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    for workers in map(int, args.workers.split(",")):
+        for result in runs(workers, args):
+            print(json.dumps(result) if args.json else line(result), flush=True)
+    return 0
+
+
+def runs(workers: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All seeds of one number of workers, in one Spark application."""
+    from pyspark.sql import SparkSession
+
+    executors, cores = (1, workers) if workers < 3 else (-(-workers // 2), 2)
+    session = (
+        SparkSession.builder.master(f"local-cluster[{executors},{cores},1024]")
+        .appName("sparkstrom benchmark")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    try:
+        for seed in range(args.seeds):
+            yield run(session, workers, seed, args)
+    finally:
+        session.stop()
+
+
+def run(session: Any, workers: int, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """One fit."""
+    from sklearn.datasets import load_digits
+
+    from sparkstrom import AdaptiveThreshold, SharedTrainingMaster, SparkNetwork
+    from sparkstrom.models import DenseNetwork, Sgd
+
+    digits = load_digits()
+    features, labels = (digits.data / 16).astype(np.float32), digits.target
+    order = np.random.default_rng(seed).permutation(len(labels))
+    train, held_out = order[:TRAIN_ROWS], order[TRAIN_ROWS:]
+    rows = [(features[i], int(labels[i])) for i in train]
+    options: dict[str, Any] = {} if args.max_lead is None else {"max_lead": args.max_lead}
+    master = SharedTrainingMaster(
+        threshold=AdaptiveThreshold(args.tau), rng_seed=seed, train_on=args.train_on, **options
+    )
+    model = DenseNetwork([64, 256, 256, 10], updater=Sgd(0.1), seed=seed)
+    network = SparkNetwork(session, model, master, progress=False)
+    summary = network.fit(session.sparkContext.parallelize(rows, workers), epochs=args.epochs)
+    answers = network.predict(features[held_out]).argmax(1)
+    network.close()
+    return {
+        "workers": workers,
+        "seed": seed,
+        "accuracy": float((answers == labels[held_out]).mean()),
+        "bytes_sent": summary.bytes_sent,
+        "bytes_dense": summary.bytes_dense,
+        "replicas_equal": summary.replicas_equal,
+        "seconds": round(summary.seconds, 3),
+        "seconds_per_epoch": round(summary.phase_seconds["train"] / args.epochs, 4),
+        "staleness_mean": round(summary.staleness_mean, 2),
+        "phase_seconds": {name: round(s, 3) for name, s in summary.phase_seconds.items()},
+    }
+
+
+def line(result: dict[str, Any]) -> str:
+    """For people."""
+    ratio = result["bytes_dense"] / max(1, result["bytes_sent"])
+    return (
+        f"{result['workers']} workers, seed {result['seed']}: accuracy {result['accuracy']:.4f}, "
+        f"{result['bytes_sent']:,} bytes ({ratio:.0f} x fewer than dense), "
+        f"equal {result['replicas_equal']}, {result['seconds']:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

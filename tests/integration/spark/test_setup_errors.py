@@ -1,0 +1,50 @@
+"""What is wrong with the machine or the cluster is said at once, with value, reason and remedy."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from sparkstrom import VoidConfiguration
+from sparkstrom.base.errors import SetupError, UsageError
+
+
+def test_a_taken_port_is_named(spark, digits, make_network):
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        network = make_network(void=VoidConfiguration(unicast_port=port))
+        with pytest.raises(SetupError, match=str(port)):
+            network.fit(spark.sparkContext.parallelize(digits.rows()[:100], 4))
+
+
+def test_a_mask_that_matches_nothing_lists_what_there_is(spark, digits, make_network):
+    network = make_network(void=VoidConfiguration(network_mask="203.0.113.0/24"))
+    with pytest.raises(SetupError, match=r"203\.0\.113\.0/24.*127\.0\.0\.1"):
+        network.fit(spark.sparkContext.parallelize(digits.rows()[:100], 4))
+
+
+def test_too_few_workers_are_counted(spark, digits, make_network, in_background):
+    context = spark.sparkContext
+    hog = in_background(context.parallelize(range(2), 2).map(lambda _: time.sleep(25)).count)
+    network = make_network(min_workers=4, start_timeout=3.0)
+    with pytest.raises(SetupError, match=r"2 workers joined.*min_workers is 4"):
+        network.fit(context.parallelize(digits.rows()[:200], 2), epochs=1)
+    hog.result(60)
+
+
+def test_more_workers_than_slots_are_refused(make_network, spark, digits):
+    with pytest.raises(UsageError, match=r"workers_per_node=3.*2 task slots"):
+        make_network(workers_per_node=3).fit(spark.sparkContext.parallelize(digits.rows(), 2))
+
+
+def test_two_jobs_in_one_application_at_once(spark, digits, make_network, in_background):
+    rows = spark.sparkContext.parallelize(digits.rows()[:400], 4).cache()
+    fits = [in_background(make_network(workers_per_node=1).fit, rows, epochs=3) for _ in range(2)]
+    for fit in fits:
+        summary = fit.result(120)
+        assert summary.replicas_equal
+        assert summary.minibatches == summary.minibatches_expected
+        assert len(summary.hashes) == 3

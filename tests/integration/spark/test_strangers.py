@@ -1,0 +1,97 @@
+"""Whoever has no key changes nothing: garbage, forged frames, captured frames sent again."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from sparkstrom import VoidConfiguration
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.codec.frames import KEY_BYTES, Header, Seal
+from sparkstrom.codec.messages import Leaving, Report
+from sparkstrom.codec.wire import encode
+from sparkstrom.transport.aeron.client import AeronTransport
+from sparkstrom.transport.aeron.driver import ensure_driver
+
+UP_STREAMS = range(1002, 1012)  # of the first edges that a master opens
+
+
+@pytest.fixture
+def free_ports() -> range:
+    """Some UDP ports in a row that nobody uses now."""
+    while True:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind(("127.0.0.1", 0))
+            first = probe.getsockname()[1]
+        if first < 65_000:
+            return range(first, first + 8)
+
+
+@contextmanager
+def repeatedly(*acts: Callable[[], None]) -> Iterator[None]:
+    """Do this again and again, beside the block."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(0.002):
+            for act in acts:
+                act()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_garbage_and_forged_frames_make_no_difference(spark, digits, make_network, free_ports):
+    port = free_ports[0]
+    void = VoidConfiguration(unicast_port=port, port_range=(free_ports[1], free_ports[-1]))
+    garbage = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    stranger = AeronTransport(ensure_driver(f"stranger-{secrets.token_hex(4)}"))
+    try:
+        there = Endpoint("127.0.0.1", port)
+        senders = [stranger.open_sender(there, stream, control=True) for stream in UP_STREAMS]
+        forged = [forged_frame(i) for i in range(8)]
+
+        def throw_garbage() -> None:
+            for target in free_ports:
+                garbage.sendto(os.urandom(200), ("127.0.0.1", target))
+
+        def forge() -> None:
+            stranger.poll(0.0)
+            for sender in senders:
+                sender.offer(forged)
+
+        network = make_network(void=void, debug_longer_iterations=5)
+        data = spark.sparkContext.parallelize(digits.rows(), 4)
+        with repeatedly(throw_garbage, forge):
+            summary = network.fit(data, epochs=12)
+        network.close()
+    finally:
+        garbage.close()
+        stranger.close()
+    assert summary.replicas_equal
+    assert summary.minibatches == summary.minibatches_expected
+    assert summary.departures == []
+    assert summary.rejected_frames > 0
+
+
+def forged_frame(i: int) -> bytes:
+    """Well formed, and sealed with another key: a node says it leaves, or is somewhere else."""
+    seal = Seal(secrets.token_bytes(KEY_BYTES), secrets.randbits(63))
+    message = (
+        Leaving("done", None)
+        if i % 2
+        else Report(edge=1, received=10**6, after_seq=0, epoch=99, batch=0, steps=10**6, activity=3)
+    )
+    kind, body = encode(message)
+    return seal.close(Header(kind, 1 + i // 2, 0, 1, 10**6 + i, 0, 1), body)
