@@ -31,6 +31,14 @@ def subscription_uri(here: Endpoint) -> str:
     return f"aeron:udp?endpoint={here}|rejoin=false|reliable=true|sparse=false"
 
 
+def self_test_uri(here: Endpoint, session: int, term: int) -> str:
+    """The channel of a driver's message to itself."""
+    return (
+        f"aeron:udp?endpoint={here}|session-id={session}|term-length={term}"
+        f"|mtu={MTU_NETWORK}|sparse=false|linger=0"
+    )
+
+
 def mtu(there: Endpoint, here: Endpoint) -> int:
     """Datagram length: large where it never leaves the machine, else what every network carries."""
     local = there.host == here.host or ipaddress.ip_address(there.host).is_loopback

@@ -8,15 +8,12 @@ Only the standard library and cffi are imported: the driver must be up within a 
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -24,6 +21,7 @@ from typing import Any
 
 from sparkstrom.base.errors import SetupError, SparkstromError, TransportError
 from sparkstrom.base.identity import Endpoint
+from sparkstrom.transport.aeron.channels import random_session, self_test_uri, subscription_uri
 from sparkstrom.transport.aeron.checked import Aeron, ffi
 from sparkstrom.transport.aeron.driver import READY, facts_of
 from sparkstrom.transport.aeron.homes import AERON, ENDPOINT, Home
@@ -35,13 +33,14 @@ from sparkstrom.transport.aeron.locks import (
     try_lock,
     unlock,
 )
+from sparkstrom.transport.aeron.ports import candidate_ports, none_free
 from sparkstrom.transport.aeron.processes import Watched, is_alive
+from sparkstrom.transport.aeron.selftest import TERM_BYTES, loopback_self_test
 from sparkstrom.transport.aeron.sizes import Sizes
 
 LOOK_S = 0.1
 ANCHOR_STREAM = 0  # keeps the port bound; nobody sends to it
 BIND_DEADLINE_S = 5.0
-EPHEMERAL_TRIES = 16
 TIDY_DEADLINE_S = 1.0
 
 MS = 1_000_000  # ns
@@ -222,21 +221,22 @@ class MediaDriver:
         for port in candidate_ports(host, ports, self._order["port_preferred"]):
             endpoint = Endpoint(host, port)
             try:
-                self._add_anchor(endpoint)
+                anchor = self._add_anchor(endpoint)
             except TransportError as error:
                 print(f"{endpoint} was taken in between: {error}", file=sys.stderr)
                 continue
+            self._test(endpoint, anchor)
             return endpoint
-        raise SetupError(_no_port(host, ports))
+        raise SetupError(none_free(host, ports))
 
-    def _add_anchor(self, endpoint: Endpoint) -> None:
+    def _add_anchor(self, endpoint: Endpoint) -> Any:
         lib, checked = self._aeron.lib, self._aeron.checked
         adding = ffi.new("aeron_async_add_subscription_t **")
         added = ffi.new("aeron_subscription_t **")
-        uri, doing = f"aeron:udp?endpoint={endpoint}", f"binding {endpoint}"
+        uri, doing = subscription_uri(endpoint).encode(), f"binding {endpoint}"
         checked(
             lib.aeron_async_add_subscription(
-                adding, self._client, uri.encode(), ANCHOR_STREAM, *[ffi.NULL] * 4
+                adding, self._client, uri, ANCHOR_STREAM, *[ffi.NULL] * 4
             ),
             doing,
         )
@@ -244,45 +244,15 @@ class MediaDriver:
         while not checked(lib.aeron_async_add_subscription_poll(added, adding[0]), doing):
             if not self.keep_alive() or time.monotonic() > end_s:
                 raise SetupError(f"{doing}: the media driver did not answer")
-            time.sleep(0.001)
+            time.sleep(0.0005)
+        return added[0]
 
-
-def candidate_ports(host: str, ports: range | None, preferred: int | None) -> Iterator[int]:
-    """Ports of ``host`` that are free now, best first. Raise SetupError where it is not ours."""
-    if preferred and (ports is None or preferred in ports) and free_port(host, preferred):
-        yield preferred
-    if ports is not None:
-        yield from (port for port in ports if free_port(host, port))
-        return
-    for _ in range(EPHEMERAL_TRIES):
-        yield free_port(host, 0)
-
-
-def free_port(host: str, port: int) -> int:
-    """``port``, or one the kernel chose for 0, if it can be bound now; 0 if it is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                return 0
-            raise SetupError(
-                f"UDP port {port} of {host} cannot be bound on {socket.gethostname()}: "
-                f"{error.strerror}; choose an address of this machine and a port you may use"
-            ) from error
-        return int(probe.getsockname()[1])
-
-
-def _no_port(host: str, ports: range | None) -> str:
-    if ports is None:
-        return f"no free UDP port on {host} in {EPHEMERAL_TRIES} attempts: too many are in use"
-    first, last = ports[0], ports[-1]
-    which = f"UDP port {first}" if first == last else f"every UDP port from {first} to {last}"
-    return (
-        f"{which} of {host} on {socket.gethostname()} is taken: end the program that has it, "
-        "choose another, or leave the port open to get any free one"
-    )
+    def _test(self, endpoint: Endpoint, anchor: Any) -> None:
+        session = random_session()
+        uri = self_test_uri(endpoint, session, TERM_BYTES)
+        loopback_self_test(
+            self._aeron, self._client, anchor, uri, ANCHOR_STREAM, session, self.keep_alive
+        )
 
 
 def publish(path: Path, facts: dict[str, Any]) -> None:

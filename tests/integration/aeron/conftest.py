@@ -1,0 +1,133 @@
+"""Media drivers for tests: what a test starts must be gone after it, directory and all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.transport.aeron.client import AeronTransport
+from sparkstrom.transport.aeron.driver import DriverHandle, DriverOptions, ensure_driver
+from sparkstrom.transport.aeron.library import load_library
+from sparkstrom.transport.aeron.processes import watched
+from sparkstrom.transport.base import Arrival, Sender, Transport
+
+GONE_DEADLINE_S = 6.0
+SETTLE_DEADLINE_S = 20.0
+
+
+def wait_until(condition: Callable[[], Any], deadline_s: float = SETTLE_DEADLINE_S) -> Any:
+    """Return what ``condition`` gives as soon as it is true; fail at the deadline."""
+    end_s = time.monotonic() + deadline_s
+    while not (found := condition()):
+        assert time.monotonic() < end_s, f"still not so after {deadline_s} s"
+        time.sleep(0.01)
+    return found
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process with this number runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Drivers:
+    """Starts media drivers under keys of this test's own and keeps the books."""
+
+    wait_until = staticmethod(wait_until)
+    is_running = staticmethod(is_running)
+
+    def __init__(self) -> None:
+        self._token = secrets.token_hex(4)
+        self._handles: list[DriverHandle] = []
+        self._transports: list[AeronTransport] = []
+
+    def key(self, name: str) -> str:
+        return f"test-{self._token}-{name}"
+
+    def options(self, **given: Any) -> DriverOptions:
+        """Ends half a second after its last client, and with this process, unless told."""
+        return DriverOptions(**{"linger_s": 0.5, "watch": watched(os.getpid()), **given})
+
+    def ensure(self, name: str = "a", **given: Any) -> DriverHandle:
+        handle = ensure_driver(self.key(name), self.options(**given))
+        self._handles.append(handle)
+        return handle
+
+    def transport(self, name: str = "a", **given: Any) -> AeronTransport:
+        transport = AeronTransport(self.ensure(name, **given))
+        self._transports.append(transport)
+        return transport
+
+    def close(self) -> None:
+        for transport in self._transports:
+            transport.close()
+        for handle in self._handles:
+            handle.close()
+
+    def left_behind(self) -> list[str]:
+        """Processes and paths of ours that are still there."""
+        pids = [f"process {h.pid}" for h in self._handles if is_running(h.pid)]
+        roots = {root for handle in self._handles for root in handle.home.roots}
+        return pids + [str(path) for root in roots for path in root.glob(f"*{self._token}*")]
+
+    def close_and_check(self) -> None:
+        self.close()
+        end_s = time.monotonic() + GONE_DEADLINE_S
+        while left := self.left_behind():
+            assert time.monotonic() < end_s, f"left behind: {left}"
+            time.sleep(0.01)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _aeron() -> None:
+    try:
+        load_library()
+    except SetupError as error:
+        pytest.exit(f"these tests need the Aeron library: {error}", returncode=2)
+
+
+@pytest.fixture
+def drivers() -> Iterator[Drivers]:
+    """Media drivers whose processes and directories are gone after the test, or it fails."""
+    drivers = Drivers()
+    yield drivers
+    drivers.close_and_check()
+
+
+@pytest.fixture(scope="module")
+def shared_drivers() -> Iterator[Drivers]:
+    """The same for all tests of a module."""
+    drivers = Drivers()
+    yield drivers
+    drivers.close_and_check()
+
+
+Exchange = Callable[..., list[Arrival]]
+
+
+@pytest.fixture
+def exchange() -> Exchange:
+    """``exchange(here, sender, frames, there)``: offer until all went and as many arrived."""
+
+    def exchange(
+        here: Transport, sender: Sender, frames: Sequence[bytes], there: Transport
+    ) -> list[Arrival]:
+        sent, arrivals = 0, []
+        end_s = time.monotonic() + SETTLE_DEADLINE_S
+        while len(arrivals) < len(frames):
+            assert time.monotonic() < end_s, f"{sent} went, {len(arrivals)} came of {len(frames)}"
+            sent += sender.offer(frames[sent:])[0]
+            here.poll(0)
+            arrivals += there.poll(0.002)
+        return arrivals
+
+    return exchange

@@ -1,0 +1,173 @@
+"""The transport contract, on every transport: in memory, and Aeron with two media drivers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.transport.base import Offer, Transport
+from sparkstrom.transport.memory import MemoryNetwork
+
+Pair = tuple[Transport, Transport]
+
+
+@pytest.fixture(params=["memory", "aeron"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Two transports on endpoints of their own."""
+    if request.param == "memory":
+        network = MemoryNetwork()
+        here, there = network.open(), network.open()
+    else:
+        drivers = request.getfixturevalue("shared_drivers")
+        here, there = drivers.transport("here"), drivers.transport("there")
+    yield here, there
+    here.close()
+    there.close()
+
+
+def frames_of(sizes: list[int], seed: int = 1) -> list[bytes]:
+    return [random.Random(seed + size).randbytes(size) for size in sizes]
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_frames_arrive_whole_and_in_order(pair: Pair, exchange: Any, control: bool) -> None:
+    here, there = pair
+    longest = there.max_control_frame_bytes if control else there.max_frame_bytes
+    there.open_receiver(7)
+    sender = here.open_sender(there.endpoint, 7, control=control)
+    sizes = [1, 31, 32, 33, 1375, 1376, 1377, 8159, 8160, 8161, longest - 1, longest]
+    frames = frames_of(sizes + sizes[::-1]) * 4
+    arrivals = exchange(here, sender, frames, there)
+    assert [a.frame for a in arrivals] == frames
+    assert {a.stream for a in arrivals} == {7}
+
+
+def test_streams_are_told_apart(pair: Pair, exchange: Any) -> None:
+    here, there = pair
+    for stream in range(1, 21):
+        there.open_receiver(stream)
+    senders = {s: here.open_sender(there.endpoint, s, control=True) for s in range(1, 21)}
+    for stream, sender in senders.items():
+        arrivals = exchange(here, sender, [b"to %d" % stream], there)
+        assert arrivals == [(stream, b"to %d" % stream)]
+
+
+def test_long_frames_of_several_senders_on_one_stream_do_not_mix(pair: Pair) -> None:
+    here, there = pair
+    there.open_receiver(3)
+    senders = [here.open_sender(there.endpoint, 3, control=False) for _ in range(5)]
+    waiting = [[bytes([i]) * here.max_frame_bytes] * 10 for i in range(5)]
+    got: list[bytes] = []
+    while len(got) < 50:
+        for sender, frames in zip(senders, waiting, strict=True):
+            del frames[: sender.offer(frames)[0]]
+        here.poll(0)
+        got += [arrival.frame for arrival in there.poll(0.01)]
+    assert sorted(got) == sorted(
+        bytes([i]) * here.max_frame_bytes for i in range(5) for _ in range(10)
+    )
+
+
+def test_a_peer_that_does_not_poll_makes_the_sender_busy_and_loses_nothing(pair: Pair) -> None:
+    here, there = pair
+    there.open_receiver(9)
+    sender = here.open_sender(there.endpoint, 9, control=False)
+    frame_bytes, sent, answer = here.max_frame_bytes, 0, Offer.UNCONNECTED
+    while answer is not Offer.BUSY:
+        went, answer = sender.offer([sent.to_bytes(4, "little") * (frame_bytes // 4)])
+        sent += went
+        here.poll(0)
+        assert sent * frame_bytes < 8 << 20
+    got: list[bytes] = []
+    while len(got) < sent:
+        got += [arrival.frame[:4] for arrival in there.poll(0.05)]
+    assert got == [n.to_bytes(4, "little") for n in range(sent)]
+
+
+def test_nobody_there_is_unconnected(pair: Pair) -> None:
+    here, there = pair
+    elsewhere = there.endpoint  # it has no receiver for this stream
+    sender = here.open_sender(elsewhere, 1234, control=True)
+    for _ in range(50):
+        assert sender.offer([b"anybody?"]) == (0, Offer.UNCONNECTED)
+        here.poll(0.002)
+
+
+def test_nothing_to_send_is_sent(pair: Pair, exchange: Any) -> None:
+    here, there = pair
+    there.open_receiver(4)
+    sender = here.open_sender(there.endpoint, 4, control=True)
+    exchange(here, sender, [b"up"], there)
+    assert sender.offer([]) == (0, Offer.SENT)
+
+
+def test_poll_without_anything_returns_nothing(pair: Pair) -> None:
+    here, _ = pair
+    assert here.poll(0) == []
+    assert here.poll(0.01) == []
+
+
+def test_a_receiver_that_closed_hears_no_more(pair: Pair, exchange: Any) -> None:
+    here, there = pair
+    there.open_receiver(5)
+    there.open_receiver(6)
+    fifth = here.open_sender(there.endpoint, 5, control=True)
+    sixth = here.open_sender(there.endpoint, 6, control=True)
+    exchange(here, fifth, [b"before"], there)
+    there.close_receiver(5)
+    there.close_receiver(5)
+    there.close_receiver(77)
+    fifth.offer([b"after"])
+    assert exchange(here, sixth, [b"still here"], there) == [(6, b"still here")]
+
+
+def test_an_edge_can_be_opened_again(pair: Pair, exchange: Any) -> None:
+    here, there = pair
+    there.open_receiver(5)
+    for turn in (b"first", b"second"):
+        sender = here.open_sender(there.endpoint, 5, control=False)
+        assert exchange(here, sender, [turn], there) == [(5, turn)]
+        sender.close()
+
+
+def test_a_closed_sender_says_so(pair: Pair, exchange: Any) -> None:
+    here, there = pair
+    there.open_receiver(8)
+    opened, opening = (here.open_sender(there.endpoint, 8, control=True) for _ in range(2))
+    exchange(here, opened, [b"x"], there)
+    for sender in (opened, opening):
+        sender.close()
+        sender.close()
+        assert sender.offer([b"y"]) == (0, Offer.CLOSED)
+
+
+@pytest.mark.parametrize("control", [False, True])
+def test_a_frame_that_is_too_long_is_refused(pair: Pair, exchange: Any, control: bool) -> None:
+    here, there = pair
+    longest = here.max_control_frame_bytes if control else here.max_frame_bytes
+    there.open_receiver(2)
+    sender = here.open_sender(there.endpoint, 2, control=control)
+    exchange(here, sender, [b"up"], there)
+    with pytest.raises(UsageError, match=f"{longest + 1} bytes.*limit is {longest}"):
+        sender.offer([bytes(longest + 1)])
+
+
+def test_closing_is_idempotent_and_final(pair: Pair) -> None:
+    here, there = pair
+    sender = here.open_sender(there.endpoint, 2, control=True)
+    here.close()
+    here.close()
+    assert sender.offer([b"x"]) == (0, Offer.CLOSED)
+    calls: list[Callable[[], Any]] = [
+        lambda: here.poll(0),
+        lambda: here.open_receiver(1),
+        lambda: here.open_sender(Endpoint("127.0.0.1", 1), 1, control=True),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match="closed"):
+            call()
