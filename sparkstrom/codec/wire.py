@@ -101,7 +101,7 @@ def _decode_control(body: bytes) -> Control:
         raise WireError(f"control message of {len(body)} bytes, at most {CONTROL_BYTES_MAX}")
     try:
         message: Control = _control.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"control message: {error}") from None
     return message
 
@@ -114,6 +114,8 @@ def _split(header: struct.Struct, body: bytes, what: str) -> tuple[list[int], by
     payload = body[header.size :]
     if payload_bytes != len(payload):
         raise WireError(f"{what} announces {payload_bytes} payload bytes, carries {len(payload)}")
+    if header.pack(*fields, payload_bytes) != body[: header.size]:
+        raise WireError(f"{what} header has bits where zeros belong")
     return fields, payload
 
 
@@ -121,6 +123,8 @@ def _decode_update(body: bytes) -> Update:
     fields, payload = _split(UPDATE_HEADER, body, "update")
     origin, seq, seen, epoch, batch, steps, form, tau_quanta, count = fields
     _need_number("seq", seq)
+    _need_number("seen", seen, least=0)
+    _need_number("steps", steps, least=0)
     return Update(
         origin=origin,
         seq=seq,
@@ -154,10 +158,11 @@ def _decode_committed(body: bytes) -> Committed:
 def _decode_chunk(body: bytes) -> Chunk:
     fields, payload = _split(CHUNK_HEADER, body, "chunk")
     index, commit = fields
+    _need_number("commit", commit, least=0)
     return Chunk(index=index, commit=commit, payload=payload)
 
 
-def _need_number(name: str, value: int) -> None:
-    """Numbers begin at 1 and stay below 2^63."""
-    if not 1 <= value < 2**63:
-        raise WireError(f"{name} {value} is no number of an update")
+def _need_number(name: str, value: int, least: int = 1) -> None:
+    """Numbers begin at 1, 0 stands for none yet, and all stay below 2^63."""
+    if not least <= value < 2**63:
+        raise WireError(f"{name} {value} is not within {least} .. 2^63 - 1")
