@@ -1,9 +1,9 @@
-"""Activations and losses of the built-in network: each a value and its derivative."""
+"""Activations of the built-in network: each a function and its derivative."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,52 +60,4 @@ ACTIVATIONS = {
     "tanh": Activation(_tanh, _tanh_backward),
     "sigmoid": Activation(_sigmoid, _sigmoid_backward),
     "identity": Activation(_identity, _identity_backward),
-}
-
-
-class Loss(NamedTuple):
-    """``gradient(outputs, labels)`` -> (mean loss, d loss / d outputs); ``output`` for predict."""
-
-    gradient: Callable[[F32, NDArray[Any]], tuple[float, F32]]
-    output: Callable[[F32], F32]
-
-
-def softmax(z: F32) -> F32:
-    """Rows to probabilities, in place."""
-    z -= z.max(axis=1, keepdims=True)
-    np.exp(z, out=z)
-    z /= z.sum(axis=1, keepdims=True)
-    return z
-
-
-def _cross_entropy(z: F32, labels: NDArray[Any]) -> tuple[float, F32]:
-    """Softmax cross-entropy from logits; labels [rows] of classes or [rows, outputs] of shares."""
-    rows = len(z)
-    z -= z.max(axis=1, keepdims=True)
-    log_sum = np.log(np.exp(z).sum(axis=1, keepdims=True))
-    log_p = z - log_sum
-    gradient = np.exp(log_p)
-    if labels.ndim == 1:
-        index = np.arange(rows), labels
-        loss = -float(log_p[index].mean(dtype=np.float64))
-        gradient[index] -= 1
-    else:
-        loss = -float((labels * log_p).sum(dtype=np.float64)) / rows
-        gradient *= labels.sum(axis=1, keepdims=True)
-        gradient -= labels
-    gradient /= np.float32(rows)
-    return loss, gradient
-
-
-def _squared_error(z: F32, labels: NDArray[Any]) -> tuple[float, F32]:
-    """Mean over rows of the summed squared error; labels [rows] or [rows, outputs]."""
-    gradient = z - labels.reshape(z.shape).astype(np.float32)
-    loss = float(np.square(gradient).sum(dtype=np.float64)) / len(z)
-    gradient *= np.float32(2 / len(z))
-    return loss, gradient
-
-
-LOSSES = {
-    "cross_entropy": Loss(_cross_entropy, softmax),
-    "squared_error": Loss(_squared_error, _identity),
 }

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Flat, State
-from sparkstrom.models.layers import ACTIVATIONS, F32, LOSSES
+from sparkstrom.models.layers import ACTIVATIONS, F32
+from sparkstrom.models.losses import LOSSES
 from sparkstrom.models.updaters import UPDATERS, Sgd, Updater
 
 
@@ -44,6 +45,10 @@ class DenseNetwork:
             raise UsageError(f"hidden={hidden!r}: must be one of {', '.join(ACTIVATIONS)}")
         if loss not in LOSSES:
             raise UsageError(f"loss={loss!r}: must be one of {', '.join(LOSSES)}")
+        if loss == "cross_entropy" and widths[-1] < 2:
+            raise UsageError(
+                f"widths={widths!r}: cross_entropy over one output is always 0; give two outputs"
+            )
         if not 0 <= l2 < float("inf"):
             raise UsageError(f"l2={l2!r}: must be 0 or above")
         self._widths, self._hidden, self._loss = tuple(widths), hidden, loss
@@ -73,9 +78,11 @@ class DenseNetwork:
 
     def bind(self, params: Flat) -> None:
         """Work on this memory from now on, f32[n_params]; the updater's state stays."""
-        if params.shape != (self.n_params,) or params.dtype != np.float32:
+        fits = params.shape == (self.n_params,) and params.dtype == np.float32
+        if not (fits and params.flags.c_contiguous and params.flags.writeable):
             raise UsageError(
-                f"parameters {params.dtype}{list(params.shape)}: need float32[{self.n_params}]"
+                f"parameters {params.dtype}{list(params.shape)}: need float32[{self.n_params}],"
+                " contiguous and writable"
             )
         self._params = params
 
@@ -117,7 +124,9 @@ class DenseNetwork:
             raise UsageError(
                 f"feature {column} of row {row} is {wide[row, column]}: fill or drop it"
             )
-        self._check_labels(labels)
+        if len(labels) != len(features):
+            raise UsageError(f"{len(features)} rows of features, but {len(labels)} labels")
+        LOSSES[self._loss].check(labels, self._widths[-1])
 
     def updater_state(self) -> State:
         """The optimizer's arrays and scalars, by name; the arrays are the live ones."""
@@ -130,7 +139,14 @@ class DenseNetwork:
             raise UsageError(
                 f"updater state has {sorted(state)}, {self._updater.name} needs {sorted(fresh)}"
             )
-        self._state = dict(state)
+        for name, value in state.items():
+            if np.shape(value) != np.shape(fresh[name]):
+                raise UsageError(
+                    f"{name} of the updater state has shape {np.shape(value)},"
+                    f" this network needs {np.shape(fresh[name])}"
+                )
+            fresh[name] = np.array(value, np.float32) if np.ndim(value) else value
+        self._state = fresh
 
     def layer_of(self, index: int) -> str:
         """Where parameter ``index`` is, like ``layer 2 weights``; layers count from 1."""
@@ -198,26 +214,6 @@ class DenseNetwork:
             z += biases
             out.append(ACTIVATIONS[self._hidden].forward(z) if i + 1 < len(layers) else z)
         return out
-
-    def _check_labels(self, labels: NDArray[Any]) -> None:
-        outputs = self._widths[-1]
-        if self._loss == "cross_entropy" and labels.ndim == 1:
-            if labels.dtype.kind not in "biu":
-                raise UsageError(
-                    f"labels are {labels.dtype}, such as {labels[0]!r}: classes are whole numbers"
-                )
-            bad = np.flatnonzero((labels < 0) | (labels >= outputs))
-            if bad.size:
-                raise UsageError(
-                    f"the label of row {bad[0]} is {labels[bad[0]]}: with {outputs} outputs, "
-                    f"classes are 0 to {outputs - 1}"
-                )
-            return
-        if labels.reshape(len(labels), -1).shape[1] != outputs:
-            raise UsageError(f"labels have shape {labels.shape}, the network has {outputs} outputs")
-        finite = np.isfinite(labels)
-        if not finite.all():
-            raise UsageError(f"the label of row {np.argwhere(~finite)[0][0]} is not finite")
 
     def __getstate__(self) -> dict[str, Any]:
         """What ships is the architecture: no parameters, no gradient, no optimizer state."""

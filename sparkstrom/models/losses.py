@@ -1,0 +1,99 @@
+"""Losses of the built-in network: value, gradient, and which labels they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.layers import F32
+
+Labels = NDArray[Any]  # whole numbers [rows], or numbers [rows, outputs]
+
+
+class Loss(NamedTuple):
+    """``gradient(outputs, labels)`` -> (mean loss, d loss / d outputs); ``output`` for predict.
+
+    ``check(labels, outputs)`` raises UsageError naming row and value of a label that does not fit.
+    """
+
+    gradient: Callable[[F32, Labels], tuple[float, F32]]
+    output: Callable[[F32], F32]
+    check: Callable[[Labels, int], None]
+
+
+def softmax(z: F32) -> F32:
+    """Rows to probabilities, in place."""
+    z -= z.max(axis=1, keepdims=True)
+    np.exp(z, out=z)
+    z /= z.sum(axis=1, keepdims=True)
+    return z
+
+
+def cross_entropy(z: F32, labels: Labels) -> tuple[float, F32]:
+    """Softmax cross-entropy from logits; labels [rows] of classes or [rows, outputs] of shares.
+
+    The largest logit is taken out of each row first, so that nothing overflows.
+    """
+    rows = len(z)
+    z -= z.max(axis=1, keepdims=True)
+    log_sum = np.log(np.exp(z).sum(axis=1, keepdims=True))
+    log_p = z - log_sum
+    gradient = np.exp(log_p)
+    if labels.ndim == 1:
+        index = np.arange(rows), labels.astype(np.intp, copy=False)
+        loss = -float(log_p[index].mean(dtype=np.float64))
+        gradient[index] -= 1
+    else:
+        loss = -float((labels * log_p).sum(dtype=np.float64)) / rows
+        gradient *= labels.sum(axis=1, keepdims=True, dtype=np.float32)
+        gradient -= labels
+    gradient /= np.float32(rows)
+    return loss, gradient
+
+
+def squared_error(z: F32, labels: Labels) -> tuple[float, F32]:
+    """Mean over rows of the summed squared error; labels [rows] or [rows, outputs]."""
+    gradient = z - labels.reshape(z.shape).astype(np.float32)
+    loss = float(np.square(gradient).sum(dtype=np.float64)) / len(z)
+    gradient *= np.float32(2 / len(z))
+    return loss, gradient
+
+
+def _unchanged(z: F32) -> F32:
+    return z
+
+
+def _check_classes(labels: Labels, outputs: int) -> None:
+    if labels.ndim != 1:
+        _check_numbers(labels, outputs)
+        return
+    whole = (labels >= 0) & (labels < outputs) & (labels == np.floor(labels))
+    if not whole.all():
+        row = int(np.argmin(whole))
+        raise UsageError(
+            f"the label of row {row} is {labels[row]}: with {outputs} outputs, classes are the"
+            f" whole numbers 0 to {outputs - 1}; renumber the labels or give the network more"
+            " outputs"
+        )
+
+
+def _check_numbers(labels: Labels, outputs: int) -> None:
+    if labels.size != len(labels) * outputs:
+        raise UsageError(
+            f"labels have shape {list(labels.shape)}, the network has {outputs} outputs:"
+            " change the last of its widths or the labels"
+        )
+    finite = np.isfinite(labels.reshape(len(labels), -1)).all(axis=1)
+    if not finite.all():
+        row = int(np.argmin(finite))
+        raise UsageError(f"the label of row {row} is {labels[row]}: fill or drop it")
+
+
+LOSSES = {
+    "cross_entropy": Loss(cross_entropy, softmax, _check_classes),
+    "squared_error": Loss(squared_error, _unchanged, _check_numbers),
+}

@@ -1,0 +1,259 @@
+"""The dense network: gradients by finite differences, digits to accuracy, refusals by row."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models import DenseNetwork, FlatModel
+from sparkstrom.models.registry import from_description
+from sparkstrom.models.updaters import AdaGrad, Adam, Nesterov, RmsProp, Sgd, Updater
+
+RATE = 2.0**-6
+
+
+def bound(network: DenseNetwork) -> NDArray[np.float32]:
+    params = network.initial()
+    network.bind(params)
+    return params
+
+
+def batch_for(
+    network: DenseNetwork, rows: int, random: np.random.Generator
+) -> tuple[Any, dict[str, Any]]:
+    features = random.normal(size=(rows, 3)).astype(np.float32)
+    classes = random.integers(0, 4, rows)
+    labels = {
+        "classes": classes,
+        "one-hot": np.eye(4, dtype=np.int64)[classes],
+        "numbers": random.normal(size=(rows, 4)).astype(np.float32),
+    }
+    return features, labels
+
+
+@pytest.mark.parametrize("hidden", ["relu", "tanh", "sigmoid", "identity"])
+@pytest.mark.parametrize(
+    ("loss", "labelled"),
+    [("cross_entropy", "classes"), ("cross_entropy", "one-hot"), ("squared_error", "numbers")],
+)
+@pytest.mark.parametrize("l2", [0.0, 0.1])
+def test_gradients_are_those_of_finite_differences(
+    hidden: str, loss: str, labelled: str, l2: float
+) -> None:
+    network = DenseNetwork([3, 7, 5, 4], hidden=hidden, loss=loss, updater=Sgd(RATE), l2=l2, seed=5)
+    params = bound(network)
+    features, labels = batch_for(network, 6, np.random.default_rng(11))
+    start = params.copy()
+
+    def loss_at(point: NDArray[np.float64]) -> float:
+        params[:] = point
+        penalty = sum(
+            0.5 * l2 * float(np.square(params[i], dtype=np.float64))
+            for i in range(params.size)
+            if network.layer_of(i).endswith("weights")
+        )
+        return network.step((features, labels[labelled])) + penalty
+
+    params[:] = start
+    network.step((features, labels[labelled]))
+    gradient = (start.astype(np.float64) - params) / RATE
+    for i in np.random.default_rng(2).choice(start.size, 25, replace=False):
+        step = np.zeros(start.size)
+        step[i] = 2.0**-8
+        slope = (loss_at(start + step) - loss_at(start - step)) / 2.0**-7
+        assert gradient[i] == pytest.approx(slope, rel=0.02, abs=2e-3)
+
+
+def digits() -> tuple[Any, Any, Any, Any]:
+    features, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(features))
+    features = (features[order] / 16).astype(np.float32)
+    labels = labels[order]
+    return features[:1437], labels[:1437], features[1437:], labels[1437:]
+
+
+@pytest.mark.parametrize(
+    "updater", [Sgd(0.1), Nesterov(0.01), Adam(1e-3), RmsProp(1e-3), AdaGrad(0.01)]
+)
+def test_digits_are_learnt(updater: Updater) -> None:
+    features, labels, held_out, answers = digits()
+    network = DenseNetwork([64, 128, 10], updater=updater, seed=1)
+    bound(network)
+    for epoch in range(15):
+        order = np.random.default_rng(epoch).permutation(len(features))
+        for rows in np.array_split(order, 45):
+            network.step((features[rows], labels[rows]))
+    accuracy = (network.predict(held_out).argmax(axis=1) == answers).mean()
+    assert accuracy >= 0.96
+
+
+def test_the_same_seed_gives_the_same_bits() -> None:
+    features, labels, _, _ = digits()
+    runs = []
+    for seed in (1, 1, 2):
+        network = DenseNetwork([64, 16, 10], updater=Adam(), seed=seed)
+        params = bound(network)
+        for start in range(0, 320, 32):
+            network.step((features[start : start + 32], labels[start : start + 32]))
+        runs.append(params.tobytes())
+    assert runs[0] == runs[1] != runs[2]
+
+
+def test_the_loss_is_stable_for_huge_logits() -> None:
+    network = DenseNetwork([1, 2], updater=Sgd(1e-9))
+    params = bound(network)
+    params[:] = [1e4, -1e4, 0, 0]
+    one = np.ones((1, 1), np.float32)
+    assert network.step((one, np.array([0]))) == 0.0
+    assert network.step((one, np.array([1]))) == pytest.approx(2e4)
+    assert network.predict(one).tolist() == [[1.0, 0.0]]
+
+
+def test_whole_numbers_in_floats_are_classes_too() -> None:
+    losses = []
+    for labels in (np.array([2, 0]), np.array([2.0, 0.0], np.float32)):
+        network = DenseNetwork([3, 4])
+        bound(network)
+        network.check(np.ones((2, 3)), labels)
+        losses.append(network.step((np.ones((2, 3), np.float32), labels)))
+    assert losses[0] == losses[1]
+
+
+def test_squared_error_takes_a_column_or_a_vector() -> None:
+    network = DenseNetwork([2, 1], loss="squared_error", updater=Sgd(1e-9))
+    params = bound(network)
+    params[:] = [1, 1, 0]
+    features = np.array([[1, 1], [2, 2]], np.float32)
+    for labels in (np.array([1.0, 4.0]), np.array([[1.0], [4.0]])):
+        assert network.step((features, labels)) == pytest.approx(0.5)
+    assert network.predict(features).shape == (2, 1)
+
+
+def test_step_works_on_the_bound_memory_and_predict_changes_nothing() -> None:
+    network = DenseNetwork([3, 4], updater=Sgd(0.5))
+    params = bound(network)
+    before = params.copy()
+    network.predict(np.ones((2, 3), np.float32))
+    np.testing.assert_array_equal(params, before)
+    network.step((np.ones((2, 3), np.float32), np.array([0, 1])))
+    assert (params != before).any()
+
+
+def test_what_ships_has_neither_parameters_nor_state() -> None:
+    network = DenseNetwork([64, 300, 10], updater=Adam(0.5), seed=7, l2=0.25)
+    assert isinstance(network, FlatModel)
+    bound(network)
+    shipped = pickle.dumps(network)
+    assert len(shipped) < 1000
+    copy = pickle.loads(shipped)
+    assert copy.describe() == network.describe()
+    np.testing.assert_array_equal(copy.initial(), network.initial())
+    assert from_description(network.describe()).describe() == network.describe()
+
+
+def test_updater_state_is_taken_back() -> None:
+    features, labels, _, _ = digits()
+    one, other = (DenseNetwork([64, 10], updater=Adam()) for _ in range(2))
+    params = bound(one)
+    one.step((features[:32], labels[:32]))
+    state = {
+        name: np.array(value) if isinstance(value, np.ndarray) else value
+        for name, value in one.updater_state().items()
+    }
+    for array in state.values():
+        if isinstance(array, np.ndarray):
+            array.flags.writeable = False  # as it comes out of a file
+    copied = params.copy()
+    other.bind(copied)
+    other.load_updater_state(state)
+    for network in (one, other):
+        network.step((features[32:64], labels[32:64]))
+    np.testing.assert_array_equal(params, copied)
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [({}, "adam needs"), ({"mean": np.zeros(3), "square": np.zeros(3), "steps": 1}, "shape")],
+)
+def test_a_state_of_another_network_is_refused(state: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        DenseNetwork([3, 4], updater=Adam()).load_updater_state(state)
+
+
+def test_parameters_know_their_layer() -> None:
+    network = DenseNetwork([2, 3, 2])
+    names = [network.layer_of(i) for i in range(network.n_params)]
+    assert names == (
+        ["layer 1 weights"] * 6
+        + ["layer 1 biases"] * 3
+        + ["layer 2 weights"] * 6
+        + ["layer 2 biases"] * 2
+    )
+    with pytest.raises(IndexError):
+        network.layer_of(network.n_params)
+
+
+ROWS = np.zeros((3, 2), np.float32)
+CLASSES = np.array([0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "why"),
+    [
+        (np.zeros((3, 5)), CLASSES, "rows have 5 features, the network takes 2"),
+        (np.array([[0, 0], [0, np.nan], [0, 0]]), CLASSES, "feature 1 of row 1 is nan"),
+        (np.array([[0, 0], [0, 0], [np.inf, 0]]), CLASSES, "feature 0 of row 2 is inf"),
+        (ROWS, np.array([0, 3, 1]), "label of row 1 is 3: with 3 outputs"),
+        (ROWS, np.array([0, 1, -1]), "label of row 2 is -1"),
+        (ROWS, np.array([0.5, 1, 1]), r"label of row 0 is 0\.5.*whole numbers"),
+        (ROWS, np.array([0, np.nan, 1]), "label of row 1 is nan"),
+        (ROWS, np.zeros((3, 2)), r"labels have shape \[3, 2\], the network has 3 outputs"),
+        (ROWS, np.array([0, 1]), "3 rows of features, but 2 labels"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(features: Any, labels: Any, why: str) -> None:
+    network = DenseNetwork([2, 3])
+    network.check(ROWS, CLASSES)
+    with pytest.raises(UsageError, match=why):
+        network.check(features, labels)
+
+
+def test_targets_that_are_not_finite_are_named() -> None:
+    network = DenseNetwork([2, 1], loss="squared_error")
+    with pytest.raises(UsageError, match="label of row 2 is inf"):
+        network.check(ROWS, np.array([0.5, 1, np.inf]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"widths": [3]}, "widths"),
+        ({"widths": [3, 0, 2]}, "widths"),
+        ({"widths": [3, 1]}, "two outputs"),
+        ({"widths": [3, 2], "hidden": "gelu"}, "hidden='gelu'"),
+        ({"widths": [3, 2], "loss": "hinge"}, "loss='hinge'"),
+        ({"widths": [3, 2], "l2": -1.0}, r"l2=-1\.0"),
+    ],
+)
+def test_networks_that_cannot_be_are_refused(arguments: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        DenseNetwork(**arguments)
+
+
+@pytest.mark.parametrize(
+    "params", [np.zeros(7, np.float32), np.zeros(8), np.zeros(16, np.float32)[::2]]
+)
+def test_memory_that_cannot_be_bound_is_refused(params: Any) -> None:
+    with pytest.raises(UsageError, match=r"need float32\[8\]"):
+        DenseNetwork([3, 2]).bind(params)
+
+
+def test_an_unknown_kind_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match=r"'transformer'.*knows dense"):
+        from_description({"kind": "transformer"})
