@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 BAR_CELLS = 20
-LOG_EVERY_S = 5.0
+LOG_EVERY_S = 3.0
 DRAW_EVERY_S = 0.2
 
 

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from sparkstrom.base.errors import TrainingError
+from sparkstrom.base.errors import SetupError, TrainingError
 from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.progress import Line, ProgressLine
 from sparkstrom.observe.residuals import EncodingLog
@@ -62,16 +62,13 @@ class SparkJob:
         self.thread.join(seconds)
         return not self.thread.is_alive()
 
-    def tasks_running(self) -> int:
-        """Tasks that have a slot now."""
+    def tasks(self) -> tuple[int, int]:
+        """Tasks that have a slot now, and tasks that have failed so far."""
         tracker = self.context.statusTracker()
-        count = 0
-        for job in tracker.getJobIdsForGroup(self.group):
-            info = tracker.getJobInfo(job)
-            for stage in info.stageIds if info else ():
-                stage_info = tracker.getStageInfo(stage)
-                count += stage_info.numActiveTasks if stage_info else 0
-        return count
+        jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self.group))
+        stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+        known = [stage for stage in stages if stage is not None]
+        return sum(s.numActiveTasks for s in known), sum(s.numFailedTasks for s in known)
 
 
 class Fitting:
@@ -117,7 +114,7 @@ class Fitting:
         error = self._job.error
         if error is None:
             raise TrainingError("the Spark job ended before training was done")
-        raise TrainingError(f"the Spark job failed: {_first_line(error)}", trace=str(error))
+        raise TrainingError(f"the Spark job failed: {cause_of(str(error))}", trace=str(error))
 
     def _end(self) -> None:
         """Tasks return by themselves; those that do not are ended, and failures do not count."""
@@ -130,12 +127,20 @@ class Fitting:
         look = self._master.progress
         if look.phase is Phase.GATHERING and time.monotonic() > self._queued_due_s:
             self._queued_due_s = time.monotonic() + QUEUED_S
-            self._say_queued(look)
+            self._look_at_start(look)
         self._progress.show(line_of(look, self._epochs), force=force)
         self._encoding.show(look.stats, force=force)
 
-    def _say_queued(self, look: Progress) -> None:
-        running = self._job.tasks_running()
+    def _look_at_start(self, look: Progress) -> None:
+        """Say what the start waits for. Raise SetupError when tasks fail and nobody ever joined."""
+        running, failed = self._job.tasks()
+        if failed and not look.joined:
+            raise SetupError(
+                f"{failed} tasks failed before any worker joined: their errors are in the "
+                "executors' logs (stderr in Spark's UI, `yarn logs`). If they heard nothing from "
+                "the master: open UDP between executors and driver in both directions, and name "
+                "the network that both share (network_mask, controller_address)"
+            )
         self._progress.say(
             f"sparkstrom waits: {look.workers} of {look.partitions} workers joined, "
             f"{running} tasks have a slot"
@@ -149,7 +154,9 @@ def line_of(look: Progress, epochs: int) -> Line:
     def total(name: str) -> float:
         return sum(values.get(name, 0.0) for values in look.stats.values())
 
-    examples = total("last_examples")
+    examples, loss_sum = total("last_examples"), total("last_loss_sum")
+    if not examples:  # nobody has finished an epoch yet
+        examples, loss_sum = total("examples"), total("loss_sum")
     done = look.minibatches / look.minibatches_expected if look.minibatches_expected else 0.0
     return Line(
         phase=look.phase.name.lower(),
@@ -157,13 +164,20 @@ def line_of(look: Progress, epochs: int) -> Line:
         partitions=look.partitions,
         epoch=epochs * done,
         epochs=epochs,
-        loss=total("last_loss_sum") / examples if examples else None,
+        loss=loss_sum / examples if examples else None,
         examples=int(total("examples")),
         updates=look.commits,
         bytes_sent=int(total("update_bytes")),
     )
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else repr(error)
+def cause_of(text: str) -> str:
+    """What Spark's long error says happened: the Python exception's own line, where there is one.
+
+    A Python traceback stands before the first Java frame, its exception on its last line.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    java = next((i for i, line in enumerate(lines) if line.startswith("at ")), len(lines))
+    if any(line.startswith("Traceback") for line in lines[:java]):
+        return next(line for line in reversed(lines[:java]) if line)
+    return next((line for line in lines if line), "no reason given")
