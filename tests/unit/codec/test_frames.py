@@ -1,0 +1,189 @@
+"""Frames: what opens and what does not; how pieces become messages again, and which never do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkstrom.base.errors import WireError
+from sparkstrom.codec.frames import (
+    HEADER,
+    KEY_BYTES,
+    NOBODY,
+    OVERHEAD_BYTES,
+    TAG_BYTES,
+    Header,
+    Joiner,
+    Seal,
+    pieces_of,
+)
+
+JOB = 0x1234_5678_9ABC_DEF0
+SEAL = Seal(bytes(range(KEY_BYTES)), JOB)
+HEAD = Header(kind=2, sender=7, receiver=0, edge=3, counter=11, piece=0, pieces=1)
+
+
+def test_a_frame_opens_to_what_was_closed() -> None:
+    frame = SEAL.close(HEAD, b"body")
+    assert len(frame) == OVERHEAD_BYTES + 4
+    assert SEAL.open_untrusted(frame) == (HEAD, b"body")
+    assert SEAL.open_untrusted(SEAL.close(HEAD, b"")) == (HEAD, b"")
+
+
+def test_the_header_is_readable_and_the_body_is_not() -> None:
+    frame = SEAL.close(HEAD, b"a body in the clear")
+    clear = (b"SpSt", 1, 2, JOB, 7, 0, 3, 11, 0, 1, 19 + TAG_BYTES)
+    assert HEADER.unpack(frame[: HEADER.size]) == clear
+    assert b"body" not in frame
+
+
+def test_another_key_opens_nothing() -> None:
+    with pytest.raises(WireError, match="not this job's key"):
+        Seal(bytes(KEY_BYTES), JOB).open_untrusted(SEAL.close(HEAD, b"body"))
+
+
+def test_another_job_opens_nothing() -> None:
+    with pytest.raises(WireError, match=r"a frame of job 0+1, this is 123456789abcdef0"):
+        SEAL.open_untrusted(Seal(bytes(range(KEY_BYTES)), 1).close(HEAD, b"body"))
+
+
+@given(data=st.data())
+def test_a_flipped_bit_opens_nothing(data: st.DataObject) -> None:
+    frame = bytearray(SEAL.close(HEAD, b"body"))
+    bit = data.draw(st.integers(0, 8 * len(frame) - 1))
+    frame[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(WireError):
+        SEAL.open_untrusted(bytes(frame))
+
+
+@pytest.mark.parametrize("length", range(OVERHEAD_BYTES + 4))
+def test_a_truncated_frame_opens_nothing(length: int) -> None:
+    with pytest.raises(WireError):
+        SEAL.open_untrusted(SEAL.close(HEAD, b"body")[:length])
+
+
+@given(st.binary(max_size=200))
+def test_any_other_bytes_open_nothing(frame: bytes) -> None:
+    with pytest.raises(WireError):
+        SEAL.open_untrusted(frame)
+
+
+def test_a_piece_beyond_the_last_is_refused() -> None:
+    with pytest.raises(WireError, match="piece 2 of 2"):
+        SEAL.open_untrusted(SEAL.close(replace(HEAD, piece=2, pieces=2), b""))
+
+
+def test_a_stranger_draws_both_halves_of_its_nonce() -> None:
+    """Where the sender has no id, equal counters of two strangers give different ciphers."""
+    strangers = [replace(HEAD, sender=NOBODY, edge=edge) for edge in (1, 2)]
+    bodies = [SEAL.close(header, b"join")[HEADER.size :] for header in strangers]
+    assert bodies[0][:4] != bodies[1][:4]
+
+
+def test_a_stranger_never_has_the_nonce_of_a_node() -> None:
+    node = SEAL.close(replace(HEAD, sender=5), b"text")[HEADER.size :]
+    stranger = SEAL.close(replace(HEAD, sender=NOBODY, edge=5), b"text")[HEADER.size :]
+    assert node[:4] != stranger[:4]  # the same key stream would give the same four bytes
+
+
+# -- pieces --------------------------------------------------------------------------------------
+
+
+def pieces(body: bytes, size: int, first: int = 1, kind: int = 2) -> list[tuple[Header, bytes]]:
+    cut = pieces_of(body, size)
+    return [(Header(kind, 7, 0, 3, first + i, i, len(cut)), piece) for i, piece in enumerate(cut)]
+
+
+@pytest.mark.parametrize(
+    ("body", "cut"),
+    [
+        (b"", [b""]),
+        (b"abc", [b"abc"]),
+        (b"abcd", [b"abc", b"d"]),
+        (b"abcdef", [b"abc", b"def"]),
+    ],
+)
+def test_a_body_is_cut_into_pieces(body: bytes, cut: list[bytes]) -> None:
+    assert pieces_of(body, 3) == cut
+
+
+@given(bodies=st.lists(st.binary(max_size=20), max_size=5), size=st.integers(1, 25))
+def test_messages_come_out_whole_and_in_order(bodies: list[bytes], size: int) -> None:
+    joiner, counter, whole = Joiner(20), 1, []
+    for body in bodies:
+        for header, piece in pieces(body, size, counter):
+            counter += 1
+            if (message := joiner.take(header, piece)) is not None:
+                whole.append(message)
+    assert whole == bodies
+
+
+@given(bodies=st.lists(st.binary(min_size=1, max_size=12), min_size=1, max_size=6), data=st.data())
+def test_after_losses_only_whole_messages_come_out(
+    bodies: list[bytes], data: st.DataObject
+) -> None:
+    joiner, counter, expected, came = Joiner(100), 1, [], []
+    for body in bodies:
+        cut = pieces(body, 3, counter)
+        counter += len(cut)
+        arrive = [data.draw(st.booleans()) for _ in cut]
+        if all(arrive):
+            expected.append(body)
+        for (header, piece), arrives in zip(cut, arrive, strict=True):
+            if arrives and (message := joiner.take(header, piece)) is not None:
+                came.append(message)
+    assert came == expected
+
+
+def test_pieces_out_of_order_never_make_a_message() -> None:
+    joiner = Joiner(100)
+    first, second, third = pieces(b"abcdefghi", 3)
+    assert joiner.take(*first) is None
+    assert joiner.take(*third) is None
+    with pytest.raises(WireError, match="counter 2 again, it was 3 already"):
+        joiner.take(*second)
+    assert joiner.take(*pieces(b"xyz", 3, 4)[0]) == b"xyz"
+
+
+def test_interleaved_messages_never_mix() -> None:
+    joiner = Joiner(100)
+    ours, theirs = pieces(b"abcdef", 3), pieces(b"uvwxyz", 3, first=2)
+    assert joiner.take(*ours[0]) is None
+    assert joiner.take(*theirs[0]) is None
+    assert joiner.take(*theirs[1]) == b"uvwxyz"
+    with pytest.raises(WireError, match="again"):
+        joiner.take(*ours[1])
+
+
+def test_a_piece_of_another_kind_does_not_fit() -> None:
+    joiner = Joiner(100)
+    (head, start), (tail, end) = pieces(b"abcdef", 3)
+    assert joiner.take(head, start) is None
+    assert joiner.take(replace(tail, kind=3), end) is None
+
+
+def test_a_piece_of_a_longer_message_does_not_fit() -> None:
+    joiner = Joiner(100)
+    (head, start), (tail, end) = pieces(b"abcdef", 3)
+    assert joiner.take(head, start) is None
+    assert joiner.take(replace(tail, pieces=3), end) is None
+
+
+def test_a_repeated_frame_is_refused() -> None:
+    joiner = Joiner(100)
+    ((header, body),) = pieces(b"abc", 3)
+    assert joiner.take(header, body) == b"abc"
+    with pytest.raises(WireError, match="counter 1 again"):
+        joiner.take(header, body)
+
+
+def test_a_message_that_grows_too_long_is_dropped_at_once() -> None:
+    joiner = Joiner(5)
+    (head, start), (tail, end) = pieces(b"abcdef", 3)
+    assert joiner.take(head, start) is None
+    with pytest.raises(WireError, match="more than 5 bytes"):
+        joiner.take(tail, end)
+    assert joiner.take(*pieces(b"abcde", 9, 3)[0]) == b"abcde"
