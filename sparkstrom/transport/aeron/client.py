@@ -74,6 +74,7 @@ class AeronTransport:
         self._inbox = Inbox(self._aeron, handle.sizes.data_frame)
         self._opening: list[AeronSender] = []
         self._senders: list[AeronSender] = []
+        self._sent = (0, 0)  # frames and bytes of senders that are gone
         self._closing = ExitStack()
         self._closed = False
         self._looked_s = 0.0
@@ -223,9 +224,14 @@ class AeronTransport:
                 return arrivals
 
     def _bring_up(self) -> None:
-        if self._opening:
-            self._opening = [sender for sender in self._opening if sender.is_opening()]
-            self._senders = [sender for sender in self._senders if not sender.is_done()]
+        if not self._opening:
+            return
+        self._opening = [sender for sender in self._opening if sender.is_opening()]
+        frames, sent = self._sent
+        for sender in filter(AeronSender.is_done, self._senders):
+            frames, sent = frames + sender.frames_sent, sent + sender.bytes_sent
+        self._sent = frames, sent
+        self._senders = [sender for sender in self._senders if not sender.is_done()]
 
     def require_driver(self, doing: str) -> None:
         """Raise DriverLost unless the media driver lives and talks to our client."""
@@ -254,7 +260,12 @@ class AeronTransport:
             name: int(lib.aeron_counters_reader_addr(reader, number)[0])
             for name, number in DRIVER_COUNTERS.items()
         }
-        return figures | {"client_errors": int(self._errors[0]), **self._inbox.counters()}
+        own = {
+            "client_errors": int(self._errors[0]),
+            "frames_sent": self._sent[0] + sum(sender.frames_sent for sender in self._senders),
+            "bytes_sent": self._sent[1] + sum(sender.bytes_sent for sender in self._senders),
+        }
+        return figures | own | self._inbox.counters()
 
     def close(self) -> None:
         """Revoke senders, close the client, give the driver back; bounded in time, idempotent."""

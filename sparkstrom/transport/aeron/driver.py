@@ -126,9 +126,13 @@ def ensure_driver(
                 "stuck starting a media driver; end it"
             )
         directory = home.current()
-        if directory is None or not _is_usable(directory):
-            directory = _start(home, options, end_s)
-        return _join(home, directory)
+        if directory is not None and _is_usable(directory):
+            return _join(home, directory)
+        try:
+            return _join(home, _start(home, options, end_s))
+        except BaseException:
+            home.tidy()
+            raise
 
 
 def _is_usable(directory: Path) -> bool:
@@ -158,11 +162,7 @@ def _start(home: Home, options: DriverOptions, end_s: float) -> Path:
     chosen, terms = choose_place(places, options.edges)
     sizes = choose_sizes(options.edges, terms, socket_limits())
     directory = home.new_directory(chosen.root)
-    try:
-        _run(directory, home, options, sizes, end_s)
-    except BaseException:
-        home.tidy()
-        raise
+    _run(directory, home, options, sizes, end_s)
     home.set_current(directory)
     return directory
 

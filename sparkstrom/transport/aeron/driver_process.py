@@ -104,6 +104,7 @@ def main(arguments: list[str]) -> int:
             serve(driver, home, directory, order, stop)
     except SparkstromError as error:
         os.write(status, str(error).encode())
+        os.close(status)
         return 1
     finally:
         with start_lock(home.path, TIDY_DEADLINE_S) as locked:

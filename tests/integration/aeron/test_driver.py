@@ -1,0 +1,261 @@
+"""The media driver's life: one per key, bound where asked, gone when nobody needs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.transport.addresses import choose_address, listed_addresses
+from sparkstrom.transport.aeron.driver import DriverHandle, ensure_driver
+from sparkstrom.transport.aeron.processes import watched
+
+
+def bound_sockets(family: str = "udp") -> dict[tuple[str, int], int]:
+    """(address, port) -> inode of every bound UDP socket of this host."""
+    table = {}
+    for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
+        fields = line.split()
+        host, port = fields[1].split(":")
+        words = [bytes.fromhex(host[i : i + 8])[::-1] for i in range(0, len(host), 8)]
+        kind = socket.AF_INET if family == "udp" else socket.AF_INET6
+        table[socket.inet_ntop(kind, b"".join(words)), int(port, 16)] = int(fields[9])
+    return table
+
+
+def sockets_of(pid: int) -> set[int]:
+    """Inodes of the sockets that a process has open."""
+    links = [os.readlink(link.path) for link in os.scandir(f"/proc/{pid}/fd")]
+    return {int(link[8:-1]) for link in links if link.startswith("socket:[")}
+
+
+@pytest.fixture
+def taken() -> Iterator[socket.socket]:
+    """A UDP port of loopback that somebody else has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder
+
+
+def test_all_workers_of_a_key_share_one_driver(drivers: Any) -> None:
+    first, second, other = drivers.ensure("a"), drivers.ensure("a"), drivers.ensure("b")
+    assert (first.pid, first.endpoint, first.sizes) == (second.pid, second.endpoint, second.sizes)
+    assert other.pid != first.pid
+    assert other.endpoint != first.endpoint
+
+
+def test_workers_that_ask_at_once_start_one_driver(drivers: Any) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        handles = list(pool.map(lambda _: drivers.ensure(), range(8)))
+    assert len({handle.pid for handle in handles}) == 1
+
+
+def test_the_endpoint_is_really_bound_on_the_chosen_address(drivers: Any) -> None:
+    handle = drivers.ensure(host="127.0.0.2")
+    published = json.loads((handle.directory / "endpoint.json").read_text())
+    assert (
+        (published["host"], published["port"])
+        == handle.endpoint
+        == ("127.0.0.2", handle.endpoint.port)
+    )
+    assert bound_sockets()[handle.endpoint] in sockets_of(handle.pid)
+
+
+def test_a_mask_chooses_the_interface_that_is_bound(drivers: Any) -> None:
+    for listed in listed_addresses():
+        bits = 128 if ":" in listed.address else 32
+        host = choose_address(f"{listed.address}/{bits}", None, listed_addresses())
+        handle = drivers.ensure(listed.address.replace(":", "-"), host=host)
+        family = "udp6" if ":" in host else "udp"
+        assert bound_sockets(family)[listed.address, handle.endpoint.port] in sockets_of(handle.pid)
+
+
+@pytest.mark.skipif(
+    not any(":" in listed.address for listed in listed_addresses()), reason="no IPv6 on this host"
+)
+def test_frames_cross_ipv6(drivers: Any, exchange: Any) -> None:
+    here, there = drivers.transport("a", host="::1"), drivers.transport("b", host="::1")
+    there.open_receiver(1)
+    sender = here.open_sender(there.endpoint, 1, control=False)
+    assert exchange(here, sender, [b"six" * 5000], there) == [(1, b"six" * 5000)]
+
+
+def test_a_taken_port_is_refused_by_name(drivers: Any, taken: socket.socket) -> None:
+    port = taken.getsockname()[1]
+    with pytest.raises(SetupError, match=rf"UDP port {port} of 127\.0\.0\.1 .* is taken.*choose"):
+        drivers.ensure(ports=(port, port))
+
+
+def test_the_port_of_another_media_driver_is_taken(drivers: Any) -> None:
+    port = drivers.ensure("a").endpoint.port
+    with pytest.raises(SetupError, match=f"UDP port {port} .* is taken"):
+        drivers.ensure("b", ports=(port, port))
+
+
+def test_the_first_free_port_of_a_range_is_taken(drivers: Any, taken: socket.socket) -> None:
+    port = taken.getsockname()[1]
+    handle = drivers.ensure(ports=(port, port + 20))
+    assert port < handle.endpoint.port <= port + 20
+
+
+def test_a_preferred_port_comes_first_but_only_inside_the_range(drivers: Any) -> None:
+    free = drivers.ensure("probe").endpoint.port + 1
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
+    assert drivers.ensure("a", port_preferred=free).endpoint.port == free
+    assert (
+        drivers.ensure("b", ports=(free + 1, free + 40), port_preferred=free).endpoint.port > free
+    )
+
+
+def test_an_address_of_another_host_is_refused(drivers: Any) -> None:
+    with pytest.raises(
+        SetupError, match=r"203\.0\.113\.9 cannot be bound .* address of this machine"
+    ):
+        drivers.ensure(host="203.0.113.9")
+
+
+def test_a_failed_start_leaves_nothing(drivers: Any) -> None:
+    with pytest.raises(SetupError):
+        drivers.ensure(host="203.0.113.9")
+    home = Path("/dev/shm") / f"sparkstrom-{os.getuid()}-{drivers.key('a')}"
+    drivers.wait_until(lambda: not home.exists())
+
+
+def test_only_its_user_can_look_inside(drivers: Any) -> None:
+    handle: DriverHandle = drivers.ensure()
+    for directory, _, files in os.walk(handle.home.path):
+        assert os.stat(directory).st_mode & 0o077 == 0
+        for name in files:
+            if name != "driver.log":
+                assert os.lstat(Path(directory) / name).st_mode & 0o077 == 0, name
+
+
+def test_a_home_that_others_can_enter_is_refused(drivers: Any) -> None:
+    home = Path("/dev/shm") / f"sparkstrom-{os.getuid()}-{drivers.key('open')}"
+    home.mkdir()
+    home.chmod(0o755)
+    try:
+        with pytest.raises(SetupError, match="open to others"):
+            drivers.ensure("open")
+    finally:
+        home.rmdir()
+
+
+@pytest.mark.parametrize("key", ["", "a/b", "../x", "a" * 200])
+def test_a_key_that_is_no_name_is_refused(key: str) -> None:
+    with pytest.raises(UsageError, match="key"):
+        ensure_driver(key)
+
+
+def test_stray_settings_in_the_environment_change_nothing(
+    drivers: Any, exchange: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AERON_DIR", "/nonexistent")
+    monkeypatch.setenv("AERON_THREADING_MODE", "INVOKER")
+    monkeypatch.setenv("AERON_MTU_LENGTH", "17")
+    transport = drivers.transport()
+    transport.open_receiver(1)
+    sender = transport.open_sender(transport.endpoint, 1, control=True)
+    assert exchange(transport, sender, [b"fine"], transport) == [(1, b"fine")]
+
+
+def test_it_goes_after_its_last_client(drivers: Any) -> None:
+    first, second = drivers.ensure(), drivers.ensure()
+    first.close()
+    time.sleep(1.0)  # twice the linger of these tests
+    assert second.is_alive()
+    second.close()
+    drivers.wait_until(lambda: not drivers.left_behind(), 6)
+
+
+def test_a_client_that_comes_in_time_keeps_it(drivers: Any) -> None:
+    first = drivers.ensure()
+    first.close()
+    second = drivers.ensure()
+    time.sleep(1.0)
+    assert second.pid == first.pid
+    assert second.is_alive()
+
+
+def test_it_survives_the_signals_of_a_daemon_that_ends_its_group(drivers: Any) -> None:
+    handle = drivers.ensure()
+    assert os.getsid(handle.pid) not in (os.getsid(0), handle.pid)
+    for number in (signal.SIGHUP, signal.SIGINT):
+        os.kill(handle.pid, number)
+    time.sleep(0.3)
+    assert handle.is_alive()
+
+
+def test_sigterm_ends_it_cleanly(drivers: Any) -> None:
+    handle = drivers.ensure()
+    os.kill(handle.pid, signal.SIGTERM)
+    drivers.wait_until(lambda: not handle.is_alive() and not handle.directory.exists())
+
+
+def test_it_goes_with_the_executor_though_clients_stay(drivers: Any) -> None:
+    with subprocess.Popen(["sleep", "60"]) as executor:
+        handle = drivers.ensure(watch=watched(executor.pid))
+        executor.kill()
+    drivers.wait_until(
+        lambda: not drivers.is_running(handle.pid) and not handle.directory.exists(), 6
+    )
+
+
+CLIENT = """
+import json, os, sys, time
+from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
+from sparkstrom.transport.aeron.client import AeronTransport
+from sparkstrom.transport.aeron.processes import watched
+options = DriverOptions(watch=watched(1), linger_s=0.5)
+transport = AeronTransport(ensure_driver(sys.argv[1], options))
+transport.open_receiver(1)
+print(transport._handle.pid, transport._handle.directory, flush=True)
+time.sleep(60)
+"""
+
+
+def start_client(key: str) -> tuple[subprocess.Popen[str], int, Path]:
+    client = subprocess.Popen(
+        [sys.executable, "-c", CLIENT, key], stdout=subprocess.PIPE, text=True
+    )
+    assert client.stdout is not None
+    pid, directory = client.stdout.readline().split()
+    client.stdout.close()
+    return client, int(pid), Path(directory)
+
+
+def end(client: subprocess.Popen[str]) -> None:
+    client.kill()
+    client.wait()
+
+
+def test_nothing_is_left_when_the_last_client_is_killed(drivers: Any) -> None:
+    client, pid, directory = start_client(drivers.key("killed"))
+    end(client)
+    drivers.wait_until(lambda: not drivers.is_running(pid) and not directory.parent.exists(), 6)
+
+
+def test_what_dead_drivers_left_is_swept_by_the_next_start(drivers: Any) -> None:
+    client, pid, directory = start_client(drivers.key("killed"))
+    os.kill(pid, signal.SIGKILL)
+    end(client)
+    drivers.wait_until(lambda: not drivers.is_running(pid))
+    assert directory.exists()
+    bystander = drivers.ensure("alive")
+    drivers.ensure("next")
+    assert not directory.parent.exists()
+    assert bystander.is_alive()
+    assert bystander.directory.exists()

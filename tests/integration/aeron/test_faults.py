@@ -1,0 +1,184 @@
+"""What breaks in practice: a killed driver, lost datagrams, full shared memory, a wrong library."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import DriverLost, SetupError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.transport.aeron.client import AeronTransport
+
+KIB, MIB = 1024, 1024 * 1024
+
+CALLS: dict[str, Callable[[Any, Any], Any]] = {
+    "poll": lambda transport, sender: transport.poll(60),
+    "offer": lambda transport, sender: sender.offer([b"x"]),
+    "open_sender": lambda t, sender: t.open_sender(Endpoint("127.0.0.1", 9), 1, control=True),
+    "open_receiver": lambda transport, sender: transport.open_receiver(99),
+    "close_receiver": lambda transport, sender: transport.close_receiver(1),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_killed_driver_is_noticed_by_every_call(drivers: Any, exchange: Any, call: Any) -> None:
+    transport = drivers.transport()
+    transport.open_receiver(1)
+    sender = transport.open_sender(transport.endpoint, 1, control=False)
+    exchange(transport, sender, [b"alive"], transport)
+    pid = transport._handle.pid
+    os.kill(pid, signal.SIGKILL)
+
+    with pytest.raises(DriverLost, match=f"pid {pid}"):
+        drivers.wait_until(lambda: call(transport, sender) == "never", 2.5)
+
+
+def test_another_driver_takes_the_place_and_port_of_a_killed_one(
+    drivers: Any, exchange: Any
+) -> None:
+    before, peer = drivers.transport("a"), drivers.transport("b")
+    handle = before._handle
+    peer.open_receiver(1)
+    exchange(before, before.open_sender(peer.endpoint, 1, control=False), [b"first"], peer)
+    os.kill(handle.pid, signal.SIGKILL)
+    with pytest.raises(DriverLost):
+        before.poll(60)
+    before.close()
+    after = drivers.transport("a", port_preferred=handle.endpoint.port)
+    assert after.endpoint == handle.endpoint
+    assert after._handle.directory != handle.directory
+    assert not handle.directory.exists()
+    sender = after.open_sender(peer.endpoint, 1, control=False)
+    assert exchange(after, sender, [b"second"], peer) == [(1, b"second")]
+
+
+def test_a_sender_whose_receiver_died_and_came_back_is_opened_again(
+    drivers: Any, exchange: Any
+) -> None:
+    here, there = drivers.transport("a"), drivers.transport("b")
+    there.open_receiver(1)
+    broken = here.open_sender(there.endpoint, 1, control=False)
+    exchange(here, broken, [b"x"], there)
+    os.kill(there._handle.pid, signal.SIGKILL)
+    there.close()
+    again = drivers.transport("b", port_preferred=there.endpoint.port)
+    again.open_receiver(1)
+    broken.close()
+    sender = here.open_sender(again.endpoint, 1, control=False)
+    assert exchange(here, sender, [b"y"], again) == [(1, b"y")]
+
+
+def test_a_second_client_notices_too(drivers: Any) -> None:
+    first, second = drivers.transport(), drivers.transport()
+    os.kill(first._handle.pid, signal.SIGKILL)
+    for transport in (first, second):
+        with pytest.raises(DriverLost):
+            transport.poll(60)
+
+
+def test_a_transport_on_a_dead_driver_is_refused(drivers: Any) -> None:
+    handle = drivers.ensure()
+    os.kill(handle.pid, signal.SIGKILL)
+    drivers.wait_until(lambda: not handle.is_alive())
+    with pytest.raises(DriverLost):
+        AeronTransport(handle)
+
+
+def test_content_is_exact_though_datagrams_are_lost(drivers: Any, exchange: Any) -> None:
+    loss = "rate=0.02|seed=7|recv-msg-mask=0xF"
+    here, there = drivers.transport("a"), drivers.transport("b", datagram_loss=loss)
+    there.open_receiver(1)
+    sender = here.open_sender(there.endpoint, 1, control=False)
+    dice = random.Random(5)
+    frames = [dice.randbytes(dice.randrange(1, here.max_frame_bytes)) for _ in range(150)]
+    arrivals = exchange(here, sender, frames, there)
+    assert [arrival.frame for arrival in arrivals] == frames
+    assert there.counters()["driver_naks_sent"] > 0  # there was something to repair
+
+
+def test_counters_count(drivers: Any, exchange: Any) -> None:
+    here, there = drivers.transport("a"), drivers.transport("b")
+    there.open_receiver(1)
+    sender = here.open_sender(there.endpoint, 1, control=False)
+    exchange(here, sender, [b"x" * 5000] * 3, there)
+    assert there.counters()["frames_received"] == 3
+    assert there.counters()["bytes_received"] == 15_000
+    assert there.counters()["fragments_discarded"] == 0
+    assert here.counters()["driver_bytes_sent"] > 15_000
+    assert here.counters()["frames_sent"] == 3
+    assert here.counters()["bytes_sent"] == 15_000
+    sender.close()
+    here.poll(0)
+    assert here.counters()["bytes_sent"] == 15_000
+
+
+@pytest.fixture
+def small_memory(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """``small_memory(bytes)``: a file system of that size."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    mounted: list[Path] = []
+
+    def mount(size: int) -> Path:
+        place = tmp_path / f"memory-{len(mounted)}"
+        place.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=1777", "tmpfs", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"a small tmpfs cannot be mounted here: {done.stderr.strip()}")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_full_shared_memory_and_scratch_is_a_setup_error(drivers: Any, small_memory: Any) -> None:
+    memory, scratch = small_memory(8 * MIB), small_memory(4 * MIB)
+    with pytest.raises(SetupError, match=r"8,388,608 bytes free.*4,194,304 bytes free.*--shm-size"):
+        drivers.ensure(shared_memory=memory, scratch=scratch)
+    assert [*memory.iterdir(), *scratch.iterdir()] == []
+
+
+def test_logs_go_to_scratch_where_shared_memory_is_small(
+    drivers: Any, small_memory: Any, tmp_path: Path, exchange: Any
+) -> None:
+    memory = small_memory(1 * MIB)
+    (memory / "filler").write_bytes(bytes(MIB))  # not a block left
+    transport = drivers.transport(shared_memory=memory, scratch=tmp_path)
+    assert tmp_path in transport._handle.directory.parents
+    transport.open_receiver(1)
+    sender = transport.open_sender(transport.endpoint, 1, control=False)
+    assert exchange(transport, sender, [b"on disk"], transport) == [(1, b"on disk")]
+
+
+def test_terms_shrink_with_the_space_there_is(drivers: Any, small_memory: Any) -> None:
+    frames = [
+        drivers.transport(
+            str(size), shared_memory=small_memory(size * MIB), edges=4
+        ).max_frame_bytes
+        for size in (64, 36, 24)
+    ]
+    assert frames == [64 * KIB, 32 * KIB, 16 * KIB]
+
+
+def test_shared_memory_that_fills_up_later_is_a_setup_error(
+    drivers: Any, small_memory: Any
+) -> None:
+    memory = small_memory(40 * MIB)
+    transport = drivers.transport(shared_memory=memory, edges=1)
+    status = os.statvfs(memory)
+    (memory / "filler").write_bytes(bytes(status.f_bavail * status.f_frsize - MIB))
+    sender = transport.open_sender(transport.endpoint, 1, control=False)
+
+    with pytest.raises(SetupError, match="--shm-size"):
+        drivers.wait_until(lambda: transport.poll(0.002) or sender.offer([b"x"])[0])
+    assert transport.poll(0) == []  # the transport goes on without that sender
