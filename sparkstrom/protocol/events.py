@@ -187,6 +187,13 @@ class Deliver:
 
 
 @dataclass(frozen=True, slots=True)
+class Passed:
+    """The node's own update is committed: it is in the replica already, which is at ``commit``."""
+
+    commit: int
+
+
+@dataclass(frozen=True, slots=True)
 class Install:
     """Replace the replica: chunks, then from ``held`` what each chunk lacks, then ``own``.
 
@@ -258,8 +265,8 @@ class Complete:
 
 
 Effect = (
-    Send | Answer | OpenEdge | CloseEdge | Reopen | Deliver | Install | Admitted | SendChunk
-    | Hash | Observed | Note | Abort | Complete
+    Send | Answer | OpenEdge | CloseEdge | Reopen | Deliver | Passed | Install | Admitted
+    | SendChunk | Hash | Observed | Note | Abort | Complete
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def on_committed(me: Standing, committed: Committed, now_s: float) -> list[Effec
     if me.catchup is not None:
         me.catchup.hold(committed)
         return catch_up(me, now_s)
-    return [] if own else [ev.Deliver(committed)]
+    return [ev.Passed(committed.commit) if own else ev.Deliver(committed)]
 
 
 def _ask(me: Standing, now_s: float) -> list[Effect]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 
 from sparkstrom.codec.messages import Committed, Update
 from sparkstrom.protocol.replay import Log
@@ -16,7 +16,8 @@ class Sequencer:
         self.last: dict[int, int] = {}  # per open id: its newest numbered seq
         self.closed: dict[int, int] = {}  # per closed id: the seq it was closed at
         self.frozen = False  # from the audit on nothing is numbered
-        self.staleness: Counter[int] = Counter()
+        self.staleness: Counter[int] = Counter()  # others' commits that an update had not seen
+        self._own: dict[int, deque[int]] = {}  # per open id: its commits that it may not have seen
         self.dropped: Counter[str] = Counter()
 
     @property
@@ -26,10 +27,12 @@ class Sequencer:
     def admit(self, node: int) -> None:
         assert node not in {**self.last, **self.closed}, "ids are never reused"
         self.last[node] = 0
+        self._own[node] = deque()
 
     def close(self, node: int) -> int:
         """Nothing of this id is numbered any more; return its last seq."""
         self.closed[node] = self.last.pop(node)
+        del self._own[node]
         return self.closed[node]
 
     def number(self, update: Update) -> Committed | None:
@@ -56,7 +59,15 @@ class Sequencer:
             count=update.count,
             payload=update.payload,
         )
-        self.staleness[max(0, self.head - update.seen)] += 1
+        self.staleness[self._unseen(update)] += 1
         self.log.append(committed)
+        self._own[update.origin].append(committed.commit)
         self.last[update.origin] = update.seq
         return committed
+
+    def _unseen(self, update: Update) -> int:
+        """Commits of others between what the origin had seen and now; its own it always has."""
+        own = self._own[update.origin]
+        while own and own[0] <= update.seen:
+            own.popleft()
+        return max(0, self.head - update.seen - len(own))

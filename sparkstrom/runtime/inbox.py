@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.codec.messages import Committed
 from sparkstrom.encoding.backends import kernels
-from sparkstrom.protocol.events import Admitted, Deliver, Install
+from sparkstrom.protocol.events import Admitted, Deliver, Install, Passed
 from sparkstrom.runtime.theta import Hits
 
 MERGED_QUANTA_MAX = 2**30  # sums of thresholds beyond this could overflow an int32
@@ -29,7 +29,7 @@ class Merged:
     quanta: int  # sum of the thresholds in it: no entry can be larger
 
 
-Item = Deliver | Install | Admitted | Merged
+Item = Deliver | Passed | Install | Admitted | Merged
 
 
 class Inbox:
@@ -44,8 +44,11 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: Deliver | Install | Admitted) -> None:
+    def put(self, item: Deliver | Passed | Install | Admitted) -> None:
         """Add an item; single updates beyond the limit are merged."""
+        if isinstance(item, Passed) and self._items and isinstance(self._items[-1], Merged):
+            self._items[-1].commit = item.commit  # so that a merge is not cut into pieces
+            return
         if not isinstance(item, Deliver):
             self._items.append(item)
             return

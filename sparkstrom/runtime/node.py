@@ -134,7 +134,7 @@ class NodeThread(threading.Thread):
         match effect:
             case Send(to=to, message=message):
                 self._mail.send(to, message)
-            case ev.Deliver() | ev.Install():
+            case ev.Deliver() | ev.Passed() | ev.Install():
                 self._items.append(effect)
             case ev.Admitted(node=node):
                 self._mail.me = node

@@ -136,6 +136,8 @@ class Trainer:
         match item:
             case ev.Deliver(update=update):
                 self._replica.apply(self._replica.theta.decode(update), update.commit)
+            case ev.Passed(commit=commit):
+                self._replica.theta.commit = commit
             case Merged():
                 self._replica.apply_merged(item)
             case ev.Install():

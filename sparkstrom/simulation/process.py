@@ -55,7 +55,7 @@ class SimProcess:
         self.learner = SimLearner(random.Random(seed))
         self._end = Position(epochs if identity.rows else 0, 0)
         self._publish_every, self._unpublished = publish_every, 0
-        self._inbox: deque[ev.Deliver | ev.Install | ev.Admitted] = deque()
+        self._inbox: deque[ev.Deliver | ev.Passed | ev.Install | ev.Admitted] = deque()
         self.position = Position(0, 0)
         self.steps = 0
         self._reached = 0  # minibatch ordinal up to which its updates reach
@@ -77,7 +77,7 @@ class SimProcess:
     def feed(self, event: ev.Event, now_s: float) -> None:
         """One event for the machine, and its effects performed."""
         for effect in self.node.step(event, now_s):
-            if isinstance(effect, ev.Deliver | ev.Install | ev.Admitted):
+            if isinstance(effect, ev.Deliver | ev.Passed | ev.Install | ev.Admitted):
                 self._inbox.append(effect)
             else:
                 self._perform(self, effect)
@@ -161,8 +161,10 @@ class SimProcess:
         self.left = Kept(path, mass(self.learner.residual))
         return self.left
 
-    def _take(self, item: ev.Deliver | ev.Install | ev.Admitted, now_s: float) -> None:
+    def _take(self, item: ev.Deliver | ev.Passed | ev.Install | ev.Admitted, now_s: float) -> None:
         match item:
+            case ev.Passed(commit=commit):
+                self.replica.commit = commit
             case ev.Deliver(update=update):
                 self.replica.apply(update)
             case ev.Admitted(returned=False):
