@@ -87,10 +87,11 @@ class Theta:
         commit: int,
     ) -> None:
         """Become the snapshot, plus what each chunk lacks of ``held``, plus ``own``."""
+        has = np.zeros(chunk_count(self.n_params), np.int64)
         for chunk in chunks:
             part = self.values[chunk.index * CHUNK_PARAMS : (chunk.index + 1) * CHUNK_PARAMS]
             part[:] = decode_theta_untrusted(chunk.payload, part.size, self.k)
-        has = np.array([chunk.commit for chunk in chunks], np.int64)
+            has[chunk.index] = chunk.commit
         for committed in held:
             indices, quanta = self.decode(committed)
             lacking = has[indices // CHUNK_PARAMS] < committed.commit
