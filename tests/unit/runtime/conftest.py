@@ -1,0 +1,102 @@
+"""What these tests share: updates made by a real encoder, and a model that learns nothing real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.codec.messages import Committed
+from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.grid import quantum
+from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.models.base import Batch, Flat, State
+
+K = 10  # q = 1/1024
+TAU = 0.125
+
+MakeCommit = Callable[..., Committed]
+
+
+class Pushing:
+    """Each step adds ``push`` to all parameters; the loss is its number, or what was set."""
+
+    def __init__(self, n_params: int, push: float = TAU) -> None:
+        self.n_params, self.push = n_params, push
+        self.params: Flat = np.zeros(n_params, np.float32)
+        self.seen: list[Batch] = []
+        self.losses: dict[int, float] = {}  # by step, from 1
+        self.state: State = {}
+
+    def initial(self) -> Flat:
+        return np.zeros(self.n_params, np.float32)
+
+    def bind(self, params: Flat) -> None:
+        self.params = params
+
+    def step(self, batch: Batch) -> float:
+        self.seen.append((batch[0].copy(), batch[1].copy()))
+        self.params += np.float32(self.push)
+        return self.losses.get(len(self.seen), float(len(self.seen)))
+
+    def predict(self, features: NDArray[Any]) -> NDArray[np.float32]:
+        return np.zeros((len(features), 1), np.float32)
+
+    def check(self, features: NDArray[Any], labels: NDArray[Any]) -> None:
+        if not np.isfinite(features).all():
+            raise UsageError("a feature is not finite")
+
+    def updater_state(self) -> State:
+        return self.state
+
+    def load_updater_state(self, state: State) -> None:
+        self.state = dict(state)
+
+    def layer_of(self, index: int) -> str:
+        return f"layer {index}"
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "pushing"}
+
+
+@pytest.fixture
+def make_commit() -> MakeCommit:
+    """A commit that moves these parameters (indices with a sign, from 1) by one tau."""
+
+    def make(commit: int, *hits: int, n_params: int = 300, tau: float = TAU) -> Committed:
+        learnt, theta = np.zeros(n_params, np.float32), np.zeros(n_params, np.float32)
+        for hit in hits:
+            learnt[abs(hit) - 1] = tau if hit > 0 else -tau
+        encoded = Encoder(n_params, K, FixedThreshold(tau)).publish(learnt, theta)
+        assert encoded is not None
+        return Committed(
+            commit=commit,
+            origin=9,
+            seq=commit,
+            form=int(encoded.form),
+            tau_quanta=encoded.tau_quanta,
+            count=encoded.count,
+            payload=encoded.payload,
+        )
+
+    return make
+
+
+@pytest.fixture
+def pushing() -> Callable[..., Pushing]:
+    return Pushing
+
+
+@pytest.fixture
+def on_grid() -> Callable[[int, int], Flat]:
+    """Random parameters f32[n] on the grid of these tests, by seed."""
+
+    def draw(n_params: int, seed: int = 0) -> Flat:
+        quanta = np.random.default_rng(seed).integers(-1000, 1000, n_params)
+        return (quanta * quantum(K)).astype(np.float32)
+
+    return draw

@@ -1,0 +1,126 @@
+"""Theta: a snapshot of chunks from different moments is the same bits as all commits in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sparkstrom.base.errors import WireError
+from sparkstrom.codec.messages import Chunk, Committed, Update
+from sparkstrom.codec.payload import encode_theta
+from sparkstrom.encoding.grid import EXACT_QUANTA
+from sparkstrom.models.base import Flat
+from sparkstrom.runtime import theta as module
+from sparkstrom.runtime.theta import Theta, chunk_count
+
+K, N = 10, 300
+MakeCommit = Callable[..., Committed]
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_PARAMS", 128)
+
+
+def own(commit: Committed) -> Update:
+    """The same hits as an update of this node's own."""
+    return Update(
+        origin=7,
+        seq=1,
+        seen=0,
+        epoch=0,
+        batch=0,
+        steps=0,
+        form=commit.form,
+        tau_quanta=commit.tau_quanta,
+        count=commit.count,
+        payload=commit.payload,
+    )
+
+
+@pytest.mark.parametrize(("n_params", "chunks"), [(1, 1), (128, 1), (129, 2), (300, 3)])
+def test_chunks_cover_all_parameters(n_params: int, chunks: int) -> None:
+    assert chunk_count(n_params) == chunks
+    theta = Theta(n_params, K)
+    sizes = [len(theta.chunk(index).payload) // 4 for index in range(chunks)]
+    assert sum(sizes) == n_params
+    assert min(sizes) > 0
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(data=st.data(), commits=st.integers(0, 6))
+def test_chunks_of_different_commits_equal_direct_application(
+    make_commit: MakeCommit,
+    on_grid: Callable[[int, int], Flat],
+    data: st.DataObject,
+    commits: int,
+) -> None:
+    """Each chunk is read when it likes; ``held`` brings it to head, ``own`` comes on top."""
+    server = Theta(N, K)
+    server.values[:] = on_grid(N, 2)
+    read_at = [data.draw(st.integers(0, commits)) for _ in range(3)]
+    chunks, log = [], []
+    for commit in range(commits + 1):
+        if commit:
+            hits = data.draw(st.lists(st.integers(1, N), min_size=1, max_size=20, unique=True))
+            log.append(make_commit(commit, *hits))
+            server.add(server.decode(log[-1]))
+            server.commit = commit
+        chunks += [server.chunk(index) for index in range(3) if read_at[index] == commit]
+    mine = make_commit(1, 1, -N)
+    receiver = Theta(N, K)
+    receiver.values[:] = on_grid(N, 3)  # whatever it had before is gone
+    held = [c for c in log if c.commit > min(read_at)]
+    receiver.install(chunks, held, [own(mine)], commits)
+    server.add(server.decode(mine))
+    assert receiver.digest() == server.digest()
+    assert receiver.commit == commits
+
+
+def test_without_held_or_own_it_is_the_snapshot(on_grid: Callable[[int, int], Flat]) -> None:
+    server, receiver = Theta(N, K), Theta(N, K)
+    server.values[:] = on_grid(N, 4)
+    server.commit = 17
+    receiver.install([server.chunk(i) for i in (2, 0, 1)], [], [], 17)
+    np.testing.assert_array_equal(receiver.values, server.values)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [bytes(4), encode_theta(np.full(128, 1e-5, np.float32))],
+    ids=["too short", "off the grid"],
+)
+def test_a_chunk_that_cannot_be_is_refused(payload: bytes) -> None:
+    good = [Theta(N, K).chunk(index) for index in (1, 2)]
+    with pytest.raises(WireError):
+        Theta(N, K).install([Chunk(index=0, commit=0, payload=payload), *good], [], [], 0)
+
+
+def test_local_moves_with_theta(make_commit: MakeCommit) -> None:
+    theta, local = Theta(N, K), np.full(N, 0.25, np.float32)
+    theta.add(theta.decode(make_commit(1, 5)), local)
+    theta.add_sum(np.full(N, 1024, np.int32), local)
+    assert theta.values[[4, 5]].tolist() == [1.125, 1.0]
+    assert local[[4, 5]].tolist() == [1.375, 1.25]
+
+
+def test_leaving_the_exact_range_is_counted_with_the_first_index(make_commit: MakeCommit) -> None:
+    theta = Theta(N, K)
+    theta.values[[4, 9]] = EXACT_QUANTA * theta.q
+    theta.add(theta.decode(make_commit(1, 5, 10)))
+    assert (theta.breaches, theta.first_breach) == (2, 4)
+    theta.add_sum(np.ones(N, np.int32))
+    assert theta.breaches > 2
+    assert theta.first_breach == 4
+
+
+def test_the_digest_is_that_of_the_bytes() -> None:
+    theta = Theta(2, K)
+    zero = "af5570f5a1810b7af78caf4bc70a660f0df51e42baf91d4de5b2328de0e83dfc"  # of 8 zero bytes
+    assert theta.digest() == zero
+    theta.values[1] = theta.q
+    assert theta.digest() != zero
