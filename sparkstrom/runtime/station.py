@@ -42,11 +42,16 @@ class Station:
         """The command that holds, also when the thread is broken."""
         return self._command
 
-    def wait(self, seconds: float) -> None:
-        """Until there is an item, another command or an error; at most so long."""
+    def wait(self, seconds: float, known: Command) -> None:
+        """Until there is an item, another command than the known one, or an error; at most so long.
+
+        A command that came since ``take`` is news: nobody waits for the one after it.
+        """
         with self._changed:
-            if not len(self._inbox) and self._error is None:
-                self._changed.wait(seconds)
+            self._changed.wait_for(lambda: self._has_news(known), seconds)
+
+    def _has_news(self, known: Command) -> bool:
+        return len(self._inbox) > 0 or self._command != known or self._error is not None
 
     # -- the node thread's side ------------------------------------------------------------------
 

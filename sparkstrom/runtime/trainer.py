@@ -116,7 +116,7 @@ class Trainer:
             self._say(Activity.FINISHED if self._finished else Activity.WAITING)
         self._tell_stats(now=False)
         began_s = time.monotonic()
-        self._station.wait(LOOK_S)
+        self._station.wait(LOOK_S, command)
         self._spend("waiting", time.monotonic() - began_s)
 
     def _say(self, activity: Activity) -> None:
