@@ -80,7 +80,7 @@ class Aeron:
 def _has(lib: Any, name: str) -> bool:
     try:
         getattr(lib, name)
-    except AttributeError:
+    except (AttributeError, ffi.error):
         return False
     return True
 

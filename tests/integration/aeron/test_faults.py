@@ -67,6 +67,7 @@ def test_a_sender_whose_receiver_died_and_came_back_is_opened_again(
     broken = here.open_sender(there.endpoint, 1, control=False)
     exchange(here, broken, [b"x"], there)
     os.kill(there._handle.pid, signal.SIGKILL)
+    drivers.wait_until(lambda: not there._handle.is_alive())
     there.close()
     again = drivers.transport("b", port_preferred=there.endpoint.port)
     again.open_receiver(1)

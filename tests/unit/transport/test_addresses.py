@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import pytest
+
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.transport.addresses import Listed, choose_address, listed_addresses
+
+HOST = [
+    Listed("lo", "127.0.0.1"),
+    Listed("eth0", "10.0.2.4"),
+    Listed("eth1", "192.168.1.200"),
+    Listed("eth0", "fd00::2"),
+]
+
+
+@pytest.mark.parametrize(
+    ("mask", "address"),
+    [
+        ("10.0.0.0/8", "10.0.2.4"),
+        ("10.0.2.4/16", "10.0.2.4"),  # DL4J makes 10.0.2.0/24 of this
+        ("192.168.1.128/25", "192.168.1.200"),  # and 192.168.1.0/24 of this
+        ("192.168.1.200", "192.168.1.200"),
+        ("fd00::/8", "fd00::2"),
+        ("127.0.0.0/8", "127.0.0.1"),
+        ("0.0.0.0/0", "127.0.0.1"),  # the first one listed
+        ("::/0", "fd00::2"),
+    ],
+)
+def test_the_first_address_in_the_mask_is_chosen(mask: str, address: str) -> None:
+    assert choose_address(mask, None, HOST) == address
+
+
+@pytest.mark.parametrize("mask", ["10.1.0.0/16", "192.168.1.0/25", "fe80::/10"])
+def test_a_mask_without_a_match_names_all_there_are(mask: str) -> None:
+    with pytest.raises(SetupError, match=mask) as caught:
+        choose_address(mask, None, HOST, fallback="127.0.0.1")
+    for listed in HOST:
+        assert f"{listed.address} ({listed.interface})" in str(caught.value)
+
+
+@pytest.mark.parametrize("mask", ["192.256.1.1/24", "10.0.0.0/33", "eth0", ""])
+def test_what_is_no_mask_is_refused(mask: str) -> None:
+    with pytest.raises(UsageError, match=r"10\.0\.0\.0/16"):
+        choose_address(mask, None, HOST)
+
+
+def test_an_explicit_address_goes_before_the_mask_and_that_before_the_fallback() -> None:
+    assert choose_address("10.0.0.0/8", "192.168.1.200", HOST, "127.0.0.1") == "192.168.1.200"
+    assert choose_address("10.0.0.0/8", None, HOST, "127.0.0.1") == "10.0.2.4"
+    assert choose_address(None, None, HOST, "127.0.0.1") == "127.0.0.1"
+
+
+def test_any_loopback_address_is_ours() -> None:
+    assert choose_address(None, "127.0.0.7", HOST) == "127.0.0.7"
+
+
+def test_an_address_is_spelt_in_its_short_form() -> None:
+    assert choose_address(None, "FD00:0::2", HOST) == "fd00::2"
+
+
+@pytest.mark.parametrize(("explicit", "fallback"), [("10.9.9.9", None), (None, "10.9.9.9")])
+def test_an_address_of_another_host_is_refused(explicit: str | None, fallback: str | None) -> None:
+    with pytest.raises(SetupError, match=r"10\.9\.9\.9 is no address of .*10\.0\.2\.4 \(eth0\)"):
+        choose_address(None, explicit, HOST, fallback)
+
+
+def test_a_name_is_no_address() -> None:
+    with pytest.raises(UsageError, match="'localhost' is no IP address"):
+        choose_address(None, "localhost", HOST)
+
+
+def test_nothing_to_go_by_lists_the_choices() -> None:
+    with pytest.raises(SetupError, match=r"choose one of 127\.0\.0\.1"):
+        choose_address(None, None, HOST)
+
+
+def test_this_host_has_loopback_and_nothing_link_local() -> None:
+    listed = listed_addresses()
+    assert Listed("lo", "127.0.0.1") in listed
+    assert not [has for has in listed if has.address.startswith("fe80")]

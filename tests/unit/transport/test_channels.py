@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.transport.aeron.channels import (
+    mtu,
+    publication_uri,
+    random_session,
+    subscription_uri,
+)
+from sparkstrom.transport.aeron.sizes import choose_sizes
+
+HERE, THERE = Endpoint("10.0.0.1", 4000), Endpoint("10.0.0.2", 5000)
+SIZES = choose_sizes(2, (1 << 20, 1 << 17), (1 << 22, 1 << 22))
+
+
+def parameters(uri: str) -> dict[str, str]:
+    kind, _, rest = uri.partition("?")
+    assert kind == "aeron:udp"
+    return dict(part.split("=", 1) for part in rest.split("|"))
+
+
+def test_a_publication_says_everything_that_matters() -> None:
+    uri = publication_uri(THERE, HERE, SIZES, control=False, session=-5)
+    assert parameters(uri) == {
+        "endpoint": "10.0.0.2:5000",
+        "session-id": "-5",
+        "term-length": "1048576",
+        "mtu": "1408",
+        "sparse": "false",
+        "linger": "1s",
+    }
+
+
+def test_a_control_stream_has_the_smaller_log() -> None:
+    uri = publication_uri(THERE, HERE, SIZES, control=True, session=1)
+    assert parameters(uri)["term-length"] == "131072"
+
+
+def test_a_receiver_that_lost_touch_does_not_come_back() -> None:
+    assert parameters(subscription_uri(HERE))["rejoin"] == "false"
+
+
+def test_ipv6_is_bracketed() -> None:
+    assert parameters(subscription_uri(Endpoint("fd00::2", 7)))["endpoint"] == "[fd00::2]:7"
+
+
+def test_datagrams_are_long_only_where_they_stay_on_the_host() -> None:
+    assert mtu(THERE, HERE) == 1408
+    assert mtu(Endpoint(HERE.host, 1), HERE) == 8192
+    assert mtu(Endpoint("127.0.0.1", 1), HERE) == 8192
+
+
+def test_sessions_are_i32_and_differ() -> None:
+    sessions = {random_session() for _ in range(100)}
+    assert len(sessions) == 100
+    assert all(-(2**31) <= session < 2**31 for session in sessions)

@@ -1,0 +1,147 @@
+"""Locks and directories of media drivers; locks of two descriptors conflict like two processes'."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.transport.aeron.homes import Home, home_for, is_in_use, sweep
+from sparkstrom.transport.aeron.locks import (
+    CLIENTS_LOCK,
+    DRIVER_LOCK,
+    START_LOCK,
+    is_held,
+    open_lock,
+    private_directory,
+    start_lock,
+    try_lock,
+)
+
+
+@contextmanager
+def held(path: Path, *, shared: bool = False) -> Iterator[None]:
+    descriptor = open_lock(path)
+    assert try_lock(descriptor, shared=shared)
+    yield
+    os.close(descriptor)
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> tuple[Path, Path]:
+    memory, scratch = tmp_path / "memory", tmp_path / "scratch"
+    memory.mkdir()
+    scratch.mkdir()
+    return memory, scratch
+
+
+@pytest.fixture
+def home(roots: tuple[Path, Path]) -> Home:
+    return home_for("job-1", *roots)
+
+
+def test_clients_share_and_exclude_the_driver_that_looks(tmp_path: Path) -> None:
+    path = tmp_path / CLIENTS_LOCK
+    with held(path, shared=True), held(path, shared=True):
+        assert is_held(path)
+    assert not is_held(path)
+    assert not is_held(tmp_path / "missing")
+
+
+def test_the_start_lock_is_for_one(home: Home) -> None:
+    with start_lock(home.path, 0) as first, start_lock(home.path, 0.05) as second:
+        assert first
+        assert not second
+    with start_lock(home.path, 0) as third:
+        assert third
+
+
+def test_a_start_lock_that_was_removed_and_made_again_is_not_held(home: Home) -> None:
+    with start_lock(home.path, 0) as old:
+        assert old
+        (home.path / START_LOCK).unlink()
+        with start_lock(home.path, 0) as new:
+            assert new
+
+
+def test_a_dead_driver_is_tidied_away_and_the_home_with_it(home: Home) -> None:
+    with start_lock(home.path, 0):
+        for root in home.roots:
+            directory = home.new_directory(root)
+            (directory / "endpoint.json").write_text("{}")
+            home.set_current(directory)
+        home.tidy()
+    assert [list(root.iterdir()) for root in home.roots] == [[], []]
+
+
+@pytest.mark.parametrize(("lock", "shared"), [(DRIVER_LOCK, False), (CLIENTS_LOCK, True)])
+def test_what_is_in_use_stays(home: Home, lock: str, shared: bool) -> None:
+    with start_lock(home.path, 0):
+        used, dead = (home.new_directory(home.roots[1]) for _ in range(2))
+        home.set_current(used)
+        with held(used / lock, shared=shared):
+            assert is_in_use(used)
+            home.tidy()
+            assert used.exists()
+            assert not dead.exists()
+            assert home.current() == used
+
+
+def test_a_sweep_spares_homes_in_use_other_users_things_and_our_own(
+    roots: tuple[Path, Path],
+) -> None:
+    dead, busy, own = (home_for(key, *roots) for key in ("dead", "busy", "own"))
+    directories = [home.new_directory(roots[0]) for home in (dead, busy, own)]
+    foreign = roots[0] / f"sparkstrom-{os.getuid() + 1}-job"
+    foreign.mkdir()
+    with held(directories[1] / DRIVER_LOCK):
+        sweep(roots, besides=own.name)
+    assert [directory.exists() for directory in directories] == [False, True, True]
+    assert not dead.path.exists()
+    assert foreign.exists()
+
+
+def test_a_sweep_spares_a_home_where_a_driver_is_being_started(roots: tuple[Path, Path]) -> None:
+    starting = home_for("starting", *roots)
+    with start_lock(starting.path, 0):
+        directory = starting.new_directory(roots[1])
+        sweep(roots, besides="another")
+        assert directory.exists()
+
+
+def test_current_is_forgotten_and_replaced(home: Home) -> None:
+    assert home.current() is None
+    with start_lock(home.path, 0):
+        for name in ("one", "two"):
+            home.set_current(Path(name))
+            assert home.current() == Path(name)
+        home.forget_current()
+    assert home.current() is None
+
+
+def test_a_link_in_place_of_our_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / "home").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SetupError, match="is not a directory of user"):
+        private_directory(tmp_path / "home")
+
+
+def test_a_directory_that_others_enter_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home").chmod(0o750)
+    with pytest.raises(SetupError, match="chmod 700"):
+        private_directory(tmp_path / "home")
+
+
+def test_without_shared_memory_the_home_is_in_scratch(tmp_path: Path) -> None:
+    home = home_for("key", tmp_path / "missing", tmp_path)
+    assert home.roots == (tmp_path,)
+
+
+def test_nowhere_to_write_is_a_setup_error(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="scratch directory"):
+        home_for("key", tmp_path / "missing", tmp_path / "too")

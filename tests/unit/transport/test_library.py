@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import ctypes.util
+import hashlib
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.transport.aeron import fetching, library, pinned
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine without Aeron."""
+    monkeypatch.delenv(library.ENV_LIBRARY, raising=False)
+    monkeypatch.setattr(library, "PROJECT", "no_such_wheel")
+    monkeypatch.setattr(library, "SYSTEM_NAMES", ("libno_such_aeron.so",))
+    monkeypatch.setattr(library, "fetched_path", lambda: tmp_path / "absent.so")
+    library._load.cache_clear()
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_no_library_lists_all_four_places_and_the_command() -> None:
+    with pytest.raises(SetupError) as caught:
+        library.load_library()
+    message = str(caught.value)
+    for place in ("SPARKSTROM_AERON_LIBRARY", "no_such_wheel wheel", "libno_such_aeron.so"):
+        assert place in message
+    assert message.count("fetch-aeron") >= 2
+
+
+@pytest.mark.usefixtures("nowhere")
+def test_a_platform_without_a_wheel_is_not_sent_to_fetch_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(library.platform, "machine", lambda: "aarch64")
+    with pytest.raises(SetupError, match="no no_such_wheel wheel for linux on aarch64"):
+        library.load_library()
+
+
+def test_a_library_that_is_named_but_missing_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(library.ENV_LIBRARY, "/nonexistent/libaeron.so")
+    with pytest.raises(SetupError, match=r"/nonexistent/libaeron\.so cannot be loaded"):
+        library.load_library()
+
+
+def test_another_library_is_no_aeron(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = ctypes.util.find_library("m")
+    assert name is not None
+    monkeypatch.setenv(library.ENV_LIBRARY, name)
+    with pytest.raises(SetupError, match=r"not a complete Aeron client.*lacks aeron_"):
+        library.load_library()
+
+
+def wheel(path: Path, content: bytes = b"not a library") -> Path:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(pinned.EXTENSION, content)
+    return path
+
+
+def test_another_wheel_is_refused_by_its_hash(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=f"not {pinned.WHEEL_SHA256}"):
+        fetching.fetch(wheel(tmp_path / "other.whl"), tmp_path / "target.so")
+    assert not (tmp_path / "target.so").exists()
+
+
+def test_a_missing_wheel_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="No such file"):
+        fetching.fetch(tmp_path / "absent.whl", tmp_path / "target.so")
+
+
+def test_a_library_that_does_not_load_does_not_replace_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = wheel(tmp_path / "broken.whl")
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    monkeypatch.setattr(pinned, "WHEEL_SHA256", digest)
+    target = tmp_path / "lib" / "target.so"
+    target.parent.mkdir()
+    target.write_bytes(b"old")
+    with pytest.raises(SetupError, match="cannot be loaded"):
+        fetching.fetch(file, target)
+    assert target.read_bytes() == b"old"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_failed_download_says_how_to_do_it_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(SetupError, match=r"failed:\s+fetch.*fetch-aeron --wheel"):
+        fetching.fetch()

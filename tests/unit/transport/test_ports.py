@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.transport.aeron.ports import candidate_ports, free_port, none_free
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as holder:
+        holder.bind((HOST, 0))
+        yield holder.getsockname()[1]
+
+
+def test_a_taken_port_is_not_free(taken: int) -> None:
+    assert free_port(HOST, taken) == 0
+    assert free_port(HOST, 0) not in (0, taken)
+
+
+def test_only_a_free_port_is_a_candidate(taken: int) -> None:
+    assert list(candidate_ports(HOST, range(taken, taken + 1), None)) == []
+    assert taken not in candidate_ports(HOST, None, preferred=taken)
+
+
+def test_the_preferred_port_comes_first_where_it_is_allowed() -> None:
+    port = free_port(HOST, 0)
+    assert next(candidate_ports(HOST, None, port)) == port
+    assert next(candidate_ports(HOST, range(port - 3, port + 1), port)) == port
+    assert port not in candidate_ports(HOST, range(port + 1, port + 5), port)
+
+
+def test_an_address_that_is_not_ours_is_a_setup_error() -> None:
+    with pytest.raises(SetupError, match=r"UDP port 4000 of 203\.0\.113\.9 cannot be bound"):
+        free_port("203.0.113.9", 4000)
+
+
+@pytest.mark.parametrize(
+    ("ports", "words"),
+    [
+        (None, "no free UDP port"),
+        (range(5, 6), "UDP port 5 of"),
+        (range(5, 9), "every UDP port from 5 to 8 of"),
+    ],
+)
+def test_the_sentence_names_what_was_tried(ports: range | None, words: str) -> None:
+    assert words in none_free(HOST, ports)
