@@ -1,0 +1,260 @@
+"""The trainer against a station that plays its node: every order, from start to end or failure."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import PeerError, TrainingError
+from sparkstrom.codec.messages import Activity, Committed, Kept
+from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.events import Command, Order
+from sparkstrom.runtime.batches import Batches
+from sparkstrom.runtime.inbox import Inbox, Item, Merged
+from sparkstrom.runtime.replica import Replica
+from sparkstrom.runtime.station import Station
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.runtime.trainer import Schedule, Trainer
+
+K, N, TAU = 10, 300, 0.125
+KEPT = Kept("/there", 1.5)
+END = Command(Order.END, "done")
+TRAIN = Command(Order.TRAIN)
+
+Script = list[tuple[list[Item], Command]]
+
+
+class Scripted(Station):
+    """Plays one line of its script for each look of the trainer; waiting is at once over."""
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(Inbox(N, 0, Theta(N, K).decode))
+        self.script = [*script, ([], END)]
+        self.waits = 0
+
+    def take(self) -> tuple[list[Item], Command]:
+        return self.script.pop(0)
+
+    def wait(self, seconds: float, known: Command) -> None:
+        self.waits += 1
+
+    def posted(self) -> list[ev.Event]:
+        events = []
+        while True:
+            try:
+                events.append(self.events.get_nowait())
+            except queue.Empty:
+                return events
+
+
+class Bench:
+    """A trainer on 10 rows, minibatches of 4, two epochs, with all it touches."""
+
+    def __init__(self, model: Any, script: Script, rows: int = 10, **schedule: Any) -> None:
+        self.station = Scripted(script)
+        self.granted: list[tuple[str, ...]] = []
+        self.model = model
+        encoder = Encoder(N, K, FixedThreshold(TAU))
+        self.replica = Replica(model, Theta(N, K), encoder, local=True)
+        features = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
+        batches = Batches(features, np.zeros(rows, np.int64), batch_rows=4, seed=0, partition=0)
+        self.trainer = Trainer(
+            self.station,
+            self.replica,
+            batches,
+            Schedule(**({"epochs": 2, "publish_every": 1} | schedule)),
+            keep=lambda replica: KEPT,
+            grant=lambda replica, paths: self.granted.append(paths),
+        )
+
+    def run(self) -> list[ev.Event]:
+        assert self.trainer.run() == "done"
+        return self.station.posted()
+
+
+@pytest.fixture
+def bench(pushing: Callable[..., Any]) -> Callable[..., Bench]:
+    """A bench; each step of its model adds ``push`` to every parameter."""
+
+    def make(script: Script, push: float = TAU, **options: Any) -> Bench:
+        return Bench(pushing(N, push), script, **options)
+
+    return make
+
+
+def steps(count: int, command: Command = TRAIN) -> Script:
+    return [([], command)] * count
+
+
+def positions(events: list[ev.Event]) -> list[tuple[int, int, int]]:
+    return [
+        (event.epoch, event.batch, event.steps)
+        for event in events
+        if isinstance(event, ev.Published | ev.Progressed)
+    ]
+
+
+WHOLE = [(0, 1, 1), (0, 2, 2), (1, 0, 3), (1, 1, 4), (1, 2, 5), (2, 0, 6)]
+
+
+def test_two_epochs_are_six_minibatches_and_then_it_is_finished(
+    bench: Callable[..., Bench],
+) -> None:
+    made = bench(steps(9))
+    events = made.run()
+    assert positions(events) == WHOLE
+    assert all(isinstance(event, ev.Published) for event in events if positions([event]))
+    assert events[0] == ev.Busy(Activity.STEPPING)
+    assert events[-1] == ev.Busy(Activity.FINISHED)
+    assert [len(batch[0]) for batch in made.model.seen] == [4, 4, 2] * 2
+    assert made.trainer.counts.examples == 20
+    assert made.trainer.counts.loss_sum == 4 * (1 + 2 + 4 + 5) + 2 * (3 + 6)
+    assert made.trainer.counts.last_loss_sum == 4 * (4 + 5) + 2 * 6
+    assert made.station.waits == 3
+
+
+def test_steps_that_send_nothing_are_told_as_progress(bench: Callable[..., Bench]) -> None:
+    events = bench(steps(6), push=TAU / 2).run()
+    told = [type(event) for event in events if positions([event])]
+    assert told == [ev.Progressed, ev.Published] * 3
+
+
+@pytest.mark.parametrize("publish_every", [2, 4, 100])
+def test_it_publishes_every_so_often_and_at_the_end(
+    bench: Callable[..., Bench], publish_every: int
+) -> None:
+    events = bench(steps(6), publish_every=publish_every).run()
+    published = [event.steps for event in events if isinstance(event, ev.Published)]
+    assert published == sorted({*range(publish_every, 7, publish_every), 6})
+    assert positions(events) == WHOLE
+
+
+def test_no_rows_are_nothing_to_train(bench: Callable[..., Bench]) -> None:
+    install = ev.Install((Theta(N, K).chunk(0),), (), (), 0)
+    made = bench([([install], Command(Order.PAUSE, number=1)), *steps(2)], rows=0)
+    assert ev.Busy(Activity.FINISHED) in made.run()
+    assert made.model.seen == []
+
+
+def test_it_goes_no_further_than_it_may(bench: Callable[..., Bench]) -> None:
+    events = bench([*steps(4, Command(Order.TRAIN, steps_max=2)), *steps(1)]).run()
+    assert positions(events) == WHOLE[:3]
+    said = [event for event in events if isinstance(event, ev.Busy)]
+    assert [busy.activity for busy in said] == [
+        Activity.STEPPING,
+        Activity.WAITING,
+        Activity.STEPPING,
+    ]
+
+
+def test_where_it_begins_is_the_masters_to_say(bench: Callable[..., Bench]) -> None:
+    admitted = ev.Admitted(5, epoch=1, batch=1, steps=40, grants=(), returned=False)
+    events = bench([([admitted], TRAIN), *steps(3)]).run()
+    assert positions(events) == [(1, 2, 41), (2, 0, 42)]
+
+
+def test_who_comes_back_goes_on_where_it_was(bench: Callable[..., Bench]) -> None:
+    back = ev.Admitted(6, epoch=0, batch=0, steps=0, grants=("x",), returned=True)
+    made = bench([*steps(2), ([back], TRAIN)])
+    assert positions(made.run()) == WHOLE[:3]
+    assert made.granted == []
+
+
+def test_a_pause_is_answered_once_and_a_replica_taken_with_its_grants(
+    bench: Callable[..., Bench],
+) -> None:
+    server = Theta(N, K)
+    server.values[:] = 2.0
+    admitted = ev.Admitted(5, epoch=0, batch=0, steps=0, grants=("a", "b"), returned=False)
+    install = ev.Install((server.chunk(0),), (), (), 3)
+    pause = Command(Order.PAUSE, number=1)
+    made = bench([([admitted], pause), ([], pause), ([install], Command(Order.WAIT)), *steps(1)])
+    events = made.run()
+    assert events.count(ev.Paused(1)) == 1
+    assert events.index(ev.Paused(1)) < events.index(ev.Installed())
+    assert made.granted == [("a", "b")]
+    assert made.replica.theta.commit == 3
+    assert made.replica.theta.values[0] == 2.0 + TAU
+    assert events[2] == ev.Busy(Activity.WAITING)  # no longer catching up
+
+
+def test_a_second_pause_is_answered_too(bench: Callable[..., Bench]) -> None:
+    script: Script = [([], Command(Order.PAUSE, number=number)) for number in (1, 1, 2)]
+    assert bench(script).run() == [ev.Paused(1), ev.Paused(2)]
+
+
+def test_updates_of_others_are_applied_between_steps(
+    bench: Callable[..., Bench], make_commit: Callable[..., Committed]
+) -> None:
+    merged = Merged(np.full(N, 1024, np.int32), 7, 1024)
+    made = bench([*steps(1), ([ev.Deliver(make_commit(6, 1)), merged], TRAIN)])
+    events = made.run()
+    seen = [event.seen for event in events if isinstance(event, ev.Published)]
+    assert seen == [0, 7]
+    assert made.replica.theta.values[[0, 1]].tolist() == [1 + 3 * TAU, 1 + 2 * TAU]
+
+
+def test_the_end_drain_audit_and_what_is_kept(bench: Callable[..., Bench]) -> None:
+    made = bench(
+        [*steps(6), *steps(2, Command(Order.DRAIN)), *steps(2, Command(Order.AUDIT, commit=6))]
+    )
+    events = made.run()
+    digest = made.replica.theta.digest()
+    assert [e for e in events if isinstance(e, ev.Drained | ev.Hashed)] == [
+        ev.Drained(),
+        ev.Hashed(6, digest, KEPT),
+    ]
+    assert made.station.stats["steps"] == 6
+    assert made.station.stats["residual_square"] == 0.0
+    assert made.station.stats["tau"] == TAU
+
+
+def test_draining_stops_training(bench: Callable[..., Bench]) -> None:
+    events = bench([*steps(2), *steps(3, Command(Order.DRAIN))]).run()
+    assert positions(events) == WHOLE[:2]
+    assert events[-1] == ev.Busy(Activity.WAITING)
+
+
+def test_a_released_worker_keeps_its_residual_and_says_so_once(
+    bench: Callable[..., Bench],
+) -> None:
+    events = bench([*steps(6), *steps(2, Command(Order.RELEASE, "a slot is needed"))]).run()
+    assert events.count(ev.Released(KEPT)) == 1
+
+
+def test_a_failed_node_fails_the_task(bench: Callable[..., Bench]) -> None:
+    made = bench([*steps(1), ([], Command(Order.FAIL, "nothing heard for 30 s"))])
+    with pytest.raises(PeerError, match="nothing heard for 30 s"):
+        made.trainer.run()
+
+
+def test_a_loss_that_is_no_number_fails_before_anything_is_published(
+    bench: Callable[..., Bench],
+) -> None:
+    made = bench(steps(3))
+    made.model.losses = {2: float("nan")}
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        made.trainer.run()
+    assert positions(made.station.posted()) == WHOLE[:1]
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_the_residuals_figures_are_among_the_counters_where_wanted(
+    bench: Callable[..., Bench], shown: bool
+) -> None:
+    made = bench(
+        [*steps(6), ([], Command(Order.AUDIT, commit=6))], push=0.75 * TAU, show_residual=shown
+    )
+    made.run()
+    stats = made.station.stats
+    assert ("r_p99.9" in stats) is shown
+    if shown:
+        assert stats["r_max"] == stats["r_mean"] == 0.5 * TAU  # six pushes less four hits
+        assert (stats["r_tau"], stats["r_at_least_tau"]) == (TAU, 0)
+    assert len(stats) < 60  # the wire takes 64, and the node adds some
