@@ -75,6 +75,7 @@ class AeronTransport:
         self._opening: list[AeronSender] = []
         self._senders: list[AeronSender] = []
         self._sent = (0, 0)  # frames and bytes of senders that are gone
+        self._figures: dict[str, int] = {}
         self._closing = ExitStack()
         self._closed = False
         self._looked_s = 0.0
@@ -253,7 +254,15 @@ class AeronTransport:
         return f"; end of its log:\n{tail}" if tail else ""
 
     def counters(self) -> dict[str, int]:
-        """Cumulative figures: this client's own, and ``driver_*`` of the whole media driver."""
+        """Cumulative figures: this client's own, and ``driver_*`` of the whole media driver.
+
+        After ``close`` they are the last ones.
+        """
+        if not self._closed:
+            self._figures = self._read_counters()
+        return dict(self._figures)
+
+    def _read_counters(self) -> dict[str, int]:
         lib = self._aeron.lib
         reader = lib.aeron_counters_reader(self._client)
         figures = {
@@ -271,6 +280,8 @@ class AeronTransport:
         """Revoke senders, close the client, give the driver back; bounded in time, idempotent."""
         if self._closed:
             return
+        if self._client is not None:
+            self._figures = self._read_counters()
         self._closed = True
         atexit.unregister(self.close)
         for sender in self._senders:

@@ -18,7 +18,10 @@ import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.transport.addresses import choose_address, listed_addresses
+from sparkstrom.transport.aeron import driver
 from sparkstrom.transport.aeron.driver import DriverHandle, ensure_driver
+from sparkstrom.transport.aeron.homes import home_for
+from sparkstrom.transport.aeron.locks import start_lock
 from sparkstrom.transport.aeron.processes import watched
 
 
@@ -134,6 +137,33 @@ def test_a_failed_start_leaves_nothing(drivers: Any) -> None:
     drivers.wait_until(lambda: not home.exists())
 
 
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("import sys; sys.exit('boom')", r"ended without a word\nend of its log:\nboom"),
+        ("import time; time.sleep(60)", "did not come up within its deadline"),
+    ],
+)
+def test_a_process_that_does_not_come_up_is_an_error_with_its_log(
+    drivers: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str, words: str
+) -> None:
+    (tmp_path / "broken_driver.py").write_text(program)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(driver, "PROCESS_MODULE", "broken_driver")
+    with pytest.raises(SetupError, match=words):
+        ensure_driver(drivers.key("a"), drivers.options(), deadline_s=1.0)
+    assert not list(Path("/dev/shm").glob(f"*{drivers.key('a')}"))
+
+
+def test_a_stuck_starter_is_named(drivers: Any) -> None:
+    home = home_for(drivers.key("a"), Path("/dev/shm"), Path("/tmp"))
+    with start_lock(home.path, 0) as locked:
+        assert locked
+        with pytest.raises(SetupError, match=rf"{home.path}/start.lock for 0.2 s"):
+            ensure_driver(drivers.key("a"), drivers.options(), deadline_s=0.2)
+        home.tidy()
+
+
 def test_only_its_user_can_look_inside(drivers: Any) -> None:
     handle: DriverHandle = drivers.ensure()
     for directory, _, files in os.walk(handle.home.path):
@@ -216,8 +246,11 @@ def test_it_goes_with_the_executor_though_clients_stay(drivers: Any) -> None:
 
 CLIENT = """
 import json, os, sys, time
+from sparkstrom.transport.aeron import driver
 from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.client import AeronTransport
+from sparkstrom.transport.aeron.homes import home_for
+from sparkstrom.transport.aeron.locks import start_lock
 from sparkstrom.transport.aeron.processes import watched
 options = DriverOptions(watch=watched(1), linger_s=0.5)
 transport = AeronTransport(ensure_driver(sys.argv[1], options))

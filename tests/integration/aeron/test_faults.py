@@ -118,6 +118,8 @@ def test_counters_count(drivers: Any, exchange: Any) -> None:
     sender.close()
     here.poll(0)
     assert here.counters()["bytes_sent"] == 15_000
+    here.close()
+    assert here.counters()["bytes_sent"] == 15_000
 
 
 @pytest.fixture
