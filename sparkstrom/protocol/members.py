@@ -50,6 +50,7 @@ class Members:
 
     live: dict[int, Member] = field(default_factory=dict)
     joins: dict[tuple[int, int], int] = field(default_factory=dict)  # (token, count) -> id
+    executors: dict[int, str] = field(default_factory=dict)  # of every id: where it ran
     departures: list[Departure] = field(default_factory=list)
     next_id: int = 1
 
@@ -63,6 +64,7 @@ class Members:
 
     def add(self, member: Member) -> None:
         self.live[member.node] = member
+        self.executors[member.node] = member.join.executor
         self.joins[member.join.token, member.join.count] = member.node
         self.next_id = max(self.next_id, member.node + 1)
 

@@ -60,6 +60,8 @@ class Outcome:
     hashes: dict[str, str]  # node id or "driver" -> hex
     minibatches: int  # committed
     minibatches_expected: int
+    rows: list[int]  # per partition; -1 where no worker came
+    executors: set[str]  # that had a worker
     commits: int
     staleness: Counter[int]
     stats: dict[int, Stats]
@@ -163,6 +165,8 @@ class MasterThread(threading.Thread):
             hashes=nodes | driver,
             minibatches=sum(p.minibatches for p in fit.partitions),
             minibatches_expected=sum(p.epochs * p.batches for p in fit.partitions),
+            rows=[p.rows for p in fit.partitions],
+            executors=set(fit.members.executors.values()),
             commits=fit.sequencer.head,
             staleness=fit.sequencer.staleness,
             stats=dict(self._stats),

@@ -67,6 +67,7 @@ class SparkNetwork:
         self._parameters: Flat = np.ascontiguousarray(model.initial(), np.float32)
         self._k: int | None = None
         self._kept: KeptFiles = {}
+        self._may_have_files = False
         self._epochs_trained = 0
         self._id = secrets.token_hex(8)
 
@@ -90,7 +91,8 @@ class SparkNetwork:
         if not (isinstance(epochs, int) and epochs >= 1):
             raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
         spreading.check_data(data)
-        workers = workers_for(slots_of(self._context), self._master)
+        slots = slots_of(self._context)
+        workers = workers_for(slots, self._master)
         warnings = check_conf(self._conf, workers, self._model.n_params)
         progress = ProgressLine(enabled=self._show_progress)
         for warning in warnings:
@@ -108,6 +110,7 @@ class SparkNetwork:
         )
         group = f"sparkstrom-{job_id:016x}"
         submitted_s = time.monotonic()
+        self._kept, self._may_have_files = {}, True  # granted once: a fit that fails uses them up
         Fitting(master, SparkJob(self._context, group, runner), progress, epochs).run()
         outcome = master.outcome()
         self._parameters = theta.values.copy()
@@ -121,6 +124,7 @@ class SparkNetwork:
             epochs=epochs,
             workers=workers,
             n_params=self._model.n_params,
+            executors=slots.executors,
             warnings=warnings,
             collect_stats=self._master.collect_training_stats,
         )
@@ -202,7 +206,11 @@ class SparkNetwork:
 
     @property
     def parameters(self) -> Flat:
-        """A copy of the shared parameters, f32[n_params]. Assigning is a warm start."""
+        """A copy of the shared parameters, f32[n_params].
+
+        Assigning is a warm start: what workers kept for the next fit belongs to the former
+        parameters, and is not used any more.
+        """
         return self._parameters.copy()
 
     @parameters.setter
@@ -213,6 +221,7 @@ class SparkNetwork:
                 f"parameters of shape {values.shape}: this model has ({self._model.n_params},)"
             )
         self._parameters = np.ascontiguousarray(values).copy()
+        self._kept = {}
 
     @property
     def model(self) -> FlatModel:
@@ -246,9 +255,9 @@ class SparkNetwork:
 
     def close(self) -> None:
         """Forget what workers kept on their executors for the next fit. Idempotent."""
-        if not self._kept:
+        if not self._may_have_files:
             return
         slots = slots_of(self._context).total
         forget = partial(forget_kept, self._id)
         self._context.parallelize(range(slots), slots).mapPartitions(forget).count()
-        self._kept = {}
+        self._kept, self._may_have_files = {}, False

@@ -9,6 +9,8 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.residuals import figures_in
 from sparkstrom.runtime.master import Outcome
 
+SKEW = 1.5  # largest partition / smallest, from which on it is said
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingSummary:
@@ -84,6 +86,7 @@ def summarize(
     epochs: int,
     workers: int,
     n_params: int,
+    executors: int,
     warnings: list[str],
     collect_stats: bool,
 ) -> TrainingSummary:
@@ -129,7 +132,12 @@ def summarize(
             for d in outcome.departures
             if d.reason != "done"
         ],
-        warnings=[*warnings, *outcome.notes, *_breach_warning(breaches, outcome.first_breach)],
+        warnings=[
+            *warnings,
+            *outcome.notes,
+            *skew_warnings(outcome.rows, len(outcome.executors), executors),
+            *_breach_warning(breaches, outcome.first_breach),
+        ],
         stopped=outcome.stop_reason,
         worker_seconds=_worker_seconds(outcome) if collect_stats else {},
         encoding={
@@ -156,6 +164,29 @@ def _phases(
     for name, mark_s in marks:
         out[name] = max(0.0, mark_s - before_s)
         before_s = max(before_s, mark_s)
+    return out
+
+
+def skew_warnings(rows: list[int], executors_used: int, executors: int) -> list[str]:
+    """What the spread of rows and workers turned out to be, where it is worth a word."""
+    out = []
+    empty = [i for i, count in enumerate(rows) if count == 0]
+    if empty:
+        out.append(
+            f"{len(empty)} of {len(rows)} partitions have no rows (first: {empty[0]}): their "
+            "workers had nothing to do; use fewer workers, or repartition='always'"
+        )
+    filled = [count for count in rows if count > 0]
+    if filled and max(filled) > SKEW * min(filled) and max(filled) - min(filled) > len(rows):
+        out.append(
+            f"partitions have between {min(filled):,} and {max(filled):,} rows: the largest one "
+            "decides how long an epoch takes; repartition='always' evens them out"
+        )
+    if executors_used < min(executors, len(rows)):
+        out.append(
+            f"workers ran on {executors_used} of {executors} executors: Spark gave the others no "
+            "task; workers_per_node=-1 uses every slot"
+        )
     return out
 
 
