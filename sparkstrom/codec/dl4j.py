@@ -1,0 +1,200 @@
+"""DL4J's two int32 layouts, bit for bit: for interchange and conformance, not for our own wire.
+
+A message is an int32 array: four words of header, then the hits. N is the number of values.
+
+    word  threshold                       bitmap
+    0     number of entries               N
+    1     N                               N
+    2     bits of tau as float32          the same
+    3     0                               1
+    4..   entries: i+1 up, -(i+1) down    N//16 + 1 words: value i in word 4 + i//16,
+                                          bit i%16 "hit" and bit 16 + i%16 "sign"
+
+Both say what is *taken out* of the residual: tau upwards where value >= tau, downwards where value
+<= -tau, bounds included; tau is rounded to float32 first. A bitmap's sign without hit is half a tau
+downwards, for -tau < value <= -tau/2; there is no half step upwards. NaN is never a hit.
+Source: ND4J's operators ``encode_threshold``, ``encode_bitmap`` and their decoders.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError, WireError
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+Mask = NDArray[np.bool_]
+
+HEADER_WORDS = 4
+THRESHOLD, BITMAP = 0, 1  # word 3
+ENTRIES_MIN = 2  # a single hit is never sent
+WORD_VALUES = 16  # values per word of a bitmap
+VALUES_MAX = 2**31 - 1  # an entry is a signed index from 1
+
+
+def encode_threshold(values: F32, tau: float, limit: int | None = None) -> I32 | None:
+    """The hits as entries in ascending order; None where ND4J answers null, with fewer than two.
+
+    values f32[n]  in/out  the residual: loses tau at every hit that is sent   (parameter units)
+    tau            > 0, rounded to float32                                     (parameter units)
+    limit          at most so many entries, the lowest indices; None: all of them
+
+    Raises UsageError for what is no such array, threshold or limit.
+    """
+    _check_array("values", values)
+    step = _step(tau)
+    most = _whole_limit(limit, values.size)
+    with np.errstate(invalid="ignore"):
+        hits = np.flatnonzero(np.abs(values) >= step)[:most]
+    if hits.size < ENTRIES_MIN:
+        return None
+    down = values[hits] < 0
+    values[hits] -= np.where(down, -step, step)
+    message = np.empty(HEADER_WORDS + hits.size, np.int32)
+    message[:HEADER_WORDS] = hits.size, values.size, step.view(np.int32), THRESHOLD
+    message[HEADER_WORDS:] = np.where(down, -(hits + 1), hits + 1)
+    return message
+
+
+def encode_bitmap(values: F32, tau: float) -> I32:
+    """Hits and half steps, two bits per value; ND4J answers with a message even without any.
+
+    Arguments and errors: ``encode_threshold``.
+    """
+    _check_array("values", values)
+    step = _step(tau)
+    with np.errstate(invalid="ignore"):
+        size, down = np.abs(values), values < 0
+        hit = size >= step
+        half = ~hit & down & (size >= step / np.float32(2))
+    message = np.empty(_bitmap_words(values.size), np.int32)
+    message[:HEADER_WORDS] = values.size, values.size, step.view(np.int32), BITMAP
+    low, high = (_packed(mask, values.size) for mask in (hit, hit & down | half))
+    message[HEADER_WORDS:] = (low | high << WORD_VALUES).view(np.int32)
+    _subtract(values, step, hit & ~down, hit & down, half)
+    return message
+
+
+def decode_threshold(message: I32, out: F32) -> None:
+    """out[i] += tau or -= tau for every entry.
+
+    message i32[4 + entries]  in
+    out     f32[n]            in/out  several messages may be added up   (parameter units)
+
+    Raises WireError for a message that the encoder cannot have made for so many values, before
+    ``out`` changes; UsageError where ``out`` is no such array.
+    """
+    step = _check_message(message, out, THRESHOLD)
+    if message[0] != message.size - HEADER_WORDS:
+        raise WireError(f"{message[0]} entries announced, {message.size - HEADER_WORDS} came")
+    entries = message[HEADER_WORDS:].astype(np.int64)
+    indices = np.abs(entries) - 1
+    wrong = (indices < 0) | (indices >= out.size)
+    if wrong.any():
+        entry = entries[np.argmax(wrong)]
+        raise WireError(f"entry {entry} is no signed index from 1 to {out.size}")
+    seen = np.zeros(out.size, np.bool_)
+    seen[indices] = True
+    if np.count_nonzero(seen) != indices.size:
+        raise WireError("an index comes twice; a message moves a value once")
+    with np.errstate(over="ignore", invalid="ignore"):
+        out[indices] += np.where(entries < 0, -step, step)
+
+
+def decode_bitmap(message: I32, out: F32) -> None:
+    """out[i] += tau, -= tau or -= tau/2, as the bits say. Arguments and errors: the other one's."""
+    step = _check_message(message, out, BITMAP)
+    if message[0] != out.size:
+        raise WireError(f"a bitmap of {message[0]} values in word 0, {out.size} in word 1")
+    if message.size != _bitmap_words(out.size):
+        words = _bitmap_words(out.size)
+        raise WireError(f"a bitmap of {out.size} values has {words} words, not {message.size}")
+    halves = np.ascontiguousarray(message[HEADER_WORDS:]).astype("<i4").view("<u2")
+    low, high = (_unpacked(halves[side::2]) for side in (0, 1))
+    if low[out.size :].any() or high[out.size :].any():
+        raise WireError(f"bits are set beyond the bitmap's {out.size} values")
+    hit, down = low[: out.size], high[: out.size]
+    with np.errstate(over="ignore", invalid="ignore"):
+        _subtract(out, -step, hit & ~down, hit & down, ~hit & down)
+
+
+def _subtract(values: F32, step: np.float32, up: Mask, down: Mask, half: Mask) -> None:
+    """Only where a mask says so: adding 0 elsewhere would turn -0.0 into 0.0."""
+    values[up] -= step
+    values[down] += step
+    values[half] += step / np.float32(2)
+
+
+def _bitmap_words(n_values: int) -> int:
+    """N/16 + 5 in ND4J: where 16 divides N, the last word is never used."""
+    return HEADER_WORDS + n_values // WORD_VALUES + 1
+
+
+def _packed(mask: Mask, n_values: int) -> NDArray[np.uint32]:
+    bits = np.zeros((_bitmap_words(n_values) - HEADER_WORDS) * WORD_VALUES, np.bool_)
+    bits[:n_values] = mask
+    return np.packbits(bits, bitorder="little").view("<u2").astype(np.uint32)
+
+
+def _unpacked(halves: NDArray[np.uint16]) -> Mask:
+    packed = np.ascontiguousarray(halves).view(np.uint8)
+    return np.unpackbits(packed, bitorder="little").view(np.bool_)
+
+
+def _check_array(name: str, array: Any) -> None:
+    fits = isinstance(array, np.ndarray) and array.dtype == np.float32 and array.ndim == 1
+    if not (fits and array.flags.c_contiguous and array.flags.writeable):
+        what = getattr(array, "dtype", type(array).__name__), getattr(array, "shape", "no shape")
+        raise UsageError(
+            f"{name} of {what[0]}, {what[1]}: must be a writable, contiguous, one-dimensional"
+            " float32 array, since it is changed in place"
+        )
+    if array.size > VALUES_MAX:
+        raise UsageError(f"{name} has {array.size} entries: int32 messages end at {VALUES_MAX}")
+
+
+def _step(tau: float) -> np.float32:
+    """tau as ND4J takes it: rounded to the nearest float32."""
+    if isinstance(tau, bool) or not isinstance(tau, int | float | np.integer | np.floating):
+        raise UsageError(f"tau={tau!r}: a threshold is a number, such as 1e-3")
+    with np.errstate(over="ignore"):
+        step = np.float32(tau) if abs(tau) < 2.0**128 else np.float32(np.inf)
+    if not (step > 0 and math.isfinite(step)):
+        raise UsageError(f"tau={tau!r}: must be positive and finite as a float32, such as 1e-3")
+    return step
+
+
+def _whole_limit(limit: int | None, n_values: int) -> int:
+    if limit is None:
+        return n_values
+    try:
+        most = operator.index(limit)
+    except TypeError:
+        most = -1
+    if most < 0:
+        raise UsageError(f"limit={limit!r}: must be a whole number of entries, or None for all")
+    return most
+
+
+def _check_message(message: Any, out: F32, kind: int) -> np.float32:
+    """What both layouts have in common; answers tau."""
+    _check_array("out", out)
+    if not isinstance(message, np.ndarray) or message.dtype != np.int32 or message.ndim != 1:
+        what = getattr(message, "dtype", type(message).__name__)
+        raise WireError(f"a message is a one-dimensional int32 array, not {what}")
+    if message.size < HEADER_WORDS:
+        raise WireError(f"a message has at least {HEADER_WORDS} words, not {message.size}")
+    if message[3] != kind:
+        raise WireError(f"kind {message[3]} in word 3, expected {kind}")
+    if message[1] != out.size:
+        raise WireError(f"a message for {message[1]} values, decoded onto {out.size}")
+    tau = np.float32(message[2:3].astype(np.int32).view(np.float32)[0])
+    if not (tau > 0 and math.isfinite(tau)):
+        raise WireError(f"a threshold of {tau}: must be positive and finite")
+    return tau
