@@ -21,13 +21,12 @@ OpenTransport = Callable[[Endpoint | None], Transport]
 
 def driver_address(void: VoidConfiguration, spark_driver_host: str) -> str:
     """The driver's: controller_address, then the mask, the environment, and Spark's own choice."""
-    explicit = void.controller_address and resolve(void.controller_address)
-    said = local_ip(os.environ)
+    explicit = resolve(void.controller_address) if void.controller_address else None
     return choose_address(
         mask=void.network_mask,
-        explicit=explicit or said,
+        explicit=explicit,
         listed=listed_addresses(),
-        fallback=resolve(spark_driver_host),
+        fallback=local_ip(os.environ) or resolve(spark_driver_host),
     )
 
 
@@ -35,9 +34,9 @@ def executor_address(void: VoidConfiguration, controller: Endpoint) -> str:
     """An executor's: the mask, then its environment, then whichever leads to the controller."""
     return choose_address(
         mask=void.network_mask,
-        explicit=local_ip(os.environ),
+        explicit=None,
         listed=listed_addresses(),
-        fallback=route_to(controller),
+        fallback=local_ip(os.environ) or route_to(controller),
     )
 
 
