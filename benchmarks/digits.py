@@ -2,7 +2,8 @@
 
     python -m benchmarks.digits --workers 1,2,4 --seeds 3 --epochs 40 --json
 
-Workers run on ``local-cluster`` with one executor per two workers. ``seconds`` is from the call of
+All runs split the digits in the same way; a seed chooses the initial parameters and the placement
+of rows. Workers run on ``local-cluster`` with one executor per two workers. ``seconds`` is from the call of
 ``fit`` to its summary; ``seconds_per_epoch`` counts training alone.
 """
 
@@ -69,7 +70,7 @@ def run(session: Any, workers: int, seed: int, args: argparse.Namespace) -> dict
 
     digits = load_digits()
     features, labels = (digits.data / 16).astype(np.float32), digits.target
-    order = np.random.default_rng(seed).permutation(len(labels))
+    order = np.random.default_rng(0).permutation(len(labels))
     train, held_out = order[:TRAIN_ROWS], order[TRAIN_ROWS:]
     rows = [(features[i], int(labels[i])) for i in train]
     options: dict[str, Any] = {} if args.max_lead is None else {"max_lead": args.max_lead}

@@ -230,6 +230,8 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
         aggregation=master.aggregation,
         workers=job.workers,
         layer_of=job.model.layer_of,
+        warm_up=master.warm_up,
+        shake_frequency=master.shake_frequency,
     )
     return Replica(job.model, theta, encoder, local=master.train_on == "local")
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import (
     AdaptiveThreshold,
     FixedThreshold,
@@ -31,7 +32,13 @@ LOCAL_IP = ("SPARKSTROM_LOCAL_IP", "DL4J_VOID_IP")  # the second is DL4J's name 
 
 _CALLABLE: dict[str, Callable[..., object]] = {
     made.__name__: made
-    for made in (AdaptiveThreshold, FixedThreshold, TargetSparsityThreshold, ResidualClipping)
+    for made in (
+        AdaptiveThreshold,
+        FixedThreshold,
+        TargetSparsityThreshold,
+        ResidualClipping,
+        WarmUp,
+    )
 }
 
 Options = TypeVar("Options", SharedTrainingMaster, VoidConfiguration)
@@ -105,7 +112,7 @@ def _parsed(option: Field[Any], key: str, text: str) -> object:
         return _port_range(key, word)
     if option.type in ("int", "int | None", "float"):
         return _number(key, word)
-    if option.name in ("threshold", "residual_post_processor"):
+    if option.name in ("threshold", "residual_post_processor", "warm_up"):
         return _called(key, word)
     return word
 

@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, ThresholdAlgorithm
 from sparkstrom.spark.options import (
     need,
@@ -75,9 +76,11 @@ class SharedTrainingMaster:
     residual_post_processor: ResidualClipping | None = field(
         default_factory=lambda: ResidualClipping(5.0, 5)
     )  # what happens to what was not sent; None: nothing
+    warm_up: WarmUp | None = None  # send more in the first publications; None: as in all others
+    shake_frequency: int = 0  # publications from one with tau / 3 to the next; 0: none
     publish_every: int = 1  # steps between two publications
     aggregation: str = "sum"  # weight s of an update: 1, 1/workers or 1/sqrt(workers)
-    max_lead: int | None = 16  # steps a worker may be ahead of the slowest; None: any number
+    max_lead: int | None = 8  # steps a worker may be ahead of the slowest; None: any number
     # How the data are spread
     repartition: str = "always"  # "always": random and balanced by seed; "never": rows stay put
     rdd_training_approach: str = "direct"  # "direct": train on the partition as it comes
@@ -105,6 +108,8 @@ class SharedTrainingMaster:
         hint = "must be None or a post-processor, such as ResidualClipping(5.0, 5)"
         fits = clipping is None or isinstance(clipping, ResidualClipping)
         need(fits, "residual_post_processor", clipping, hint)
+        fits = self.warm_up is None or isinstance(self.warm_up, WarmUp)
+        need(fits, "warm_up", self.warm_up, "must be None or a warm-up, such as WarmUp(100)")
 
     def _check_training(self) -> None:
         need_whole("batch_size_per_worker", self.batch_size_per_worker, 1, ", as a rule 32")
@@ -116,6 +121,7 @@ class SharedTrainingMaster:
         if self.rdd_training_approach == "export":
             raise UsageError(f"rdd_training_approach='export': {_NO_EXPORT}; write 'direct'")
         need_one_of("rdd_training_approach", self.rdd_training_approach, APPROACHES)
+        need_whole("shake_frequency", self.shake_frequency, 0, " publications, as a rule 100")
         need_whole("publish_every", self.publish_every, 1)
         if self.max_lead is not None:
             remedy = ", the value of publish_every: workers tell how far they are when they publish"
