@@ -3,8 +3,8 @@
     python -m benchmarks.digits --workers 1,2,4 --seeds 3 --epochs 40 --json
 
 All runs split the digits in the same way; a seed chooses the initial parameters and the placement
-of rows. Workers run on ``local-cluster`` with one executor per two workers. ``seconds`` is from the call of
-``fit`` to its summary; ``seconds_per_epoch`` counts training alone.
+of rows. Workers run on ``local-cluster`` with one executor per two workers. ``seconds`` is from the
+call of ``fit`` to its summary; ``seconds_per_epoch`` counts training alone.
 """
 
 from __future__ import annotations
