@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sparkstrom.base.errors import TrainingError as TrainingError
     from sparkstrom.base.errors import UsageError as UsageError
     from sparkstrom.encoding.residuals import ResidualClipping as ResidualClipping
+    from sparkstrom.encoding.schedules import WarmUp as WarmUp
     from sparkstrom.encoding.thresholds import AdaptiveThreshold as AdaptiveThreshold
     from sparkstrom.encoding.thresholds import FixedThreshold as FixedThreshold
     from sparkstrom.encoding.thresholds import TargetSparsityThreshold as TargetSparsityThreshold
@@ -37,6 +38,7 @@ _HOMES = {
     "TrainingError": "sparkstrom.base.errors",
     "UsageError": "sparkstrom.base.errors",
     "VoidConfiguration": "sparkstrom.spark.void",
+    "WarmUp": "sparkstrom.encoding.schedules",
 }
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "TrainingError",
     "UsageError",
     "VoidConfiguration",
+    "WarmUp",
     "__version__",
     "errors",
 ]

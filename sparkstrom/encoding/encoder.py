@@ -26,6 +26,7 @@ from sparkstrom.encoding import backends, gaps, grid
 from sparkstrom.encoding.forms import Form, half_side
 from sparkstrom.encoding.grid import Flat
 from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.schedules import SHAKE_DIVISOR, WarmUp, shakes
 from sparkstrom.encoding.thresholds import ThresholdAlgorithm, ThresholdState
 
 EncoderState = dict[str, "NDArray[Any] | float | int"]
@@ -81,8 +82,13 @@ class Encoder:
         workers: int = 1,
         backend: str = "cpu",
         layer_of: Callable[[int], str] | None = None,
+        warm_up: WarmUp | None = None,
+        shake_frequency: int = 0,
     ) -> None:
-        """``k``: the grid's exponent. ``layer_of`` names a parameter's layer in error messages."""
+        """``k``: the grid's exponent. ``layer_of`` names a parameter's layer in error messages.
+
+        ``shake_frequency``: every so many publications one goes out with a third of tau; 0: none.
+        """
         if train_on not in ("local", "replica"):
             raise UsageError(f"train_on={train_on!r}: must be 'local' or 'replica'")
         if aggregation not in AGGREGATIONS:
@@ -90,6 +96,7 @@ class Encoder:
         self.n_params, self.k, self.q = n_params, k, grid.quantum(k)
         self.threshold, self.clipping = threshold, clipping
         self.train_on, self.aggregation = train_on, aggregation
+        self.warm_up, self.shake_frequency = warm_up, shake_frequency
         self.counters = Counters()
         self.scale = 1.0
         self.set_workers(workers)
@@ -131,7 +138,7 @@ class Encoder:
         Raises TrainingError naming index and layer when anything is NaN or infinite; theta is then
         as it was.
         """
-        tau_quanta = self._next_tau_quanta()
+        tau_quanta = self._next_tau_quanta(learnt, theta)
         step_quanta = grid.scaled_quanta(tau_quanta, self.scale)
         hits = self._scan(learnt, theta, tau_quanta)
         self._publications += 1
@@ -143,7 +150,7 @@ class Encoder:
             encoded, halves = self._write_bitmap(learnt, theta, tau_quanta, step_quanta)
         else:
             encoded, halves = self._write_gaps(hits, learnt, theta, tau_quanta, step_quanta), 0
-        self._clip(learnt, theta, tau_quanta)
+        self._clip(learnt, theta)
         self._count(encoded, halves, tau_quanta)
         self._sent_fraction = encoded.sent_fraction
         return encoded
@@ -194,12 +201,31 @@ class Encoder:
         if "residual" in state and self.train_on == "replica":
             self.add_residual(np.asarray(state["residual"], np.float32), self._residual)
 
-    def _next_tau_quanta(self) -> int:
+    def _next_tau_quanta(self, learnt: Flat, theta: Flat) -> int:
         """Let the threshold adapt. Within the grid's limits, or tau could run away unnoticed."""
-        state = self.threshold.next_tau(self._threshold_state, self._sent_fraction)
+        state = self._next_threshold_state(learnt, theta)
         least, most = grid.tau_limits(self.k)
-        self._threshold_state = {**state, "tau": min(max(state["tau"], least), most)}
-        return grid.tau_quanta(self._threshold_state["tau"], self.k)
+        tau = min(max(state["tau"], least), most)
+        self._threshold_state = {**state, "tau": tau}
+        shaken = tau / SHAKE_DIVISOR if self._shakes(self._publications + 1) else tau
+        return grid.tau_quanta(shaken, self.k)
+
+    def _next_threshold_state(self, learnt: Flat, theta: Flat) -> ThresholdState:
+        number = self._publications + 1
+        if self.warm_up and self.warm_up.covers(number):
+            local = self.train_on == "local"
+            parts = (learnt, theta, -1) if local else (self._residual, learnt, 1)
+            tau = self.warm_up.tau(number, *parts)
+            if tau is not None:
+                return {"tau": tau}
+            return self._threshold_state or self.threshold.next_tau({}, None)
+        if self._shakes(self._publications):  # what a shake-up sent says nothing about tau
+            return self._threshold_state
+        return self.threshold.next_tau(self._threshold_state, self._sent_fraction)
+
+    def _shakes(self, publication: int) -> bool:
+        warming = self.warm_up is not None and self.warm_up.covers(publication)
+        return not warming and shakes(publication, self.shake_frequency)
 
     def _scan(self, learnt: Flat, theta: Flat, tau_quanta: int) -> int:
         tau = tau_quanta * self.q
@@ -261,9 +287,10 @@ class Encoder:
         encoded = Encoded(form, step_quanta, count, out.tobytes(), count / self.n_params)
         return encoded, halves
 
-    def _clip(self, learnt: Flat, theta: Flat, tau_quanta: int) -> None:
+    def _clip(self, learnt: Flat, theta: Flat) -> None:
         if self.clipping is None or not self.clipping.is_due(self._publications):
             return
+        tau_quanta = grid.tau_quanta(self.tau, self.k)  # a shake-up's own would destroy more
         limit = self.clipping.multiple * tau_quanta * self.q
         if self.train_on == "local":
             self.counters.mass_clipped += self._kernels.clip_local(learnt, theta, limit)

@@ -20,6 +20,7 @@ from sparkstrom.codec.payload import decode_update_untrusted
 from sparkstrom.encoding import backends
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
 
 F32 = NDArray[np.float32]
@@ -31,6 +32,8 @@ thresholds = st.sampled_from(
 )
 clippings = st.sampled_from([None, ResidualClipping(1.0, 1), ResidualClipping(2.0, 3)])
 aggregations = st.sampled_from(["sum", "mean", "sqrt"])
+warm_ups = st.sampled_from([None, WarmUp(1), WarmUp(3, 0.5, 0.1)])
+shake_frequencies = st.sampled_from([0, 1, 2])
 
 
 @st.composite
@@ -88,6 +91,8 @@ def world(encoder: Encoder) -> World:
     clipping=clippings,
     aggregation=aggregations,
     workers=st.integers(1, 9),
+    warm_up=warm_ups,
+    shake_frequency=shake_frequencies,
 )
 def test_nothing_is_lost_that_is_not_counted(
     backend: str,
@@ -97,6 +102,8 @@ def test_nothing_is_lost_that_is_not_counted(
     clipping: ResidualClipping | None,
     aggregation: str,
     workers: int,
+    warm_up: WarmUp | None,
+    shake_frequency: int,
 ) -> None:
     n_params = steps[0].size if steps else 1
     worker = world(
@@ -109,6 +116,8 @@ def test_nothing_is_lost_that_is_not_counted(
             aggregation=aggregation,
             workers=workers,
             backend=backend,
+            warm_up=warm_up,
+            shake_frequency=shake_frequency,
         )
     )
     for delta in steps:

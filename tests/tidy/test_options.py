@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import (
     AdaptiveThreshold,
     FixedThreshold,
@@ -31,6 +32,7 @@ OPTIONS = [
         SharedTrainingMaster,
         TargetSparsityThreshold,
         VoidConfiguration,
+        WarmUp,
     )
     for option in dataclasses.fields(owner)
     if option.init and option.name != "void"  # its fields are options of their own
