@@ -33,6 +33,8 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
     "executor_crashes": (int, "executors that die"),
     "doubles": (int, "tasks started again although the first attempt lives"),
     "cuts": (int, "workers that are out of reach for a while"),
+    "exiles": (int, "workers that are out of reach for ever"),
+    "master_lost": (int, "whether the driver program ends in the middle"),
     "pauses": (int, "workers that stand still for a while"),
     "master_pauses": (int, "times that the driver program stands still"),
     "edge_deaths": (int, "media drivers that die"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.waiting import JOIN_FAILED, MASTER_SILENT
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.network import Cut
 from sparkstrom.simulation.process import SimProcess
@@ -14,9 +16,12 @@ from sparkstrom.simulation.process import SimProcess
 if TYPE_CHECKING:
     from sparkstrom.simulation.world import World
 
-FIRST_S = 0.3
+FIRST_S, EARLY_S = 0.3, 4.0
+EARLY_SHARE = 0.25
+TRAINING_SHARE = 1.2  # of the time that all steps take at their slowest
 LEASES_MAX = 2  # how long cuts and pauses last at most
 CUT_S_MIN = 0.1
+UNHEARD, UNANSWERED = (text.split("{")[0] for text in (MASTER_SILENT, JOIN_FAILED))
 MASTER_SHARE = 0.3  # of the media drivers that die
 
 
@@ -25,9 +30,11 @@ class Chaos:
 
     def __init__(self, world: World, faults: Faults) -> None:
         self._world, self._faults = world, faults
+        self._later: list[Callable[[], None]] = []
+        self._unreached: set[SimProcess] = set()  # who was out of reach for some time
 
     def plan(self) -> None:
-        """Draw when each fault comes."""
+        """Draw when each fault comes: a few while workers gather, most while they train."""
         faults, chance = self._faults, self._world.time.chance
         acts: tuple[tuple[int, Callable[[], None]], ...] = (
             (faults.crashes, self._crash),
@@ -36,18 +43,31 @@ class Chaos:
             (faults.cuts, self._cut_off),
             (faults.pauses, self._pause),
             (faults.master_pauses, self._pause_master),
+            (faults.exiles, self._exile),
+            (faults.master_lost, self._lose_master),
             (faults.edge_deaths, self._kill_edge),
             (chance.random() < faults.stop, self._stop),
             (chance.random() < faults.failure, self._fail),
         )
         for count, act in acts:
             for _ in range(count):
-                at_s = chance.uniform(FIRST_S, faults.quiet_after_s / 3)
-                self._world.time.at(at_s, act)
+                if chance.random() < EARLY_SHARE:
+                    self._world.time.at(chance.uniform(FIRST_S, EARLY_S), act)
+                else:
+                    self._later.append(act)
 
-    def excuses(self, process: SimProcess) -> bool:
-        """Whether this process may fail by a deadline of its own."""
-        return False
+    def training_began(self) -> None:
+        """From now on until about when it would end."""
+        time, size = self._world.time, self._world.size
+        training_s = size.epochs * size.batches * self._faults.step_s_max
+        for act in self._later:
+            time.after(time.chance.uniform(0, TRAINING_SHARE * training_s), act)
+        time.after(self._faults.quiet_after_s, self._world.network.calm_down)
+
+    def excuses(self, process: SimProcess, reason: str) -> bool:
+        """Whether this process may fail because nobody answers."""
+        unanswered = reason.startswith((UNHEARD, UNANSWERED))
+        return unanswered and (process in self._unreached or self._faults.master_lost > 0)
 
     def _victim(self) -> SimProcess | None:
         alive = self._world.alive
@@ -94,7 +114,21 @@ class Chaos:
         until_s = time.now_s + self._duration_s()
         up, down = time.chance.choice(((True, True), (True, True), (True, False), (False, True)))
         self._happens("cuts", f"cut {victim.name} until {until_s:.3f}, {up=}, {down=}")
-        self._world.network.cut(victim, Cut(until_s, up, down))
+        self._cut(victim, Cut(until_s, up, down))
+
+    def _cut(self, victim: SimProcess, cut: Cut) -> None:
+        self._unreached.add(victim)
+        self._world.network.cut(victim, cut)
+
+    def _exile(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            self._happens("exiles", f"{victim.name} is out of reach for ever")
+            self._cut(victim, Cut(math.inf, up=True, down=True))
+
+    def _lose_master(self) -> None:
+        self._happens("master lost", "the driver program is gone")
+        self._world.pause_master(math.inf)
 
     def _pause(self) -> None:
         victim = self._victim()

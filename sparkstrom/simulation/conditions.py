@@ -56,6 +56,8 @@ def _rougher(faults: Faults, nodes: int, chance: random.Random) -> Faults:
         doubles=chance.randint(0, 2),
         cuts=chance.randint(0, many),
         pauses=chance.randint(0, many),
+        exiles=chance.choice((0, 0, 0, 1)),
+        master_lost=chance.choice((0, 0, 0, 0, 0, 0, 0, 1)),
         master_pauses=chance.randint(0, 2),
         edge_deaths=chance.randint(0, many),
         restart_s_max=chance.choice((1.0, 4.0, 8.0)),

@@ -20,11 +20,13 @@ class Faults:
     cuts: int = 2  # a worker is out of reach for up to two leases, both ways or one way
     pauses: int = 1  # a worker's process stands still for up to two leases
     master_pauses: int = 0  # the driver program stands still for up to two leases
+    exiles: int = 0  # a worker is out of reach for ever
+    master_lost: int = 0  # the driver program is gone for ever
     edge_deaths: int = 2  # a media driver dies: all that was under way on its edges is lost
     stop: float = 0.0  # chance that somebody asks to end the fit early
     failure: float = 0.0  # chance that training raises in some worker
     restart_s_max: float = 4.0  # until Spark starts a lost task again
-    quiet_after_s: float = 12.0  # from here on nothing bad happens any more
+    quiet_after_s: float = 12.0  # so long after training began messages stop getting lost
 
 
 NO_FAULTS = Faults(

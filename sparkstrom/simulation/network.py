@@ -38,6 +38,7 @@ class Network:
         self._nodes: dict[tuple[SimProcess, int], int] = {}  # the other way round
         self._cuts: dict[SimProcess, Cut] = {}
         self.messages = 0
+        self._quiet = False
 
     def add(self, process: SimProcess) -> None:
         self._processes[process.name] = process
@@ -74,6 +75,10 @@ class Network:
         process = self._processes[address.host]
         self._transmit(self._arrive_down, process, address.port, message)
 
+    def calm_down(self) -> None:
+        """From now on every message arrives, once and in time."""
+        self._quiet = True
+
     def cut(self, process: SimProcess, cut: Cut) -> None:
         self._cuts[process] = cut
 
@@ -87,7 +92,7 @@ class Network:
         """Put a message on its way, once, twice, late or not at all."""
         self.messages += 1
         time, faults = self._time, self._faults
-        quiet = time.now_s > faults.quiet_after_s
+        quiet = self._quiet
         luck = time.chance.random()
         if not quiet and luck < faults.loss:
             time.faults["lost"] += 1

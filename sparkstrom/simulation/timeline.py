@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+AT_ONCE_MAX = 20_000  # events without time between them: they go round in a circle
+
 
 class Timeline:
     """The one clock, the one generator, and what was seen to happen."""
@@ -38,9 +40,12 @@ class Timeline:
     def run(self, until_s: float) -> bool:
         """Until it is over; False if it is not over by then."""
         heap, pop = self._heap, heapq.heappop
+        at_once = 0
         while heap and not self.over:
+            before_s = self.now_s
             self.now_s, _, act, args = pop(heap)
-            if self.now_s > until_s:
+            at_once = at_once + 1 if self.now_s == before_s else 0
+            if self.now_s > until_s or at_once > AT_ONCE_MAX:
                 return False
             act(*args)
         return self.over

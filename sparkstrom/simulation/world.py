@@ -7,6 +7,7 @@ machines and look only at what they say and do.
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 
 from sparkstrom.codec.messages import Address, Failed, Message, Phase
@@ -24,11 +25,12 @@ from sparkstrom.simulation.replica import CHUNKS, SIZE, SimReplica, Theta, mass
 from sparkstrom.simulation.timeline import Timeline
 
 LEASE_S = 2.0
+JOIN_S = 20.0
 TICK_S = 0.02
 STEP_S_MIN = 0.004
-BOUNDS_S = 0.25  # between looks at what must stay bounded
+BOUNDS_S = 0.1  # between looks at what must stay bounded
 END_S = 300.0  # virtual; a run that is not over by then hangs
-LEAVE_S = 20.0  # from the end of the fit until the last task must have ended
+LEAVE_S = 80.0  # from the end of the fit until the last task must have ended
 STARTS_S = 1.0  # Spark starts the tasks within this
 RESTART_S_MIN = 0.2
 SLOTS_PER_EXECUTOR = 2
@@ -112,7 +114,7 @@ class World:
 
     def _hang(self) -> str:
         orders = {p.name: p.node.command for p in self.processes if p.alive}
-        return f"I4: not over after {END_S:g} s: {self.phase.name}, {orders}"
+        return f"I4: not over at {self.time.now_s:g} s: {self.phase.name}, {orders}"
 
     @property
     def phase(self) -> Phase:
@@ -122,8 +124,23 @@ class World:
     def alive(self) -> list[SimProcess]:
         return [process for process in self.processes if process.alive]
 
+    @property
+    def master_is_lost(self) -> bool:
+        return self._master_awake_s == math.inf
+
+    @property
+    def steady(self) -> bool:
+        """All workers were there when training began, and nobody has left or come since."""
+        fit = self.master.fit
+        there = len(fit.members.live) == len(self.processes) == self.size.nodes
+        return self.phase is Phase.RUNNING and there and not fit.members.departures
+
     def _look_at_bounds(self) -> None:
         self.checks.bounds(self.master, self.processes)
+        if self.steady and self.size.max_lead is not None:
+            self.checks.lead(self.processes, self.size.max_lead)
+        if self.master_is_lost and not self.alive:
+            self.time.over = True
         self.time.after(BOUNDS_S, self._look_at_bounds)
 
     # -- processes -------------------------------------------------------------------------------
@@ -151,6 +168,7 @@ class World:
         attempt = next(self._attempts)
         limits = NodeLimits(
             lease_s=LEASE_S,
+            join_s=JOIN_S,
             window_bytes=self.size.window_bytes,
             hold_bytes=self.size.hold_bytes,
             max_lead=self.size.max_lead,
@@ -184,7 +202,7 @@ class World:
 
     def _start_again(self, gone: SimProcess) -> None:
         partition = gone.identity.partition
-        if not any(p.identity.partition == partition for p in self.alive):
+        if not self.master_is_lost and partition not in (p.identity.partition for p in self.alive):
             self.start(partition)
 
     def open(self, process: SimProcess) -> None:
@@ -224,7 +242,9 @@ class World:
             self.end(process, restart=False)
         elif command.order is Order.FAIL:
             self.time.say(f"{process.name} fails: {command.reason}")
-            self.checks.failed(process, command.reason, expected=self.chaos.excuses(process))
+            self.checks.failed(
+                process, command.reason, expected=self.chaos.excuses(process, command.reason)
+            )
             self.end(process, restart=True)
 
     # -- effects ---------------------------------------------------------------------------------
@@ -243,8 +263,12 @@ class World:
 
     def step_master(self, event: ev.Event) -> None:
         """One event for the master's machine, and its effects performed."""
+        before = self.phase
         for effect in self.master.step(event, self.time.now_s):
             self._perform_master(effect)
+        if before is Phase.GATHERING and self.phase is not before:
+            self.time.say("training begins")
+            self.chaos.training_began()
 
     def _perform_master(self, effect: Effect) -> None:
         match effect:
@@ -287,12 +311,14 @@ class World:
 
     def _arrive_at_master(self, sender: int, message: Message) -> None:
         """A driver program that stands still finds the message when it goes on."""
+        if self.master_is_lost:
+            return
         if self.time.now_s < self._master_awake_s:
             self.time.at(self._master_awake_s, self._arrive_at_master, sender, message)
             return
-        done = self.phase is Phase.DONE
+        counts = sender in self.master.fit.members.live and self.phase is not Phase.DONE
         self.step_master(ev.Received(sender, message))
-        if isinstance(message, Failed) and not (done or self.master.aborted):
+        if isinstance(message, Failed) and counts and not self.master.aborted:
             self.checks.violation(f"I5: the failure of node {sender} was heard and nothing done")
 
     def _tick_master(self) -> None:
@@ -301,4 +327,5 @@ class World:
         self.time.after(TICK_S * (0.5 + self.time.chance.random()), self._tick_master)
 
     def pause_master(self, seconds: float) -> None:
-        self._master_awake_s = self.time.now_s + seconds
+        """The driver program stands still, perhaps for ever."""
+        self._master_awake_s = max(self._master_awake_s, self.time.now_s + seconds)

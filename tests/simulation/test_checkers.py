@@ -1,0 +1,320 @@
+"""Each checker catches its planted bug: a simulator that cannot fail proves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+
+from sparkstrom.codec.messages import Committed, Update
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol import following, node, orders
+from sparkstrom.protocol.catchup import Catchup
+from sparkstrom.protocol.fit import Fit
+from sparkstrom.protocol.keeping import Keeping
+from sparkstrom.protocol.master import Master
+from sparkstrom.protocol.members import Member
+from sparkstrom.protocol.phases import Phases
+from sparkstrom.protocol.replay import Log, cost
+from sparkstrom.protocol.sequencer import Sequencer
+from sparkstrom.protocol.uplink import Uplink
+from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.replica import SIZE, SimLearner, SimReplica
+from sparkstrom.simulation.runs import play
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+SEEDS = range(60)  # one of them must catch it; most bugs show in the first
+
+
+def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
+    for seed in seeds:
+        yield from play(seed, 4, given).violations
+
+
+# -- I1: nothing is lost on the way ------------------------------------------------------------
+
+
+def drops_a_residual(patch: pytest.MonkeyPatch) -> None:
+    publish = SimLearner.publish
+
+    def lossy(self: SimLearner) -> bytes:
+        payload = publish(self)
+        self.residual = [0] * SIZE
+        return payload
+
+    patch.setattr(SimLearner, "publish", lossy)
+
+
+def grants_a_file_twice(patch: pytest.MonkeyPatch) -> None:
+    def generous(self: Keeping, executor: str, joiner: int) -> None:
+        files = self._free.get(executor)
+        if files:
+            path = min(files)
+            self._granted[joiner] = {path: files[path]}
+
+    patch.setattr(Keeping, "grant", generous)
+
+
+def counts_no_lost_mass(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keeping, "finish", lambda self: None)
+
+
+def forgets_what_was_kept(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keeping, "keep", lambda self, executor, kept: None)
+
+
+def grants_again_on_return(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keeping, "returned", lambda self, former, joiner: None)
+
+
+# -- I2: each update once, each minibatch once ---------------------------------------------------
+
+
+def numbers_a_repeat_again(patch: pytest.MonkeyPatch) -> None:
+    number = Sequencer.number
+
+    def forgetful(self: Sequencer, update: Update) -> Committed | None:
+        last = self.last.get(update.origin)
+        if last is not None and update.seq == last:
+            self.last[update.origin] = last - 1
+        return number(self, update)
+
+    patch.setattr(Sequencer, "number", forgetful)
+
+
+def skips_a_lost_update(patch: pytest.MonkeyPatch) -> None:
+    number = Sequencer.number
+
+    def hasty(self: Sequencer, update: Update) -> Committed | None:
+        if update.seq > self.last.get(update.origin, update.seq):
+            self.last[update.origin] = update.seq - 1
+        return number(self, update)
+
+    patch.setattr(Sequencer, "number", hasty)
+
+
+def commits_another_payload(patch: pytest.MonkeyPatch) -> None:
+    number = Sequencer.number
+
+    def garbling(self: Sequencer, update: Update) -> Committed | None:
+        return number(self, msgspec.structs.replace(update, payload=update.payload[:-2]))
+
+    patch.setattr(Sequencer, "number", garbling)
+
+
+def goes_back_when_a_worker_dies(patch: pytest.MonkeyPatch) -> None:
+    close = Fit.close
+
+    def forgetful(self: Fit, member: Member, reason: str, now_s: float) -> list[ev.Effect]:
+        effects = close(self, member, reason, now_s)
+        self.partition_of(member).position = type(self.partition_of(member).position)(0, 0)
+        return effects
+
+    patch.setattr(Fit, "close", forgetful)
+
+
+def counts_positions_before_their_updates(patch: pytest.MonkeyPatch) -> None:
+    def hasty(self: Master, member: Member) -> None:
+        if member.pending is not None:
+            self.fit.partition_of(member).advance(member.pending[1])
+
+    patch.setattr(Master, "_count_pending", hasty)
+
+
+# -- I3: equal bytes -------------------------------------------------------------------------------
+
+
+def applies_twice(patch: pytest.MonkeyPatch) -> None:
+    apply = SimReplica.apply
+
+    def twice(self: SimReplica, committed: Committed) -> None:
+        apply(self, committed)
+        if committed.commit == 10:
+            apply(self, committed)
+
+    patch.setattr(SimReplica, "apply", twice)
+
+
+def forgets_one(patch: pytest.MonkeyPatch) -> None:
+    apply = SimReplica.apply
+
+    def never(self: SimReplica, committed: Committed) -> None:
+        if committed.commit == 10:
+            self.commit = 10
+        else:
+            apply(self, committed)
+
+    patch.setattr(SimReplica, "apply", never)
+
+
+def applies_its_own_updates_twice(patch: pytest.MonkeyPatch) -> None:
+    on_committed = following.on_committed
+
+    def delivering(me: Any, committed: Committed, now_s: float) -> list[ev.Effect]:
+        own = committed.origin in me.ids and committed.commit == me.received + 1
+        payload = b"".join(u.payload for u in me.uplink.uncommitted if u.seq == committed.seq)
+        effects = on_committed(me, committed, now_s)
+        again = msgspec.structs.replace(committed, payload=payload)
+        return [*effects, ev.Deliver(again)] if own else effects
+
+    patch.setattr(node, "on_committed", delivering)
+
+
+def applies_out_of_order(patch: pytest.MonkeyPatch) -> None:
+    feed = SimProcess.feed
+
+    def shuffled(self: SimProcess, event: ev.Event, now_s: float) -> None:
+        feed(self, event, now_s)
+        inbox = self._inbox
+        if len(inbox) > 1 and all(isinstance(item, ev.Deliver) for item in inbox):
+            inbox.rotate(1)
+
+    patch.setattr(SimProcess, "feed", shuffled)
+
+
+def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
+    digest = SimReplica.digest
+    calls = iter(range(10_000))
+    patch.setattr(SimReplica, "digest", lambda self: "0" if next(calls) % 3 == 1 else digest(self))
+
+
+def installs_without_its_own_updates(patch: pytest.MonkeyPatch) -> None:
+    catch_up = following.catch_up
+
+    def hasty(me: Any, now_s: float) -> list[ev.Effect]:
+        effects = catch_up(me, now_s)
+        return [replace(e, own=()) if isinstance(e, ev.Install) else e for e in effects]
+
+    for module in (node, following):
+        patch.setattr(module, "catch_up", hasty)
+
+
+def installs_chunks_that_grew_old(patch: pytest.MonkeyPatch) -> None:
+    def hold(self: Catchup, committed: Committed) -> None:
+        self._held.append(committed)
+
+    patch.setattr(Catchup, "hold", hold)
+
+
+def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
+    def naive(self: node.Node, state: Any) -> list[ev.Effect]:
+        self.standing.state = state
+        return []
+
+    patch.setattr(node.Node, "_on_state", naive)
+
+
+def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
+    order = node.order
+
+    def hasty(me: Any) -> ev.Command:
+        command = order(me)
+        if command.order is ev.Order.AUDIT:
+            return ev.Command(ev.Order.END, "done")
+        return command
+
+    patch.setattr(node, "order", hasty)
+
+
+# -- I4: nothing waits for ever, and what is bounded stays so ----------------------------------
+
+
+def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node, "waited_too_long", lambda me, now_s: None)
+
+
+def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Uplink, "again", lambda self, origin, now_s, force=False: [])
+
+
+def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:
+    def append(self: Log, committed: Committed) -> None:
+        self._commits.append(committed)
+        self._bytes += cost(committed)
+
+    patch.setattr(Log, "append", append)
+
+
+def ignores_its_window(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Uplink, "has_room", lambda self: True)
+
+
+def ignores_the_slowest(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(orders, "_while_running", lambda me, state: ev.Command(ev.Order.TRAIN))
+
+
+def repeats_a_phase(patch: pytest.MonkeyPatch) -> None:
+    enter = Phases._enter
+
+    def back(self: Phases, phase: Any, now_s: float) -> None:
+        enter(self, type(phase)(phase - 1) if phase == phase.AUDIT else phase, now_s)
+
+    patch.setattr(Phases, "_enter", back)
+
+
+# -- I5: no silent success ---------------------------------------------------------------------
+
+
+def swallows_a_failure(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Master, "_on_failed", lambda self, member, reason, trace: [])
+
+
+def names_nobody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Master, "_on_failed", lambda self, member, reason, trace: [ev.Abort(reason, trace)]
+    )
+
+
+ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
+LOSSY = ROUGH | {"loss": 0.25, "crashes": 8, "step_s_max": 0.3, "window_bytes": 10_000}
+NARROW = ROUGH | {"window_bytes": 600, "log_bytes": 300, "max_lead": 6}
+
+PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
+    (drops_a_residual, "I1: p", {}),
+    (grants_a_file_twice, "I1: e", {"kept_files": 4} | ROUGH),
+    (counts_no_lost_mass, "I1: 0.0 of kept mass", {"kept_files": 4} | ROUGH),
+    (forgets_what_was_kept, "I1: what", ROUGH),
+    (grants_again_on_return, "I1:", {"kept_files": 4, "pauses": 6, "stop": 0.0, "failure": 0.0}),
+    (numbers_a_repeat_again, "I2: commit", ROUGH),
+    (skips_a_lost_update, "I2: commit", ROUGH),
+    (commits_another_payload, "I2: commit", ROUGH),
+    (goes_back_when_a_worker_dies, "I2: partition", ROUGH),
+    (goes_back_when_a_worker_dies, "I2: minibatch", ROUGH),
+    (counts_positions_before_their_updates, "I2: partition", LOSSY),
+    (applies_twice, "I3: p", ROUGH),
+    (forgets_one, "I3: p", ROUGH),
+    (applies_its_own_updates_twice, "I3: p", ROUGH),
+    (applies_out_of_order, "I3: p", {}),
+    (hashes_something_else, "I3: node", ROUGH),
+    (installs_without_its_own_updates, "I3: p", NARROW),
+    (installs_chunks_that_grew_old, "I3: p", NARROW | {"hold_bytes": 100, "loss": 0.25}),
+    (trains_on_after_its_last_update, "I3: node", {"stop": 1.0, "late": 0.2, "max_lead": 6}),
+    (ends_without_audit, "I3: p", ROUGH),
+    (waits_without_deadline, "I4: not over", {"master_lost": 1, "stop": 0.0, "failure": 0.0}),
+    (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
+    (sends_nothing_again, "I", ROUGH),
+    (keeps_the_whole_log, "I4: the log holds", NARROW),
+    (ignores_its_window, "I4: p", {"window_bytes": 100, "delay_ms_max": 200.0}),
+    (ignores_the_slowest, "I4: ", {"max_lead": 1, "publish_every": 1, "crashes": 0}),
+    (repeats_a_phase, "I4: not over", {}),
+    (swallows_a_failure, "I5: the failure", {"failure": 1.0, "stop": 0.0}),
+    (names_nobody, "I5: aborted", {"failure": 1.0, "stop": 0.0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "begins", "given"), PLANTED, ids=lambda p: getattr(p, "__name__", "")
+)
+def test_a_planted_bug_is_caught(
+    plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert any(text.startswith(begins) for text in violations(given, SEEDS))
+
+
+@pytest.mark.parametrize("given", [ROUGH, NARROW, LOSSY], ids=["rough", "narrow", "lossy"])
+def test_the_same_runs_are_clean_without_the_bug(given: dict[str, Any]) -> None:
+    assert list(violations(given, range(8))) == []
