@@ -198,7 +198,7 @@ class Node:
         if me.address is None:
             return []
         silent_s = now_s - me.edge_heard_s
-        if me.joined and silent_s > me.limits.lease_s / 2:
+        if silent_s > me.limits.lease_s / 2:  # also unanswered joins: their stream may be broken
             me.joined, me.edge_heard_s = False, now_s
             return [ev.Reopen()]
         if not me.joined:
