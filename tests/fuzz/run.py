@@ -1,0 +1,111 @@
+"""Fuzz a decoder for as long as you like, with bounds checks compiled into the kernels.
+
+    python -m tests.fuzz.run gaps --seconds 600 --corpus tests/fuzz/corpus
+
+Prints one JSON object: executions, executions per second, outcomes. Ends with 1 at the first input
+that gives anything but WireError, which it prints with the command that repeats it. Inputs with a
+new outcome, up to a size, go into the corpus: a JSON file of hex strings per target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from pathlib import Path
+
+KEPT_BYTES_MAX = 256  # an input in the corpus
+KEPT_MAX = 60  # inputs per target
+MEMORY_BYTES = 256 * 2**20  # beyond what the process has at the start
+HANG_S = 60
+BATCH = 1000
+
+
+def main() -> int:
+    """Run one target."""
+    args = arguments()
+    check_bounds()
+    from tests.fuzz.mutation import Fuzzer
+    from tests.fuzz.targets import TARGETS
+
+    warnings.simplefilter("error")
+    target = TARGETS[args.target]
+    if args.input:
+        print(target.run(bytes.fromhex(args.input)))
+        return 0
+    path = Path(args.corpus) / f"{args.target}.json"
+    fuzzer = Fuzzer(target, read_corpus(path), args.seed)
+    limit_memory()
+    began_s = time.monotonic()
+    try:
+        while time.monotonic() - began_s < args.seconds:
+            faulthandler.dump_traceback_later(HANG_S, exit=True)
+            for _ in range(BATCH):
+                fuzzer.once()
+    except Exception as error:
+        traceback.print_exc()
+        data = error.__notes__[-1].removeprefix("input: ")
+        print(f"repeat with: python -m tests.fuzz.run {args.target} --input {data}")
+        return 1
+    faulthandler.cancel_dump_traceback_later()
+    seconds = time.monotonic() - began_s
+    print(
+        json.dumps(
+            {
+                "target": args.target,
+                "seed": args.seed,
+                "executions": fuzzer.executions,
+                "per_second": round(fuzzer.executions / seconds),
+                "outcomes": len(fuzzer.outcomes),
+            }
+        )
+    )
+    write_corpus(path, fuzzer.outcomes)
+    return 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("target", help="a decoder, by its name in tests/fuzz/targets.py")
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--corpus", default=str(Path(__file__).parent / "corpus"))
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--input", help="run this input alone (hex)")
+    return parser.parse_args()
+
+
+def check_bounds() -> None:
+    """Have Numba check every index, in a cache apart from the one that training uses."""
+    os.environ["NUMBA_BOUNDSCHECK"] = "1"
+    cache = Path(tempfile.gettempdir()) / f"sparkstrom-fuzz-{os.getuid()}"
+    os.environ["NUMBA_CACHE_DIR"] = str(cache)
+
+
+def limit_memory() -> None:
+    """A decoder that takes what a message promises gets MemoryError, which is a finding."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def read_corpus(path: Path) -> list[bytes]:
+    """The inputs kept for one target."""
+    return [bytes.fromhex(data) for data in json.loads(path.read_text())] if path.exists() else []
+
+
+def write_corpus(path: Path, outcomes: dict[str, bytes]) -> None:
+    kept = sorted((data.hex() for data in outcomes.values()), key=lambda text: (len(text), text))
+    small = [text for text in kept if len(text) <= 2 * KEPT_BYTES_MAX][:KEPT_MAX]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(small, indent=0) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""One target per decoder: bytes in, and nothing but WireError may come out.
+
+A target also checks what a decoder that accepts has promised. It never trusts itself to know what
+is valid: its seeds are made by the encoders.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from sparkstrom.base.errors import WireError
+from sparkstrom.codec import dl4j, wire
+from sparkstrom.codec.frames import KEY_BYTES, Header, Joiner, Seal, pieces_of
+from sparkstrom.codec.messages import Chunk, Committed, Control, Update
+from sparkstrom.codec.payload import (
+    decode_quanta_untrusted,
+    decode_theta_untrusted,
+    decode_update_untrusted,
+    encode_quanta,
+    encode_theta,
+)
+from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.forms import Form
+from sparkstrom.encoding.thresholds import FixedThreshold
+
+SEAL = Seal(bytes(range(KEY_BYTES)), 1)
+MESSAGE_BYTES_MAX = 4096
+K = 20
+U16 = struct.Struct("<H")
+ANNOUNCED = struct.Struct("<III")  # n_params, tau in quanta, count: what the messages' headers say
+SEALED = struct.Struct("<BIIIQII")  # kind, sender, receiver, edge, counter, piece, pieces
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A decoder to be fuzzed: ``run`` answers what it made of the bytes, or raises."""
+
+    seeds: Callable[[], list[bytes]]
+    run: Callable[[bytes], str]
+
+
+# -- frames: a run of pieces, each u16 length | u8 raw or sealed by us | data ----------------------
+
+
+def frame_seeds() -> list[bytes]:
+    bodies = [b"", b"x" * 40, bytes(100)]
+    seeds, counter = [], 0
+    for body, piece_bytes in zip(bodies, (8, 16, 100), strict=True):
+        raw, sealed = b"", b""
+        pieces = pieces_of(body, piece_bytes)
+        for piece, part in enumerate(pieces):
+            counter += 1
+            header = Header(1, 7, 0, 1, counter, piece, len(pieces))
+            raw += packed(b"\0" + SEAL.close(header, part))
+            fields = SEALED.pack(1, 7, 0, 1, counter, piece, len(pieces))
+            sealed += packed(b"\1" + fields + part)
+        seeds += [raw, sealed]
+    return seeds
+
+
+def packed(data: bytes) -> bytes:
+    return U16.pack(len(data)) + data
+
+
+def run_frames(data: bytes) -> str:
+    joiner = Joiner(MESSAGE_BYTES_MAX)
+    outcome, refusals = [], []
+    while len(data) >= U16.size:
+        (size,) = U16.unpack_from(data)
+        part, data = data[U16.size : U16.size + size], data[U16.size + size :]
+        try:
+            header, body = SEAL.open_untrusted(frame_of(part))
+            whole = joiner.take(header, body)
+        except WireError as error:
+            refusals.append(error)
+            continue
+        assert whole is None or len(whole) <= MESSAGE_BYTES_MAX
+        outcome.append("part" if whole is None else "whole")
+    if refusals:
+        raise refusals[-1]
+    return " ".join(outcome[:4])
+
+
+def frame_of(part: bytes) -> bytes:
+    """As it came, or sealed here with whatever header: what lies behind the seal is fuzzed too."""
+    if len(part) <= SEALED.size or part[0] % 2 == 0:
+        return part[1:]
+    fields = SEALED.unpack_from(part, 1)
+    return SEAL.close(Header(*fields), part[1 + SEALED.size :])
+
+
+# -- messages: u8 kind | body ----------------------------------------------------------------------
+
+
+def message_seeds() -> list[bytes]:
+    known = {"seq": 1, "form": 1, "tau_quanta": 4, "count": 1, "payload": b"\0\1"}
+    update = Update(origin=1, seen=1, epoch=0, batch=3, steps=4, **known)
+    committed = Committed(commit=9, origin=1, **known)
+    chunk = Chunk(index=0, commit=3, payload=bytes(8))
+    controls = [sample(msgspec.inspect.type_info(kind)) for kind in Control.__args__]
+    encoded = [wire.encode(message) for message in (update, committed, chunk, *controls)]
+    return [bytes([kind]) + body for kind, body in encoded]
+
+
+def sample(kind: msgspec.inspect.Type) -> Any:
+    """Some valid value of a message's field."""
+    info = msgspec.inspect
+    match kind:
+        case info.StructType():
+            return kind.cls(**{field.name: sample(field.type) for field in kind.fields})
+        case info.UnionType():
+            return sample(next(one for one in kind.types if not isinstance(one, info.NoneType)))
+        case info.ListType():
+            return [sample(kind.item_type)]
+        case info.TupleType():
+            return tuple(sample(item) for item in kind.item_types)
+        case info.DictType():
+            return {sample(kind.key_type): sample(kind.value_type)}
+        case info.EnumType():
+            return next(iter(kind.cls))
+        case info.BoolType():
+            return True
+    return {info.IntType: 3, info.FloatType: 1.5, info.StrType: "a name"}[type(kind)]
+
+
+def run_messages(data: bytes) -> str:
+    kind, body = data[0] if data else 0, data[1:]
+    message = wire.decode_untrusted(kind, body)
+    again = wire.encode(message)
+    if wire.is_data(message):
+        assert again == (kind, body)  # a data message has one form
+    assert wire.encode(wire.decode_untrusted(*again)) == again
+    return type(message).__name__
+
+
+# -- payloads: what the header announces, then the payload -----------------------------------------
+
+
+def update_seeds(forms: tuple[Form, ...]) -> list[bytes]:
+    """Payloads as an encoder makes them, sparse and dense, of a few sizes."""
+    seeds = []
+    random = np.random.default_rng(1)
+    for n_params in (1, 7, 64, 1000):
+        for density in (0.01, 0.2, 0.9):
+            encoder = Encoder(n_params, K, FixedThreshold(0.5))
+            for _ in range(2):  # bitmaps change sides
+                moved = random.random(n_params) < density
+                local = np.where(moved, random.choice([-0.75, 0.75], n_params), 0)
+                made = encoder.publish(local.astype(np.float32), np.zeros(n_params, np.float32))
+                if made and made.form in forms:
+                    announced = ANNOUNCED.pack(n_params, made.tau_quanta, made.count)
+                    seeds.append(bytes([made.form]) + announced + made.payload)
+    return seeds
+
+
+def run_update(data: bytes, forms: tuple[Form, ...]) -> str:
+    if len(data) <= ANNOUNCED.size:
+        raise WireError("too short for this target")
+    form = forms[data[0] % len(forms)]
+    n_params, tau_quanta, count = ANNOUNCED.unpack_from(data, 1)
+    n_params &= 2**31 - 1
+    payload = data[1 + ANNOUNCED.size :]
+    indices, quanta = decode_update_untrusted(payload, form, count, tau_quanta, n_params)
+    assert indices.size == quanta.size == count <= 4 * len(payload)
+    assert indices[0] >= 0
+    assert indices[-1] < n_params
+    assert np.all(np.diff(indices) > 0)
+    assert np.isin(np.abs(quanta), [tau_quanta, tau_quanta // 2]).all()
+    return f"{form.name} of {count.bit_length()} bits"
+
+
+def run_gaps(data: bytes) -> str:
+    return run_update(data, (Form.GAPS,))
+
+
+def run_bitmap(data: bytes) -> str:
+    return run_update(data, (Form.BITMAP_UP, Form.BITMAP_DOWN))
+
+
+def snapshot_seeds() -> list[bytes]:
+    quanta = [encode_quanta(np.arange(-n, n, dtype=np.int32)) for n in (1, 20)]
+    theta = [encode_theta(np.arange(-n, n, dtype=np.float32) * 2.0**-10) for n in (1, 20)]
+    payloads = [b"\0" + payload for payload in quanta] + [b"\1" + payload for payload in theta]
+    return [payload[:1] + U16.pack(len(payload) // 4) + payload[1:] for payload in payloads]
+
+
+def run_snapshot(data: bytes) -> str:
+    if len(data) < 1 + U16.size:
+        raise WireError("too short for this target")
+    (n_params,) = U16.unpack_from(data, 1)
+    payload = data[1 + U16.size :]
+    if data[0] % 2 == 0:
+        assert encode_quanta(decode_quanta_untrusted(payload, n_params)) == payload
+        return "quanta"
+    theta = decode_theta_untrusted(payload, n_params, K)
+    assert encode_theta(theta) == payload
+    assert np.isfinite(theta).all()
+    assert not np.any((theta == 0) & np.signbit(theta))
+    return "theta"
+
+
+# -- DL4J's layouts: u16 values of the receiver | int32 words --------------------------------------
+
+
+def dl4j_seeds(encode: Callable[[Any, float], Any]) -> list[bytes]:
+    random = np.random.default_rng(2)
+    seeds = []
+    for n_values in (2, 15, 16, 33, 300):
+        for tau in (0.3, 1.0, 1e-3):
+            values = random.normal(0, 1, n_values).astype(np.float32)
+            if (message := encode(values, tau)) is not None:
+                seeds.append(U16.pack(n_values) + message.astype("<i4").tobytes())
+    return seeds
+
+
+def run_dl4j(data: bytes, decode: Callable[[Any, Any], None]) -> str:
+    if len(data) < U16.size:
+        raise WireError("too short for this target")
+    (n_values,) = U16.unpack_from(data)
+    body = data[U16.size :]
+    words = np.frombuffer(body[: len(body) // 4 * 4], "<i4")
+    out = np.zeros(n_values, np.float32)
+    try:
+        decode(words, out)
+    except WireError:
+        assert not out.any(), "a refused message has moved something"
+        raise
+    tau = words[2:3].view(np.float32)[0]
+    assert np.isin(np.abs(out), np.array([0, tau, tau / 2], np.float32)).all()
+    return f"{int(np.count_nonzero(out)).bit_length()} bits of hits"
+
+
+TARGETS: dict[str, Target] = {
+    "frames": Target(frame_seeds, run_frames),
+    "messages": Target(message_seeds, run_messages),
+    "gaps": Target(lambda: update_seeds((Form.GAPS,)), run_gaps),
+    "bitmap": Target(lambda: update_seeds((Form.BITMAP_UP, Form.BITMAP_DOWN)), run_bitmap),
+    "snapshot": Target(snapshot_seeds, run_snapshot),
+    "dl4j-threshold": Target(
+        lambda: dl4j_seeds(dl4j.encode_threshold),
+        lambda data: run_dl4j(data, dl4j.decode_threshold),
+    ),
+    "dl4j-bitmap": Target(
+        lambda: dl4j_seeds(dl4j.encode_bitmap), lambda data: run_dl4j(data, dl4j.decode_bitmap)
+    ),
+}

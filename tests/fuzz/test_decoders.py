@@ -1,0 +1,77 @@
+"""Each fuzz target for a moment, from the corpus that longer runs left."""
+
+from __future__ import annotations
+
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from sparkstrom.base.errors import WireError
+from tests.fuzz.mutation import Fuzzer
+from tests.fuzz.run import read_corpus
+from tests.fuzz.targets import TARGETS, Target
+
+CORPUS = Path(__file__).parent / "corpus"
+EXECUTIONS = 2000
+MEMORY_BYTES_MAX = 2**20  # inputs are of at most 8 KiB
+
+
+def fuzz(fuzzer: Fuzzer, executions: int) -> None:
+    for _ in range(executions):
+        fuzzer.once()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_only_wire_errors_come_out(name: str) -> None:
+    fuzzer = Fuzzer(TARGETS[name], read_corpus(CORPUS / f"{name}.json"), seed=1)
+    fuzz(fuzzer, EXECUTIONS)
+    assert len(fuzzer.outcomes) > 3
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_seeds_are_valid(name: str) -> None:
+    outcomes = [TARGETS[name].run(data) for data in TARGETS[name].seeds()]
+    assert len(outcomes) >= 4
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_memory_is_bounded_by_what_came_not_by_what_is_announced(name: str) -> None:
+    fuzzer = Fuzzer(TARGETS[name], read_corpus(CORPUS / f"{name}.json"), seed=2)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        fuzz(fuzzer, EXECUTIONS // 4)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak - before < MEMORY_BYTES_MAX
+
+
+def test_the_same_seed_runs_the_same_inputs() -> None:
+    seen: list[list[bytes]] = []
+    for seed in (3, 3, 4):
+        inputs: list[bytes] = []
+        target = TARGETS["messages"]
+
+        def noted(data: bytes, inputs: list[bytes] = inputs, target: Target = target) -> str:
+            inputs.append(data)
+            return target.run(data)
+
+        fuzzer = Fuzzer(Target(target.seeds, noted), [], seed)
+        fuzz(fuzzer, 50)
+        seen.append(inputs)
+    assert seen[0] == seen[1] != seen[2]
+
+
+def test_anything_but_a_wire_error_comes_out_with_its_input() -> None:
+    def trusting(data: bytes) -> str:
+        if len(data) != 4:
+            raise WireError("not four bytes")
+        return str(data[4])
+
+    fuzzer = Fuzzer(Target(lambda: [b"abc"], trusting), [], seed=1)
+    with pytest.raises(IndexError) as caught:
+        fuzz(fuzzer, 1000)
+    (note,) = caught.value.__notes__
+    assert len(bytes.fromhex(note.removeprefix("input: "))) == 4
