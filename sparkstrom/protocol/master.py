@@ -200,7 +200,7 @@ class Master:
             return []
         member.downlink.acknowledge(report.received, now_s)
         member.steps = max(member.steps, report.steps)
-        member.activity = report.activity
+        member.is_at(report.activity)
         position = Position(report.epoch, report.batch)
         if member.pending is None or member.pending <= (report.after_seq, position):
             member.pending = (report.after_seq, position)

@@ -29,6 +29,11 @@ class Member:
     state_s: float = -1.0  # when it was last told the state
     again_s: float = -1.0
 
+    def is_at(self, activity: Activity) -> None:
+        """Nobody catches up again or unlearns: such a report was overtaken by a newer one."""
+        if activity is not Activity.CATCHING_UP and self.activity is not Activity.FINISHED:
+            self.activity = activity
+
     @property
     def unfinished(self) -> bool:
         return self.activity in (Activity.WAITING, Activity.STEPPING)

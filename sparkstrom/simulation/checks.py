@@ -161,8 +161,10 @@ class Checks:
         if not (superseded or excused or expected):
             self.violation(f"I5: {process.name} failed: {reason}")
 
-    def aborted(self, abort: Abort) -> None:
-        """A fit that fails must name a worker whose training raised."""
+    def aborted(self, abort: Abort, *, nobody: bool) -> None:
+        """A fit that fails must name a worker whose training raised, or lack workers."""
+        if nobody and abort.kind == "setup":
+            return
         where = (abort.host, abort.partition)
         raised = [
             p
@@ -181,6 +183,8 @@ class Checks:
         for process in processes:
             if not process.learner.conserves():
                 self.violation(f"I1: {process.name} lost mass")
+            if process.alive and (master.aborted or master.fit.phases.phase is Phase.DONE):
+                self.violation(f"I4: {process.name} did not end: {process.node.command}")
         if master.fit.phases.phase is not Phase.DONE:
             return
         if replica.theta != self._sums[-1]:
@@ -190,9 +194,6 @@ class Checks:
         for node, digest in master.fit.phases.digests.items():
             if digest != master.fit.phases.own_digest:
                 self.violation(f"I3: node {node} differs from the master")
-        for process in processes:
-            if process.alive:
-                self.violation(f"I4: {process.name} did not end: {process.node.command}")
         self._ends_match(master)
         for partition in master.fit.partitions:
             whole = master.fit.phases.stop_reason is None

@@ -109,7 +109,7 @@ class Network:
             time.at(time.now_s + delay_s, arrive, process, edge, message)
 
     def _arrive_up(self, process: SimProcess, edge: int, message: Message) -> None:
-        if self._is_cut(process, up=True):
+        if self._swallows(process, up=True):
             return
         if isinstance(message, Join):
             self._to_master(NOBODY, message)
@@ -120,7 +120,7 @@ class Network:
 
     def _arrive_down(self, process: SimProcess, edge: int, message: Message) -> None:
         """A worker that stands still finds the message when it goes on."""
-        if self._is_cut(process, up=False) or not process.alive:
+        if self._swallows(process, up=False) or not process.alive:
             return
         now_s = self._time.now_s
         if now_s < process.awake_s:
@@ -128,10 +128,14 @@ class Network:
         elif edge == process.edge:
             process.feed(ev.Received(MASTER, message), now_s)
 
-    def _is_cut(self, process: SimProcess, *, up: bool) -> bool:
+    def is_cut(self, process: SimProcess) -> bool:
         cut = self._cuts.get(process)
-        if cut is None or cut.until_s <= self._time.now_s:
+        return cut is not None and cut.until_s > self._time.now_s
+
+    def _swallows(self, process: SimProcess, *, up: bool) -> bool:
+        if not self.is_cut(process):
             return False
+        cut = self._cuts[process]
         if cut.up if up else cut.down:
             self._time.faults["cut off"] += 1
             return True

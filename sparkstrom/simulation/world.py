@@ -135,6 +135,14 @@ class World:
         there = len(fit.members.live) == len(self.processes) == self.size.nodes
         return self.phase is Phase.RUNNING and there and not fit.members.departures
 
+    def _has_worker(self) -> bool:
+        """Does anybody hold a replica, who can be reached?"""
+        now_s = self.time.now_s
+        return any(
+            process.installed and process.awake_s <= now_s and not self.network.is_cut(process)
+            for process in self.alive
+        )
+
     def _look_at_bounds(self) -> None:
         self.checks.bounds(self.master, self.processes)
         if self.steady and self.size.max_lead is not None:
@@ -163,7 +171,7 @@ class World:
 
     def start(self, partition: int) -> None:
         """Spark starts an attempt, unless the job has ended."""
-        if self.phase is Phase.DONE:
+        if self.phase is Phase.DONE or self.master.aborted:
             return
         attempt = next(self._attempts)
         limits = NodeLimits(
@@ -242,9 +250,8 @@ class World:
             self.end(process, restart=False)
         elif command.order is Order.FAIL:
             self.time.say(f"{process.name} fails: {command.reason}")
-            self.checks.failed(
-                process, command.reason, expected=self.chaos.excuses(process, command.reason)
-            )
+            expected = self.master.aborted or self.chaos.excuses(process, command.reason)
+            self.checks.failed(process, command.reason, expected=expected)
             self.end(process, restart=True)
 
     # -- effects ---------------------------------------------------------------------------------
@@ -289,8 +296,8 @@ class World:
                 self.time.after(0.0, self._hash, commit)
             case ev.Abort():
                 self.time.say(f"aborted: {effect.reason}")
-                self.checks.aborted(effect)
-                self.time.over = True
+                self.checks.aborted(effect, nobody=not self._has_worker())
+                self._wait_for_the_last(self.time.now_s + LEAVE_S)
             case ev.Complete():
                 self.time.say("complete")
                 self._wait_for_the_last(self.time.now_s + LEAVE_S)
@@ -303,7 +310,7 @@ class World:
         self.step_master(ev.Hashed(commit, self.replica.digest(), None))
 
     def _wait_for_the_last(self, until_s: float) -> None:
-        """The driver stays until its tasks have ended."""
+        """Tasks end by themselves, soon after the fit has."""
         if self.alive and self.time.now_s < until_s:
             self.time.after(TICK_S, self._wait_for_the_last, until_s)
         else:
