@@ -165,13 +165,6 @@ class SparkNetwork:
             chunk_bytes_max=void.max_chunk_size,
             kept=self._kept,
         )
-        limits = MasterLimits(
-            lease_s=void.lease_s,
-            start_s=self._master.start_timeout,
-            workers_min=min(self._master.min_workers, workers),
-            release_s=void.lease_s,
-            log_bytes=void.log_bytes,
-        )
         open_transport = opener(
             f"{job_id:016x}-driver",
             host,
@@ -180,7 +173,12 @@ class SparkNetwork:
             scratch=Path(tempfile.gettempdir()),
         )
         return MasterThread(
-            plan, limits, theta, open_transport=open_transport, seal=seal, clock=SystemClock()
+            plan,
+            limits_of(self._master, workers),
+            theta,
+            open_transport=open_transport,
+            seal=seal,
+            clock=SystemClock(),
         )
 
     def _job(
@@ -261,3 +259,14 @@ class SparkNetwork:
         forget = partial(forget_kept, self._id)
         self._context.parallelize(range(slots), slots).mapPartitions(forget).count()
         self._kept, self._may_have_files = {}, False
+
+
+def limits_of(master: SharedTrainingMaster, workers: int) -> MasterLimits:
+    """The master's deadlines and sizes, from the user's options."""
+    return MasterLimits(
+        lease_s=master.void.lease_s,
+        start_s=master.start_timeout,
+        workers_min=min(master.min_workers, workers),
+        release_s=master.void.lease_s,
+        log_bytes=master.void.log_bytes,
+    )
