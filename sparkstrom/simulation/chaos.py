@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FIRST_S, EARLY_S = 0.3, 4.0
 EARLY_SHARE = 0.25
 TRAINING_SHARE = 1.2  # of the time that all steps take at their slowest
-LEASES_MAX = 2  # how long cuts and pauses last at most
+LEASES_MAX = 2  # how long cuts and pauses of the driver last at most; pauses of workers twice that
 CUT_S_MIN = 0.1
 UNHEARD, UNANSWERED = (text.split("{")[0] for text in (MASTER_SILENT, JOIN_FAILED))
 MASTER_SHARE = 0.3  # of the media drivers that die
@@ -31,6 +31,7 @@ class Chaos:
     def __init__(self, world: World, faults: Faults) -> None:
         self._world, self._faults = world, faults
         self._later: list[Callable[[], None]] = []
+        self._master_was_away = False
         self._unreached: set[SimProcess] = set()  # who was out of reach for some time
 
     def plan(self) -> None:
@@ -66,8 +67,9 @@ class Chaos:
 
     def excuses(self, process: SimProcess, reason: str) -> bool:
         """Whether this process may fail because nobody answers."""
-        unanswered = reason.startswith((UNHEARD, UNANSWERED))
-        return unanswered and (process in self._unreached or self._faults.master_lost > 0)
+        if not reason.startswith((UNHEARD, UNANSWERED)):
+            return False
+        return process in self._unreached or self._master_was_away
 
     def _victim(self) -> SimProcess | None:
         alive = self._world.alive
@@ -128,17 +130,19 @@ class Chaos:
 
     def _lose_master(self) -> None:
         self._happens("master lost", "the driver program is gone")
+        self._master_was_away = True
         self._world.pause_master(math.inf)
 
     def _pause(self) -> None:
         victim = self._victim()
         if victim is not None:
-            victim.awake_s = self._world.time.now_s + self._duration_s()
+            victim.awake_s = self._world.time.now_s + 2 * self._duration_s()
             self._happens("pauses", f"pause {victim.name} until {victim.awake_s:.3f}")
 
     def _pause_master(self) -> None:
         duration_s = self._duration_s()
         self._happens("master pauses", f"the master stands still for {duration_s:.3f} s")
+        self._master_was_away = True
         self._world.pause_master(duration_s)
 
     def _kill_edge(self) -> None:

@@ -45,11 +45,12 @@ class SimProcess:
         publish_every: int,
         seed: int,
         perform: Perform,
+        wake: Callable[[SimProcess], None],
         scratch: dict[str, Theta],
         now_s: float,
     ) -> None:
         self.name, self.identity, self.limits = name, identity, limits
-        self._perform, self._scratch = perform, scratch
+        self._perform, self._wake, self._scratch = perform, wake, scratch
         self.node = Node(identity, limits, now_s)
         self.replica = SimReplica()
         self.learner = SimLearner(random.Random(seed))
@@ -71,16 +72,20 @@ class SimProcess:
         self.failing = False
         self.edge = 0
         self.awake_s = now_s
+        self.turn = 0  # of its trainer: what was due for an earlier one is not done any more
         self.slowness_s = 0.0  # its steps take up to so long
         self.alive = True
 
     def feed(self, event: ev.Event, now_s: float) -> None:
         """One event for the machine, and its effects performed."""
+        before = self.node.command
         for effect in self.node.step(event, now_s):
             if isinstance(effect, ev.Deliver | ev.Passed | ev.Install | ev.Admitted):
                 self._inbox.append(effect)
             else:
                 self._perform(self, effect)
+        if self._inbox or self.node.command != before:
+            self._wake(self)
 
     @property
     def ordinal(self) -> int:
@@ -98,18 +103,23 @@ class SimProcess:
 
     # -- the trainer's loop ----------------------------------------------------------------------
 
-    def boundary(self, now_s: float) -> None:
-        """The step under way ends; what came is taken in; then as the machine says."""
+    def boundary(self, now_s: float) -> bool:
+        """The step under way ends; what came is taken in; then as the machine says.
+
+        Return whether the replica may have changed.
+        """
+        changed = self._stepping or bool(self._inbox)
         if self._stepping:
             self._stepping = False
             self._finish_step(now_s)
         if self.failing:
-            return
+            return changed
         command = self.node.command
         while self._inbox:
             self._take(self._inbox.popleft(), now_s)
         if command.order not in (Order.END, Order.FAIL):
             self._obey(command, now_s)
+        return changed
 
     def fail(self, now_s: float) -> None:
         """Training raises at this boundary; from now on only the machine acts."""

@@ -25,9 +25,12 @@ from sparkstrom.simulation.replica import CHUNKS, SIZE, SimReplica, Theta, mass
 from sparkstrom.simulation.timeline import Timeline
 
 LEASE_S = 2.0
-JOIN_S = 20.0
-TICK_S = 0.02
+SILENT_S = 3 * LEASE_S
+JOIN_S = 10.0
+TICK_S = 0.03
 STEP_S_MIN = 0.004
+WAKE_S_MAX = 0.005  # until a waiting trainer notices what is new
+LOOK_S = 0.2  # it looks around at least so often
 BOUNDS_S = 0.1  # between looks at what must stay bounded
 END_S = 300.0  # virtual; a run that is not over by then hangs
 LEAVE_S = 80.0  # from the end of the fit until the last task must have ended
@@ -73,7 +76,7 @@ class World:
     def _new_master(self) -> Master:
         limits = MasterLimits(
             lease_s=LEASE_S,
-            start_s=15.0,
+            start_s=10.0,
             rejoin_s=60.0,
             release_s=3.0,
             end_s=30.0,
@@ -177,6 +180,7 @@ class World:
         limits = NodeLimits(
             lease_s=LEASE_S,
             join_s=JOIN_S,
+            master_silent_s=SILENT_S,
             window_bytes=self.size.window_bytes,
             hold_bytes=self.size.hold_bytes,
             max_lead=self.size.max_lead,
@@ -189,6 +193,7 @@ class World:
             publish_every=self.size.publish_every,
             seed=self.time.chance.getrandbits(32),
             perform=self._perform,
+            wake=self._wake,
             scratch=self.scratch,
             now_s=self.time.now_s,
         )
@@ -199,7 +204,7 @@ class World:
         self.time.say(f"start {process.name}")
         self.open(process)
         self._tick(process)
-        self._boundary(process)
+        self._take_turn(process, 0.0)
 
     def end(self, process: SimProcess, *, restart: bool) -> None:
         """The process is gone; Spark starts a lost or failed task again after a while."""
@@ -228,19 +233,31 @@ class World:
         process.feed(ev.Tick(), now_s)
         self.time.at(now_s + TICK_S * (0.5 + self.time.chance.random()), self._tick, process)
 
-    def _boundary(self, process: SimProcess) -> None:
-        if not process.alive:
+    def _wake(self, process: SimProcess) -> None:
+        """A trainer that waits looks at what is new; one in a step does not."""
+        if not process.stepping:
+            self._take_turn(process, WAKE_S_MAX * self.time.chance.random())
+
+    def _take_turn(self, process: SimProcess, delay_s: float) -> None:
+        process.turn += 1
+        self.time.after(delay_s, self._boundary, process, process.turn)
+
+    def _boundary(self, process: SimProcess, turn: int) -> None:
+        if not process.alive or turn != process.turn:
             return
         now_s = self.time.now_s
         if now_s < process.awake_s:
-            self.time.at(process.awake_s, self._boundary, process)
+            self.time.at(process.awake_s, self._boundary, process, turn)
             return
-        process.boundary(now_s)
-        self.checks.replica(process)
-        self.checks.added(process)
+        if process.boundary(now_s):
+            self.checks.replica(process)
+            self.checks.added(process)
         self._look_for_end(process)
-        step_s = STEP_S_MIN + process.slowness_s * self.time.chance.random()
-        self.time.at(now_s + step_s, self._boundary, process)
+        if process.stepping:
+            step_s = STEP_S_MIN + process.slowness_s * self.time.chance.random()
+            self._take_turn(process, step_s)
+        elif process.turn == turn:
+            self._take_turn(process, LOOK_S)
 
     def _look_for_end(self, process: SimProcess) -> None:
         command = process.node.command
