@@ -261,6 +261,7 @@ class MasterThread(threading.Thread):
             case ev.Abort():
                 self._fail(failure_of(effect))
             case ev.Complete():
+                self.progress = self._look()  # the last one shows the end
                 self.finished.set()
             case _:
                 raise AssertionError(f"a master cannot want {effect}")
