@@ -45,17 +45,16 @@ def test_dataframe_trains_the_same_rows(spark, digits, make_network):
 
 def test_three_fits_carry_residual_threshold_and_updater_state(spark, digits, make_network):
     model = DenseNetwork([64, 32, 10], updater=Adam(), seed=1)
-    network = make_network(model, threshold=AdaptiveThreshold(1e-3))
+    adaptive = AdaptiveThreshold(1e-5)  # far too low: it rises at every publication
+    network = make_network(model, threshold=adaptive)
     data = spark.sparkContext.parallelize(digits.rows(), 4).cache()
-    taus = []
-    for _ in range(3):
+    for fit in range(3):
         summary = network.fit(data, epochs=2)
         check_whole(summary, 2)
         assert summary.mass_lost == 0.0
-        taus.append(summary.tau)
-    assert summary.grants == 4
-    assert taus[0] != pytest.approx(1e-3)  # it adapted, and the next fit went on from there
-    assert abs(np.log(taus[1] / taus[0])) < abs(np.log(taus[0] / 1e-3))
+        assert summary.grants == (4 if fit else 0)
+    publications = 2 * 13  # at most, of one worker in one fit
+    assert summary.tau > 1e-5 / adaptive.decay**publications  # out of reach for one fit alone
     network.close()
 
 
