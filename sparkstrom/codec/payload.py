@@ -13,6 +13,7 @@ from sparkstrom.base.errors import WireError
 from sparkstrom.encoding import backends, gaps
 from sparkstrom.encoding.forms import Form, half_side
 from sparkstrom.encoding.grid import EXACT_QUANTA, Flat
+from sparkstrom.encoding.layers import Layers
 
 Indices = NDArray[np.int32]  # i32[count], ascending, no index twice
 Quanta = NDArray[np.int32]  # i32[count] or i32[n_params], signed multiples of the job's quantum
@@ -21,26 +22,38 @@ HIT_BITS_MIN = 2  # a hit in gaps is at least a stop bit and a sign
 
 
 def decode_update_untrusted(
-    payload: bytes, form: int, count: int, tau_quanta: int, n_params: int
+    payload: bytes,
+    form: int,
+    count: int,
+    tau_quanta: int,
+    n_params: int,
+    layers: Layers | None = None,
 ) -> tuple[Indices, Quanta]:
     """Turn an update's payload into where to add and how many quanta; half steps are half of tau.
+
+    With ``layers``, tau is that of each entry's layer.
 
     Raises WireError and nothing else. Takes at most 8 bytes of memory per entry that the payload
     has room for.
     """
-    _check_header(count, tau_quanta, n_params)
+    _check_header(count, tau_quanta, n_params, layers.largest if layers else 1)
     if form == Form.GAPS:
-        return _decode_gaps(payload, count, tau_quanta, n_params)
-    if form in (Form.BITMAP_UP, Form.BITMAP_DOWN):
-        return _decode_bitmap(payload, Form(form), count, tau_quanta, n_params)
-    raise WireError(f"an update has form 1, 2 or 3, not {form}")
+        hits = _decode_gaps(payload, count, tau_quanta, n_params)
+    elif form in (Form.BITMAP_UP, Form.BITMAP_DOWN):
+        hits = _decode_bitmap(payload, Form(form), count, tau_quanta, n_params)
+    else:
+        raise WireError(f"an update has form 1, 2 or 3, not {form}")
+    if layers is not None:
+        layers.scale(*hits)
+    return hits
 
 
-def _check_header(count: int, tau_quanta: int, n_params: int) -> None:
+def _check_header(count: int, tau_quanta: int, n_params: int, multiplier: int) -> None:
     if not 1 <= count <= n_params:
         raise WireError(f"an update of {count} entries for {n_params} parameters")
-    if not 2 <= tau_quanta <= EXACT_QUANTA or tau_quanta % 2:
-        raise WireError(f"a threshold of {tau_quanta} quanta: must be even, within 2 .. 2^24")
+    if not 2 <= tau_quanta <= EXACT_QUANTA // multiplier or tau_quanta % 2:
+        most = f"2^24 / {multiplier}"
+        raise WireError(f"a threshold of {tau_quanta} quanta: must be even, within 2 .. {most}")
 
 
 def _decode_gaps(

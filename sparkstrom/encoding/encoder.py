@@ -25,6 +25,7 @@ from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.encoding import backends, gaps, grid
 from sparkstrom.encoding.forms import Form, half_side
 from sparkstrom.encoding.grid import Flat
+from sparkstrom.encoding.layers import LayeredKernels, Layers, indices_of
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import SHAKE_DIVISOR, WarmUp, shakes
 from sparkstrom.encoding.thresholds import ThresholdAlgorithm, ThresholdState
@@ -84,6 +85,7 @@ class Encoder:
         layer_of: Callable[[int], str] | None = None,
         warm_up: WarmUp | None = None,
         shake_frequency: int = 0,
+        layers: Layers | None = None,
     ) -> None:
         """``k``: the grid's exponent. ``layer_of`` names a parameter's layer in error messages.
 
@@ -96,19 +98,20 @@ class Encoder:
         self.n_params, self.k, self.q = n_params, k, grid.quantum(k)
         self.threshold, self.clipping = threshold, clipping
         self.train_on, self.aggregation = train_on, aggregation
-        self.warm_up, self.shake_frequency = warm_up, shake_frequency
+        self.warm_up, self.shake_frequency, self.layers = warm_up, shake_frequency, layers
         self.counters = Counters()
         self.scale = 1.0
         self.set_workers(workers)
         self._layer_of = layer_of
         self._kernels = backends.kernels(backend)
+        self._layered = LayeredKernels(self._kernels, layers) if layers else self._kernels
         self._threshold_state: ThresholdState = {}
         self._sent_fraction: float | None = None
         self._publications = 0  # survives from fit to fit, unlike the counters
         self._half_side = 1
         self._residual = np.zeros(n_params if train_on == "replica" else 0, np.float32)
-        # Touched only as far as hits need it: from n/2 hits on the form is the bitmap.
-        self._codes = np.empty(n_params // 2 + 1, np.int32)
+        # Touched only as far as hits need it: from n/2 hits on the form is the bitmap, as a rule.
+        self._codes = np.empty(n_params if layers else n_params // 2 + 1, np.int32)
         self._out = np.empty(n_params // 4 + 16 + gaps.FLUSH_BYTES, np.uint8)
         self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
 
@@ -146,12 +149,12 @@ class Encoder:
         if hits == 0:
             self._sent_fraction = 0.0
             return None
-        if prefers_bitmap(hits, self.n_params):
-            encoded, halves = self._write_bitmap(learnt, theta, tau_quanta, step_quanta)
+        if self.layers is None and prefers_bitmap(hits, self.n_params):
+            encoded, steps = self._write_bitmap(learnt, theta, tau_quanta, step_quanta)
         else:
-            encoded, halves = self._write_gaps(hits, learnt, theta, tau_quanta, step_quanta), 0
+            encoded, steps = self._write_gaps(hits, learnt, theta, tau_quanta, step_quanta)
         self._clip(learnt, theta)
-        self._count(encoded, halves, tau_quanta)
+        self._count(encoded, steps, tau_quanta)
         self._sent_fraction = encoded.sent_fraction
         return encoded
 
@@ -204,7 +207,7 @@ class Encoder:
     def _next_tau_quanta(self, learnt: Flat, theta: Flat) -> int:
         """Let the threshold adapt. Within the grid's limits, or tau could run away unnoticed."""
         state = self._next_threshold_state(learnt, theta)
-        least, most = grid.tau_limits(self.k)
+        least, most = grid.tau_limits(self.k, self.layers.largest if self.layers else 1)
         tau = min(max(state["tau"], least), most)
         self._threshold_state = {**state, "tau": tau}
         shaken = tau / SHAKE_DIVISOR if self._shakes(self._publications + 1) else tau
@@ -215,7 +218,7 @@ class Encoder:
         if self.warm_up and self.warm_up.covers(number):
             local = self.train_on == "local"
             parts = (learnt, theta, -1) if local else (self._residual, learnt, 1)
-            tau = self.warm_up.tau(number, *parts)
+            tau = self.warm_up.tau(number, *parts, self.layers)
             if tau is not None:
                 return {"tau": tau}
             return self._threshold_state or self.threshold.next_tau({}, None)
@@ -230,9 +233,9 @@ class Encoder:
     def _scan(self, learnt: Flat, theta: Flat, tau_quanta: int) -> int:
         tau = tau_quanta * self.q
         if self.train_on == "local":
-            hits, worst = self._kernels.scan_local(learnt, theta, tau, self._codes)
+            hits, worst = self._layered.scan_local(learnt, theta, tau, self._codes)
         else:
-            hits, worst = self._kernels.scan_replica(self._residual, learnt, tau, self._codes)
+            hits, worst = self._layered.scan_replica(self._residual, learnt, tau, self._codes)
         if worst >= INFINITY_BITS:
             raise self._not_finite(learnt if self.train_on == "local" else self._residual)
         return hits
@@ -247,12 +250,12 @@ class Encoder:
 
     def _write_gaps(
         self, hits: int, learnt: Flat, theta: Flat, tau_quanta: int, step_quanta: int
-    ) -> Encoded:
+    ) -> tuple[Encoded, float]:
         codes = self._codes[:hits]
         size = gaps.encode(codes, self.n_params, self._out)
         other, keeps = (learnt, step_quanta) if self.train_on == "local" else (self._residual, 0)
         self._note_breaches(
-            *self._kernels.move(
+            *self._layered.move(
                 theta,
                 other,
                 codes,
@@ -262,11 +265,12 @@ class Encoder:
             )
         )
         payload = self._out[:size].tobytes()
-        return Encoded(Form.GAPS, step_quanta, hits, payload, hits / self.n_params)
+        steps = int(self.layers.at(indices_of(codes)).sum()) if self.layers else hits
+        return Encoded(Form.GAPS, step_quanta, hits, payload, hits / self.n_params), steps
 
     def _write_bitmap(
         self, learnt: Flat, theta: Flat, tau_quanta: int, step_quanta: int
-    ) -> tuple[Encoded, int]:
+    ) -> tuple[Encoded, float]:
         form = Form.BITMAP_UP if self._half_side > 0 else Form.BITMAP_DOWN
         self._half_side = -self._half_side  # the next bitmap flushes the other side
         local = self.train_on == "local"
@@ -285,7 +289,7 @@ class Encoder:
         self._note_breaches(breaches, first)
         count = hits + halves
         encoded = Encoded(form, step_quanta, count, out.tobytes(), count / self.n_params)
-        return encoded, halves
+        return encoded, hits + halves / 2
 
     def _clip(self, learnt: Flat, theta: Flat) -> None:
         if self.clipping is None or not self.clipping.is_due(self._publications):
@@ -293,17 +297,17 @@ class Encoder:
         tau_quanta = grid.tau_quanta(self.tau, self.k)  # a shake-up's own would destroy more
         limit = self.clipping.multiple * tau_quanta * self.q
         if self.train_on == "local":
-            self.counters.mass_clipped += self._kernels.clip_local(learnt, theta, limit)
+            self.counters.mass_clipped += self._layered.clip_local(learnt, theta, limit)
         else:
-            self.counters.mass_clipped += self._kernels.clip_replica(self._residual, limit)
+            self.counters.mass_clipped += self._layered.clip_replica(self._residual, limit)
 
-    def _count(self, encoded: Encoded, halves: int, tau_quanta: int) -> None:
-        full_steps = encoded.count - halves / 2
+    def _count(self, encoded: Encoded, steps: float, tau_quanta: int) -> None:
+        """``steps``: how many times tau was sent in all, up or down."""
         self.counters.messages += 1
         self.counters.hits += encoded.count
         self.counters.payload_bytes += len(encoded.payload)
-        self.counters.mass_sent += full_steps * encoded.tau_quanta * self.q
-        self.counters.mass_scaled_away += full_steps * (tau_quanta - encoded.tau_quanta) * self.q
+        self.counters.mass_sent += steps * encoded.tau_quanta * self.q
+        self.counters.mass_scaled_away += steps * (tau_quanta - encoded.tau_quanta) * self.q
 
     def _note_breaches(self, breaches: int, first: int) -> None:
         if breaches and self.counters.first_breach < 0:

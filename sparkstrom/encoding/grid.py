@@ -87,6 +87,9 @@ def _even(quanta: float, most: int) -> int:
     return max(2, 2 * round(min(quanta, most) / 2))
 
 
-def tau_limits(k: int) -> tuple[float, float]:
-    """The smallest and largest threshold that this grid can express (parameter units)."""
-    return 2 * quantum(k), EXACT_QUANTA * quantum(k)
+def tau_limits(k: int, multiplier: int = 1) -> tuple[float, float]:
+    """The smallest and largest threshold that this grid can express (parameter units).
+
+    ``multiplier``: so many times the threshold must be expressible, too.
+    """
+    return 2 * quantum(k), EXACT_QUANTA // multiplier // 2 * 2 * quantum(k)

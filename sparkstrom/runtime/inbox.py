@@ -26,7 +26,7 @@ class Merged:
 
     total: NDArray[np.int32]
     commit: int
-    quanta: int  # sum of the thresholds in it: no entry can be larger
+    quanta: int  # sum of the largest entries in it: none can be larger
 
 
 Item = Deliver | Passed | Install | Admitted | Merged
@@ -65,11 +65,13 @@ class Inbox:
         return items
 
     def _merge(self, update: Committed) -> None:
+        hits = self._decode(update)
+        largest = int(np.abs(hits[1]).max())
         last = self._items[-1] if self._items else None
-        if not isinstance(last, Merged) or last.quanta + update.tau_quanta > MERGED_QUANTA_MAX:
+        if not isinstance(last, Merged) or last.quanta + largest > MERGED_QUANTA_MAX:
             last = Merged(np.zeros(self._n_params, np.int32), update.commit, 0)
             self._items.append(last)
             self.merges += 1
-        kernels().sum_hits(last.total, *self._decode(update))
+        kernels().sum_hits(last.total, *hits)
         last.commit = update.commit
-        last.quanta += update.tau_quanta
+        last.quanta += largest

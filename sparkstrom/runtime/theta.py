@@ -19,6 +19,7 @@ from sparkstrom.codec.payload import (
 )
 from sparkstrom.encoding.backends import kernels
 from sparkstrom.encoding.grid import quantum
+from sparkstrom.encoding.layers import Layers
 from sparkstrom.models.base import Flat
 
 Hits = tuple[NDArray[np.int32], NDArray[np.int32]]  # indices, quanta to add
@@ -34,8 +35,9 @@ def chunk_count(n_params: int) -> int:
 class Theta:
     """f32[n_params], every value a multiple of 2^-k."""
 
-    def __init__(self, n_params: int, k: int) -> None:
+    def __init__(self, n_params: int, k: int, layers: Layers | None = None) -> None:
         self.values: Flat = np.zeros(n_params, np.float32)
+        self.layers = layers  # whose thresholds are multiples of an update's tau
         self.k, self.q = k, quantum(k)
         self.commit = 0  # newest commit applied
         self.breaches = 0  # parameters that left the exact range, counted
@@ -48,7 +50,12 @@ class Theta:
     def decode(self, update: Update | Committed) -> Hits:
         """The update's indices and quanta. Raise WireError where it is none."""
         return decode_update_untrusted(
-            update.payload, update.form, update.count, update.tau_quanta, self.n_params
+            update.payload,
+            update.form,
+            update.count,
+            update.tau_quanta,
+            self.n_params,
+            self.layers,
         )
 
     def add(self, hits: Hits, local: Flat | None = None) -> None:

@@ -146,7 +146,7 @@ class Session:
 
     def __init__(self, job: TrainingJob, place: Place, batches: Batches) -> None:
         self._job, self._place = job, place
-        theta = Theta(job.n_params, job.k)
+        theta = Theta(job.n_params, job.k, job.layers)
         replica = make_replica(job, theta)
         inbox = Inbox(job.n_params, job.master.void.window_bytes, theta.decode)
         self.station = Station(inbox)
@@ -232,6 +232,7 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
         layer_of=job.model.layer_of,
         warm_up=master.warm_up,
         shake_frequency=master.shake_frequency,
+        layers=job.layers,
     )
     return Replica(job.model, theta, encoder, local=master.train_on == "local")
 

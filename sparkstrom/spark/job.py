@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import Seal
+from sparkstrom.encoding.layers import Layers
 from sparkstrom.models.base import FlatModel
 from sparkstrom.spark.shared import SharedTrainingMaster
 
@@ -27,6 +28,7 @@ class TrainingJob:
     workers: int
     k: int  # the grid: q = 2^-k
     n_params: int
+    layers: Layers | None  # with thresholds of their own
     endpoint: Endpoint  # of the master
     lobby: int
     network: str  # names the files kept on executors for the next fit

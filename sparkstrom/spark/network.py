@@ -20,6 +20,7 @@ from sparkstrom.checkpoint.store import load_model, save_model
 from sparkstrom.codec.frames import KEY_BYTES, Seal
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.grid import first_exponent, next_exponent, round_to_grid
+from sparkstrom.encoding.layers import layers_of
 from sparkstrom.models.base import Flat, FlatModel
 from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.protocol.fit import MasterLimits
@@ -136,7 +137,9 @@ class SparkNetwork:
             if self._k is None
             else next_exponent(self._parameters, self._k)
         )
-        theta = Theta(self._model.n_params, self._k)
+        multipliers = self._master.layer_multipliers or {}
+        layers = layers_of(self._model.n_params, self._model.layer_of, multipliers)
+        theta = Theta(self._model.n_params, self._k, layers)
         theta.values[:] = round_to_grid(self._parameters, self._k)
         return theta
 
@@ -195,6 +198,7 @@ class SparkNetwork:
             workers=workers,
             k=theta.k,
             n_params=theta.n_params,
+            layers=theta.layers,
             endpoint=master.endpoint,
             lobby=master.lobby,
             network=self._id,

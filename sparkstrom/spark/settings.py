@@ -112,6 +112,8 @@ def _parsed(option: Field[Any], key: str, text: str) -> object:
         return _port_range(key, word)
     if option.type in ("int", "int | None", "float"):
         return _number(key, word)
+    if option.name == "layer_multipliers":
+        return _literal(key, word)
     if option.name in ("threshold", "residual_post_processor", "warm_up"):
         return _called(key, word)
     return word
@@ -135,6 +137,13 @@ def _port_range(key: str, word: str) -> tuple[int, int]:
     if not (dash and first.strip().isdecimal() and last.strip().isdecimal()):
         raise UsageError(f"{key}={word!r}: is not a range of ports; write 40123-40186")
     return int(first), int(last)
+
+
+def _literal(key: str, word: str) -> object:
+    try:
+        return ast.literal_eval(word)
+    except (SyntaxError, ValueError):
+        raise UsageError(f"{key}={word!r}: must be written like {{'layer 1': 2}}") from None
 
 
 def _called(key: str, word: str) -> object:

@@ -5,9 +5,11 @@ The master is a value: it opens nothing and reads no environment. ``SparkNetwork
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.encoding.layers import MULTIPLIER_MAX
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, ThresholdAlgorithm
@@ -76,6 +78,8 @@ class SharedTrainingMaster:
     residual_post_processor: ResidualClipping | None = field(
         default_factory=lambda: ResidualClipping(5.0, 5)
     )  # what happens to what was not sent; None: nothing
+    # thresholds of layers, in multiples of tau: {"layer 2": 4, "layer 3 biases": 1}; else 1
+    layer_multipliers: Mapping[str, int] | None = field(default=None, hash=False)
     warm_up: WarmUp | None = None  # send more in the first publications; None: as in all others
     shake_frequency: int = 0  # publications from one with tau / 3 to the next; 0: none
     publish_every: int = 1  # steps between two publications
@@ -110,6 +114,15 @@ class SharedTrainingMaster:
         need(fits, "residual_post_processor", clipping, hint)
         fits = self.warm_up is None or isinstance(self.warm_up, WarmUp)
         need(fits, "warm_up", self.warm_up, "must be None or a warm-up, such as WarmUp(100)")
+        multipliers = self.layer_multipliers
+        hint = 'must be None or a dictionary by layer, such as {"layer 1": 2}'
+        fits = multipliers is None or isinstance(multipliers, Mapping)
+        need(fits, "layer_multipliers", multipliers, hint)
+        for layer, multiplier in (multipliers or {}).items():
+            need(isinstance(layer, str), "layer_multipliers", multipliers, hint)
+            need_whole(f"layer_multipliers[{layer!r}]", multiplier, 1)
+            fits, most = multiplier <= MULTIPLIER_MAX, f"must be at most {MULTIPLIER_MAX}"
+            need(fits, f"layer_multipliers[{layer!r}]", multiplier, most)
 
     def _check_training(self) -> None:
         need_whole("batch_size_per_worker", self.batch_size_per_worker, 1, ", as a rule 32")

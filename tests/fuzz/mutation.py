@@ -13,7 +13,8 @@ INPUT_BYTES_MAX = 8192
 MUTATIONS_MAX = 4  # of one input in one go
 EDGES = (0, 1, 2, 3, 7, 8, 15, 16, 30, 31, 32, 127, 128, 255, 2**15, 2**16 - 1, 2**24, 2**31 - 1)
 WIDE_EDGES = (2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**63, 2**64 - 1, 0x7FC00000, 0x80000000)
-NUMBERS = re.compile(r"[0-9.]+|'.*'|\".*\"|`.*`")
+OUTCOMES_MAX = 2000  # beyond, an outcome's words hold something of the input
+NUMBERS = re.compile(r"\b[0-9a-f]{16}\b|[0-9.]+|'.*'|\".*\"|`.*`", re.S)
 
 Mutation = Callable[[bytearray, random.Random, list[bytes]], None]
 
@@ -51,7 +52,8 @@ class Fuzzer:
             error.add_note(f"input: {data.hex()}")
             raise
         known = self.outcomes.get(outcome)
-        if known is None or len(data) < len(known):
+        room = known is None and len(self.outcomes) < OUTCOMES_MAX
+        if room or (known is not None and len(data) < len(known)):
             self.outcomes[outcome] = data
             self._pool.append(data)
 

@@ -92,7 +92,8 @@ def limit_memory() -> None:
     """A decoder that takes what a message promises gets MemoryError, which is a finding."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 
 def read_corpus(path: Path) -> list[bytes]:

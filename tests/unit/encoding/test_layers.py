@@ -1,0 +1,227 @@
+"""Thresholds per layer: found by name, sent as multiples, known to the decoder from the job."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError, WireError
+from sparkstrom.codec.payload import decode_update_untrusted
+from sparkstrom.encoding import backends
+from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.forms import Form
+from sparkstrom.encoding.grid import EXACT_QUANTA
+from sparkstrom.encoding.layers import Layers, layers_of
+from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
+from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.spark.settings import resolve
+from sparkstrom.spark.shared import SharedTrainingMaster
+
+F32 = NDArray[np.float32]
+K = 3  # q = 1/8
+THREE = Layers((2, 5, 6), (1, 3, 2))
+
+
+def flat(*values: float) -> F32:
+    return np.array(values, np.float32)
+
+
+def hits_of(encoder: Encoder, learnt: F32, theta: F32) -> dict[int, int]:
+    made = encoder.publish(learnt, theta)
+    assert made is not None
+    indices, quanta = decode_update_untrusted(
+        made.payload, made.form, made.count, made.tau_quanta, theta.size, encoder.layers
+    )
+    return dict(zip(indices.tolist(), quanta.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("backend", backends.BACKENDS)
+@pytest.mark.parametrize("train_on", ["local", "replica"])
+def test_each_layer_has_its_own_threshold(train_on: str, backend: str) -> None:
+    encoder = Encoder(6, K, FixedThreshold(0.5), train_on=train_on, backend=backend, layers=THREE)
+    theta, learnt = np.zeros(6, np.float32), flat(0.5, -0.75, 1.375, -1.5, 1.75, 1.125)
+    assert hits_of(encoder, learnt, theta) == {0: 4, 1: -4, 3: -12, 4: 12, 5: 8}
+    assert theta.tolist() == [0.5, -0.5, 0, -1.5, 1.5, 1]
+    assert encoder.residual(learnt, theta).tolist() == [0, -0.25, 1.375, 0, 0.25, 0.125]
+    assert encoder.counters.mass_sent == 0.5 + 0.5 + 1.5 + 1.5 + 1
+
+
+@pytest.mark.parametrize("train_on", ["local", "replica"])
+def test_clipping_and_scaling_follow_the_layers(train_on: str) -> None:
+    encoder = Encoder(
+        6,
+        K,
+        FixedThreshold(0.5),
+        ResidualClipping(1.0, 1),
+        train_on=train_on,
+        aggregation="mean",
+        workers=2,
+        layers=THREE,
+    )
+    theta, learnt = np.zeros(6, np.float32), flat(2, 0, 0, -9, 0, 0)
+    assert hits_of(encoder, learnt, theta) == {0: 2, 3: -6}
+    assert encoder.residual(learnt, theta).tolist() == [0.5, 0, 0, -1.5, 0, 0]
+    assert encoder.counters.mass_scaled_away == 0.25 + 0.75
+    assert encoder.counters.mass_clipped == 1 + 6
+
+
+def test_a_dense_message_stays_gaps_and_is_no_longer_than_a_bitmap() -> None:
+    encoder = Encoder(400, K, FixedThreshold(0.5), layers=Layers((100, 400), (2, 1)))
+    made = encoder.publish(np.full(400, 1.0, np.float32), np.zeros(400, np.float32))
+    assert made is not None
+    assert (made.form, made.count) == (Form.GAPS, 400)
+    assert len(made.payload) <= 1 + 400 / 4
+
+
+def test_a_multiple_of_tau_never_leaves_the_exact_range() -> None:
+    encoder = Encoder(2, K, FixedThreshold(1e9), layers=Layers((1, 2), (1, 7)))
+    learnt = np.full(2, 2.0**21, np.float32)
+    assert max(hits_of(encoder, learnt, np.zeros(2, np.float32)).values()) <= EXACT_QUANTA
+    with pytest.raises(WireError, match="must be even, within 2"):
+        decode_update_untrusted(b"\0\1", Form.GAPS, 1, EXACT_QUANTA, 2, encoder.layers)
+
+
+def test_a_warm_up_measures_in_each_layers_own_tau() -> None:
+    encoder = Encoder(
+        100, K, FixedThreshold(9.0), warm_up=WarmUp(3, 0.2), layers=Layers((50, 100), (1, 4))
+    )
+    learnt = np.repeat(flat(1, 4), 50) * np.tile(np.arange(1, 51, dtype=np.float32), 2)
+    made = encoder.publish(learnt, np.zeros(100, np.float32))
+    assert made is not None
+    assert made.count == 20
+    assert made.tau_quanta == 41 * 2**K
+
+
+eighths = st.integers(-40, 40).map(lambda quanta: quanta / 8)
+
+
+@st.composite
+def layered(draw: st.DrawFn) -> Layers:
+    sizes = draw(st.lists(st.integers(1, 12), min_size=1, max_size=4))
+    multipliers = draw(st.lists(st.integers(1, 5), min_size=len(sizes), max_size=len(sizes)))
+    return Layers(tuple(np.cumsum(sizes).tolist()), tuple(multipliers))
+
+
+@pytest.mark.parametrize("train_on", ["local", "replica"])
+@given(
+    layers=layered(),
+    aggregation=st.sampled_from(["sum", "mean"]),
+    clipping=st.sampled_from([None, ResidualClipping(1.0, 2)]),
+    threshold=st.sampled_from([FixedThreshold(0.5), AdaptiveThreshold(0.5, 0.1, 0.4, 0.5)]),
+    warm_up=st.sampled_from([None, WarmUp(2)]),
+    data=st.data(),
+)
+def test_nothing_is_lost_that_is_not_counted_and_both_backends_agree(
+    train_on: str,
+    layers: Layers,
+    aggregation: str,
+    clipping: ResidualClipping | None,
+    threshold: FixedThreshold,
+    warm_up: WarmUp | None,
+    data: st.DataObject,
+) -> None:
+    n = layers.stops[-1]
+    encoders = [
+        Encoder(
+            n,
+            K,
+            threshold,
+            clipping,
+            train_on=train_on,
+            aggregation=aggregation,
+            workers=2,
+            backend=backend,
+            warm_up=warm_up,
+            shake_frequency=2,
+            layers=layers,
+        )
+        for backend in ("reference", "cpu")
+    ]
+    theta, local = np.zeros((2, 2, n), np.float32)
+    elsewhere = np.zeros(n, np.float32)
+    for _ in range(4):
+        delta = np.array(data.draw(st.lists(eighths, min_size=n, max_size=n)), np.float32)
+        held = theta[0] + encoders[0].residual(local[0], theta[0])
+        counted = encoders[0].counters.mass_clipped + encoders[0].counters.mass_scaled_away
+        local += delta
+        one, other = (
+            encoder.publish(local[i] if train_on == "local" else delta.copy(), theta[i])
+            for i, encoder in enumerate(encoders)
+        )
+        assert one == other
+        if one is not None:
+            hits = decode_update_untrusted(
+                one.payload, one.form, one.count, one.tau_quanta, n, layers
+            )
+            backends.kernels().apply_hits(elsewhere, *hits, encoders[0].q)
+        np.testing.assert_array_equal(theta[0], elsewhere)
+        np.testing.assert_array_equal(theta[0], theta[1])
+        lost = held + delta - theta[0] - encoders[0].residual(local[0], theta[0])
+        counters = encoders[0].counters
+        destroyed = counters.mass_clipped + counters.mass_scaled_away - counted
+        assert float(np.abs(lost).sum()) == destroyed
+    assert encoders[0].counters == encoders[1].counters
+
+
+NETWORK = DenseNetwork([4, 3, 2], seed=1)
+
+
+def test_layers_are_found_by_name() -> None:
+    found = layers_of(NETWORK.n_params, NETWORK.layer_of, {"layer 1": 4, "layer 1 biases": 2})
+    assert found == Layers((12, 15, 21, 23), (4, 2, 1, 1))
+    assert layers_of(NETWORK.n_params, NETWORK.layer_of, {}) is None
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_a_number_is_not_the_beginning_of_another() -> None:
+    names = ["layer 1", "layer 10"]
+    found = layers_of(8, lambda index: names[index // 4], {"layer 1": 3})
+    assert found == Layers((4, 8), (3, 1))
+
+
+def test_a_name_that_covers_nothing_is_refused_with_those_there_are() -> None:
+    with pytest.raises(
+        UsageError, match=r"'layer 3', .*: layer 1 weights, layer 1 biases, layer 2"
+    ):
+        layers_of(NETWORK.n_params, NETWORK.layer_of, {"layer 1": 2, "layer 3": 2})
+
+
+@pytest.mark.flips("SharedTrainingMaster.layer_multipliers")
+def test_the_masters_option_reaches_the_encoder() -> None:
+    conf = {"spark.sparkstrom.layer_multipliers": "{'layer 2': 4}"}
+    sent = []
+    for master in (SharedTrainingMaster(), resolve(SharedTrainingMaster(), conf, {})):
+        layers = layers_of(NETWORK.n_params, NETWORK.layer_of, master.layer_multipliers or {})
+        encoder = Encoder(NETWORK.n_params, K, FixedThreshold(0.5), layers=layers)
+        made = encoder.publish(np.ones(23, np.float32), np.zeros(23, np.float32))
+        sent.append(made and made.count)
+    assert sent == [23, 15]
+    assert pickle.loads(pickle.dumps(master)) == master
+    assert hash(master)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (4, "dictionary by layer"),
+        ({1: 4}, "dictionary by layer"),
+        ({"layer 1": 0}, "at least 1"),
+        ({"layer 1": 1.5}, "whole number"),
+        ({"layer 1": 1025}, "at most 1024"),
+    ],
+)
+def test_multipliers_that_cannot_be_are_refused(value: object, words: str) -> None:
+    with pytest.raises(UsageError, match=f"layer_multipliers.*{words}"):
+        SharedTrainingMaster(layer_multipliers=value)  # type: ignore[arg-type]
+
+
+def test_a_configuration_that_is_no_dictionary_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"layer_multipliers='layer 1: 2'"):
+        resolve(SharedTrainingMaster(), {"spark.sparkstrom.layer_multipliers": "layer 1: 2"}, {})
