@@ -119,10 +119,11 @@ def _check_overhead(conf: Mapping[str, str], n_params: int) -> list[str]:
     given = parse_bytes(overhead, unit=MIB) if overhead else default
     if given >= needed:
         return []
+    advised = -(-needed // MIB)
     return [
         f"spark.executor.memoryOverhead is {given // MIB} MiB; {slots} workers of {n_params:,} "
-        f"parameters and Aeron need about {needed // MIB} MiB beside the heap: set --conf "
-        f"spark.executor.memoryOverhead={needed // MIB}m, or containers may be killed"
+        f"parameters and Aeron need about {advised} MiB beside the heap: set --conf "
+        f"spark.executor.memoryOverhead={advised}m, or containers may be killed"
     ]
 
 

@@ -68,42 +68,44 @@ def arrays_of_batches(batches: Iterator[pa.RecordBatch]) -> Arrays:
     for batch in batches:
         if batch.num_rows:
             width = features[0].shape[1] if features else None
-            features.append(_feature_matrix(batch.column(FEATURES), rows, width))
-            labels.append(_label_column(batch.column(LABEL), rows))
+            features.append(_matrix(batch.column(FEATURES), rows, width, FEATURES))
+            width = labels[0].shape[-1] if labels else None
+            labels.append(_label_column(batch.column(LABEL), rows, width))
             rows += batch.num_rows
     if not features:
         return np.zeros((0, 0), np.float32), np.zeros(0, np.int64)
     return np.concatenate(features), np.concatenate(labels)
 
 
-def _feature_matrix(column: pa.Array, first: int, width: int | None) -> NDArray[np.float32]:
+def _matrix(column: pa.Array, first: int, width: int | None, name: str) -> NDArray[np.float32]:
+    """Lists to f32[rows, width]; ``first`` is the number of their first row, for messages."""
     import pyarrow.compute as pc
 
-    _refuse_nulls(column, first, FEATURES)
+    _refuse_nulls(column, first, name)
     lengths = pc.list_value_length(column).to_numpy()
     width = int(lengths[0]) if width is None else width
     if (lengths != width).any():
         bad = int(np.argmax(lengths != width))
         raise UsageError(
-            f"row {first + bad} of this partition has {lengths[bad]} features, row 0 has {width}: "
-            "all rows need the same width"
+            f"row {first + bad} of this partition has {lengths[bad]} values in {name}, row 0 has "
+            f"{width}: all rows need the same width"
         )
     values = column.flatten()
     if values.null_count:
         bad = int(np.argmax(values.is_null().to_numpy(zero_copy_only=False))) // max(1, width)
         raise UsageError(
-            f"row {first + bad} of this partition has a null among its features: fill or drop it"
+            f"row {first + bad} of this partition has a null among its {name}: fill or drop it"
         )
     matrix: NDArray[np.float32] = values.to_numpy(zero_copy_only=False).astype(np.float32)
     return matrix.reshape(len(column), width)
 
 
-def _label_column(column: pa.Array, first: int) -> NDArray[Any]:
+def _label_column(column: pa.Array, first: int, width: int | None) -> NDArray[Any]:
     import pyarrow as pa
 
     _refuse_nulls(column, first, LABEL)
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        return _feature_matrix(column, first, None)
+        return _matrix(column, first, width, LABEL)
     values = column.to_numpy(zero_copy_only=False)
     labels: NDArray[Any] = values.astype(np.int64 if values.dtype.kind in "biu" else np.float32)
     return labels
