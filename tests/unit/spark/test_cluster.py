@@ -1,0 +1,137 @@
+"""What Spark is asked before a job: slots, workers, configuration; with contexts made of words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.spark.cluster import (
+    MIB,
+    Slots,
+    check_conf,
+    parse_bytes,
+    refuse_connect,
+    slots_of,
+    workers_for,
+)
+from sparkstrom.spark.shared import SharedTrainingMaster
+
+
+class FakeContext:
+    """A master URL, a configuration, and how many executors have registered."""
+
+    def __init__(self, master: str, registered: int = 0, parallelism: int = 2, **conf: str) -> None:
+        self.master, self.defaultParallelism = master, parallelism
+        self._conf = {f"spark.{key.replace('_', '.')}": value for key, value in conf.items()}
+        self._registered = registered
+        self._jsc = self
+
+    def getConf(self) -> dict[str, str]:
+        return self._conf
+
+    def sc(self) -> Any:
+        return self
+
+    def getExecutorMemoryStatus(self) -> Any:
+        return self
+
+    def size(self) -> int:
+        return self._registered + 1  # the driver counts, too
+
+
+@pytest.mark.parametrize(
+    ("context", "slots"),
+    [
+        (FakeContext("local"), Slots(1, 1)),
+        (FakeContext("local[3]"), Slots(1, 3)),
+        (FakeContext("local[3,2]"), Slots(1, 3)),
+        (FakeContext("local[4]", task_cpus="2"), Slots(1, 2)),
+        (FakeContext("local-cluster[2,3,1024]"), Slots(2, 3)),
+        (FakeContext("local-cluster[2, 4, 1024]", task_cpus="4"), Slots(2, 1)),
+        (FakeContext("yarn", executor_instances="5", executor_cores="4"), Slots(5, 4)),
+        (FakeContext("yarn", registered=3), Slots(3, 1)),
+        (
+            FakeContext("k8s://h:1", executor_instances="2", executor_cores="4", task_cpus="2"),
+            Slots(2, 2),
+        ),
+        (FakeContext("spark://h:7077", registered=2, parallelism=8), Slots(2, 4)),
+    ],
+    ids=lambda value: value.master if isinstance(value, FakeContext) else "",
+)
+def test_slots(context: FakeContext, slots: Slots) -> None:
+    assert slots_of(context) == slots
+
+
+def test_all_cores_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    assert slots_of(FakeContext("local[*]")) == Slots(1, 6)
+
+
+def test_no_executors_are_an_error_of_the_cluster() -> None:
+    with pytest.raises(SetupError, match=r"no executor has registered with spark://h:7077"):
+        slots_of(FakeContext("spark://h:7077"))
+
+
+def test_workers() -> None:
+    slots = Slots(executors=3, per_executor=2)
+    assert workers_for(slots, SharedTrainingMaster()) == 6
+    assert workers_for(slots, SharedTrainingMaster(workers_per_node=1)) == 3
+    with pytest.raises(UsageError, match="workers_per_node=3: an executor has 2 task slots"):
+        workers_for(slots, SharedTrainingMaster(workers_per_node=3))
+
+
+def test_a_connect_session_is_refused() -> None:
+    session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+    with pytest.raises(UsageError, match="Spark Connect"):
+        refuse_connect(session)
+    refuse_connect(object())
+
+
+def test_speculation_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"--conf spark\.speculation=false"):
+        check_conf({"spark.speculation": "TRUE"}, 4, 1000)
+
+
+@pytest.mark.parametrize(
+    ("conf", "warning"),
+    [
+        ({}, None),
+        ({"spark.dynamicAllocation.enabled": "true"}, "spark.dynamicAllocation.enabled=false"),
+        ({"spark.task.maxFailures": "1"}, "set it to 4"),
+        ({"spark.master": "yarn"}, None),
+        (
+            {"spark.master": "yarn", "spark.executor.memoryOverhead": "200"},
+            "spark.executor.memoryOverhead=331m",
+        ),
+        ({"spark.master": "yarn", "spark.executor.memoryOverhead": "400"}, None),
+        ({"spark.master": "yarn", "spark.executor.memory": "8g"}, None),
+        ({"spark.master": "local[2]", "spark.executor.memoryOverhead": "1m"}, None),
+    ],
+)
+def test_warnings_name_the_key_and_the_value(conf: dict[str, str], warning: str | None) -> None:
+    warnings = check_conf(conf, 4, 1000)
+    assert len(warnings) == (warning is not None)
+    assert warning is None or warning in warnings[0]
+
+
+def test_more_parameters_and_slots_need_more_memory() -> None:
+    conf = {"spark.master": "yarn", "spark.executor.cores": "4"}
+    (warning,) = check_conf(conf, 4, 10 * MIB)
+    assert "4 workers of 10,485,760 parameters" in warning
+    assert f"memoryOverhead={80 + 4 * (250 + 240)}m" in warning
+    advised = {"spark.executor.memoryOverhead": f"{80 + 4 * (250 + 240)}m"}
+    assert check_conf(conf | advised, 4, 10 * MIB) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("512m", 512 * MIB), ("2g", 2048 * MIB), (" 1T ", 1 << 40), ("64kb", 65_536), ("100", 100)],
+)
+def test_sizes_as_spark_writes_them(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+def test_a_bare_number_is_in_the_keys_own_unit() -> None:
+    assert parse_bytes("512", unit=MIB) == 512 * MIB
