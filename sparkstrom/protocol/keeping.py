@@ -29,10 +29,11 @@ class Keeping:
             self._granted[node] = {path: files.pop(path)}
             self.granted_files += 1
 
-    def keep(self, executor: str, kept: Kept | None) -> None:
-        """A worker has left this for the next fit."""
+    def keep(self, executor: str, node: int, kept: Kept | None) -> None:
+        """A worker has left this for the next fit, with what it had been granted in it."""
         if kept is not None:
             self.made.setdefault(executor, {})[kept.path] = kept.mass
+            self.used(node)
 
     def returned(self, former: int, node: int) -> None:
         """The process came back under a new id; what it was granted stays its own."""
@@ -44,7 +45,7 @@ class Keeping:
         return tuple(self._granted.get(node, ()))
 
     def used(self, node: int) -> None:
-        """This node has lived to the end of its fit: what it was granted was not lost."""
+        """What this node was granted is not lost, whatever becomes of it."""
         self._granted.pop(node, None)
 
     def finish(self) -> None:

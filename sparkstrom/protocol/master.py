@@ -125,7 +125,7 @@ class Master:
                 member.final = seq
             case AuditAnswer():
                 if member.audit is None:
-                    self.fit.keeping.keep(member.join.executor, message.kept)
+                    self.fit.keeping.keep(member.join.executor, member.node, message.kept)
                 member.audit = message
             case Stats(values=values):
                 return [ev.Observed(member.node, values)]
@@ -141,7 +141,7 @@ class Master:
         self, member: Member, reason: str, kept: Kept | None, now_s: float
     ) -> list[Effect]:
         """A released one stays until it knows that what it left behind is known."""
-        self.fit.keeping.keep(member.join.executor, kept)
+        self.fit.keeping.keep(member.join.executor, member.node, kept)
         effects = self.fit.close(member, reason, now_s)
         if member.releasing is not None:
             effects.append(ev.Answer(member.join.address, farewell(member.node, reason)))

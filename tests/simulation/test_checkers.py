@@ -63,7 +63,7 @@ def counts_no_lost_mass(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_what_was_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Keeping, "keep", lambda self, executor, kept: None)
+    patch.setattr(Keeping, "keep", lambda self, executor, owner, kept: None)
 
 
 def grants_again_on_return(patch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,201 @@
+"""The small parts of a fit: leases, partitions, what is kept, members, the sequencer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.identity import Position
+from sparkstrom.codec.messages import Activity, Kept
+from sparkstrom.protocol.keeping import Keeping
+from sparkstrom.protocol.leases import Leases
+from sparkstrom.protocol.partitions import Partition
+from sparkstrom.protocol.sequencer import Sequencer
+
+LEASE_S = 10.0
+
+
+# -- leases --------------------------------------------------------------------------------------
+
+
+def beat(leases: Leases, until_s: float, from_s: float = 0.0) -> list[tuple[int, float]]:
+    """Look every second; what expired, and how long it was silent."""
+    lost: list[tuple[int, float]] = []
+    now_s = from_s
+    while now_s < until_s and not lost:
+        now_s += 1.0
+        lost = leases.expire(now_s)
+    return lost
+
+
+def test_whoever_is_silent_for_a_lease_is_lost() -> None:
+    leases = Leases(LEASE_S, 0.0)
+    leases.renew(1, 0.0)
+    leases.renew(2, 5.0)
+    assert beat(leases, 30.0) == [(1, 11.0)]
+    leases.drop(1)
+    assert beat(leases, 30.0, 11.0) == [(2, 11.0)]
+
+
+def test_a_holder_that_slept_renews_everybody() -> None:
+    leases = Leases(LEASE_S, 0.0)
+    leases.renew(1, 0.0)
+    assert leases.expire(60.0) == []
+    assert beat(leases, 90.0, 60.0) == [(1, 11.0)]
+
+
+# -- partitions ------------------------------------------------------------------------------------
+
+
+def test_positions_only_grow() -> None:
+    partition = Partition(0, 2)
+    partition.advance(Position(1, 1))
+    partition.advance(Position(0, 5))
+    assert partition.position == Position(1, 1)
+
+
+def test_minibatches_are_counted_through_all_epochs() -> None:
+    partition = Partition(0, 2)
+    assert partition.seen_before(7, 5, 3)
+    partition.advance(Position(1, 2))
+    assert partition.minibatches == 5
+    assert not partition.trained
+    partition.advance(partition.end)
+    assert (partition.minibatches, partition.trained) == (6, True)
+
+
+def test_an_unread_partition_is_not_trained_and_an_empty_one_is() -> None:
+    partition = Partition(0, 2)
+    assert not partition.trained
+    assert partition.seen_before(0, 0, 0)
+    assert (partition.trained, partition.minibatches) == (True, 0)
+
+
+@pytest.mark.parametrize("other", [(8, 5, 3), (7, 6, 3), (7, 5, 4)])
+def test_other_rows_are_noticed(other: tuple[int, int, int]) -> None:
+    partition = Partition(0, 2)
+    assert partition.seen_before(7, 5, 3)
+    assert partition.seen_before(7, 5, 3)
+    assert not partition.seen_before(*other)
+
+
+# -- keeping ---------------------------------------------------------------------------------------
+
+
+def test_each_file_is_granted_once_on_its_own_executor() -> None:
+    keeping = Keeping({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
+    for node in (1, 2, 3):
+        keeping.grant("e", node)
+    assert [keeping.granted(node) for node in (1, 2, 3)] == [("f1",), ("f2",), ()]
+    assert keeping.granted_files == 2
+
+
+def test_what_nobody_used_is_lost_mass() -> None:
+    keeping = Keeping({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
+    keeping.grant("e", 1)
+    keeping.grant("e", 2)
+    keeping.used(1)
+    keeping.finish()
+    assert keeping.lost_mass == 2.0 + 4.0
+    keeping.finish()
+    assert keeping.lost_mass == 2.0 + 4.0
+
+
+def test_a_grant_follows_its_process_to_another_id() -> None:
+    keeping = Keeping({"e": {"f1": 1.0}})
+    keeping.grant("e", 1)
+    keeping.returned(1, 5)
+    keeping.returned(2, 5)
+    assert (keeping.granted(1), keeping.granted(5)) == ((), ("f1",))
+    keeping.used(5)
+    keeping.finish()
+    assert keeping.lost_mass == 0.0
+
+
+def test_what_is_left_is_known_by_executor() -> None:
+    keeping = Keeping({})
+    keeping.keep("e", 1, Kept("p", 1.5))
+    keeping.keep("e", 1, Kept("p", 2.5))  # said again, or kept again at the audit
+    keeping.keep("e", 1, None)
+    assert keeping.made == {"e": {"p": 2.5}}
+
+
+def test_what_was_granted_to_a_worker_that_died_after_it_kept_its_residual_is_not_lost() -> None:
+    keeping = Keeping({"e": {"f1": 1.0, "f2": 2.0}})
+    keeping.grant("e", 1)
+    keeping.grant("e", 2)
+    keeping.keep("e", 1, Kept("p", 1.5))
+    keeping.keep("e", 2, None)
+    keeping.finish()
+    assert keeping.lost_mass == 2.0
+
+
+# -- members ---------------------------------------------------------------------------------------
+
+
+def test_the_slowest_is_among_those_who_train(master: Any, make: Any) -> None:
+    master.running()
+    members = master.fit.members
+    assert members.slowest() == 0
+    master.hear(1, make.report(steps=4, activity=Activity.STEPPING))
+    master.hear(2, make.report(steps=2, activity=Activity.STEPPING))
+    assert members.slowest() == 2
+    master.hear(2, make.report(steps=3, activity=Activity.FINISHED))
+    assert members.slowest() == 4
+    master.hear(1, make.report(steps=5, activity=Activity.FINISHED))
+    assert members.slowest() is None
+
+
+def test_a_report_that_was_overtaken_takes_no_worker_back(master: Any, make: Any) -> None:
+    master.running()
+    master.hear(1, make.report(steps=4, activity=Activity.STEPPING))
+    master.hear(1, make.report(steps=0, activity=Activity.CATCHING_UP))
+    member = master.fit.members.live[1]
+    assert (member.steps, member.activity) == (4, Activity.STEPPING)
+    master.hear(1, make.report(steps=6, activity=Activity.FINISHED))
+    master.hear(1, make.report(steps=5, activity=Activity.STEPPING))
+    assert (member.steps, member.activity) == (6, Activity.FINISHED)
+
+
+# -- the sequencer ---------------------------------------------------------------------------------
+
+
+def test_updates_are_numbered_in_their_origins_order(make: Any) -> None:
+    sequencer = Sequencer(10**6)
+    sequencer.admit(1)
+    sequencer.admit(2)
+    order = [(1, 1), (2, 1), (1, 1), (1, 3), (1, 2), (1, 3), (3, 1)]
+    commits = [sequencer.number(make.update(*key)) for key in order]
+    assert [c and (c.commit, c.origin, c.seq) for c in commits] == [
+        (1, 1, 1), (2, 2, 1), None, None, (3, 1, 2), (4, 1, 3), None,
+    ]  # fmt: skip
+    assert sequencer.dropped == {"repeated": 1, "ahead": 1, "closed": 1}
+    assert [c.commit for c in sequencer.log.after(0)] == [1, 2, 3, 4]
+
+
+def test_nothing_of_a_closed_id_is_numbered(make: Any) -> None:
+    sequencer = Sequencer(10**6)
+    sequencer.admit(1)
+    sequencer.number(make.update(1, 1))
+    assert sequencer.close(1) == 1
+    assert sequencer.number(make.update(1, 2)) is None
+    with pytest.raises(AssertionError, match="never reused"):
+        sequencer.admit(1)
+
+
+def test_nothing_is_numbered_once_the_final_commit_is_fixed(make: Any) -> None:
+    sequencer = Sequencer(10**6)
+    sequencer.admit(1)
+    sequencer.frozen = True
+    assert sequencer.number(make.update(1, 1)) is None
+    assert sequencer.dropped == {"late": 1}
+
+
+def test_staleness_counts_the_commits_of_others(make: Any) -> None:
+    sequencer = Sequencer(10**6)
+    sequencer.admit(1)
+    sequencer.admit(2)
+    for origin, seq, seen in ((1, 1, 0), (1, 2, 0), (2, 1, 0), (1, 3, 2)):
+        sequencer.number(make.update(origin, seq, seen=seen))
+    assert sequencer.staleness == {0: 2, 2: 1, 1: 1}

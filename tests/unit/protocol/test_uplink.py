@@ -1,0 +1,117 @@
+"""Uplink: an origin's own updates until it sees them committed, also under another id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.protocol.replay import HEADER_BYTES
+from sparkstrom.protocol.uplink import (
+    AGAIN_SPACING_S,
+    RETRY_FIRST_S,
+    RETRY_LONGEST_S,
+    Uplink,
+)
+
+
+def filled(make: Any, count: int, window_bytes: int = 10**6) -> Uplink:
+    uplink = Uplink(window_bytes)
+    for seq in range(1, count + 1):
+        uplink.add(make.update(1, seq), 0.0)
+    return uplink
+
+
+def keys(uplink: Uplink) -> list[tuple[int, int]]:
+    return [(update.origin, update.seq) for update in uplink.uncommitted]
+
+
+def test_each_update_is_struck_once(make: Any) -> None:
+    uplink = filled(make, 2)
+    struck = uplink.strike(1, 1, 0.0)
+    assert struck is not None
+    assert struck.seq == 1
+    assert uplink.strike(1, 1, 0.0) is None
+    assert (keys(uplink), len(uplink), uplink.bytes) == ([(1, 2)], 1, HEADER_BYTES + 4)
+
+
+def test_seqs_have_no_gaps(make: Any) -> None:
+    with pytest.raises(AssertionError, match="no gaps"):
+        filled(make, 1).add(make.update(1, 3), 0.0)
+
+
+def test_an_empty_window_takes_one_update_of_any_size(make: Any) -> None:
+    uplink = Uplink(1)
+    assert uplink.has_room()
+    uplink.add(make.update(1, 1), 0.0)
+    assert not uplink.has_room()
+    uplink.strike(1, 1, 0.0)
+    assert uplink.has_room()
+
+
+def test_a_table_strikes_everything_up_to_its_seqs(make: Any) -> None:
+    uplink = filled(make, 4)
+    uplink.strike_up_to([(1, 3), (7, 9)], 0.0)
+    assert keys(uplink) == [(1, 4)]
+
+
+def test_under_a_new_id_only_what_was_not_committed_gets_new_numbers(make: Any) -> None:
+    uplink = filled(make, 4)
+    uplink.rekey({1: 2}, 5, 0.0)
+    assert keys(uplink) == [(1, 1), (1, 2), (5, 1), (5, 2)]
+    assert uplink.last_seq == 2
+    assert [update.seq for update in uplink.again(5, 1.0)] == [1, 2]
+    assert [update.batch for update in uplink.uncommitted] == [1, 2, 3, 4]
+
+
+def test_an_id_that_was_never_heard_of_moves_nothing(make: Any) -> None:
+    """Evicted under 1; admitted as 5, which it never heard; admitted as 6."""
+    uplink = filled(make, 3)
+    uplink.rekey({1: 1, 5: 0}, 6, 0.0)
+    assert keys(uplink) == [(1, 1), (6, 1), (6, 2)]
+
+
+def test_a_second_return_moves_what_the_first_one_moved(make: Any) -> None:
+    uplink = filled(make, 3)
+    uplink.rekey({1: 1}, 5, 0.0)
+    uplink.rekey({1: 1, 5: 1}, 6, 0.0)
+    assert keys(uplink) == [(1, 1), (5, 1), (6, 1)]
+    assert uplink.last_seq == 1
+
+
+def test_the_first_id_moves_nothing(make: Any) -> None:
+    uplink = Uplink(100)
+    uplink.rekey({}, 1, 0.0)
+    assert (uplink.last_seq, keys(uplink)) == (0, [])
+
+
+def test_repeats_keep_a_distance_unless_forced(make: Any) -> None:
+    uplink = filled(make, 2)
+    assert len(uplink.again(1, 1.0)) == 2
+    assert uplink.again(1, 1.0 + AGAIN_SPACING_S / 2) == []
+    assert len(uplink.again(1, 1.0 + AGAIN_SPACING_S / 2, force=True)) == 2
+
+
+def test_overdue_repeats_back_off_until_something_is_committed(make: Any) -> None:
+    uplink, now_s, waits = filled(make, 2), 0.0, []
+    for _ in range(7):
+        before_s = now_s
+        while not uplink.overdue(now_s):
+            now_s += RETRY_FIRST_S / 4
+        waits.append(now_s - before_s)
+        uplink.back_off(now_s)
+    assert waits[:4] == [RETRY_FIRST_S * 2**i for i in range(4)]
+    assert waits[-1] == RETRY_LONGEST_S
+    uplink.strike(1, 1, now_s)
+    assert uplink.overdue(now_s + RETRY_FIRST_S)
+    assert not uplink.overdue(now_s + RETRY_FIRST_S / 2)
+
+
+def test_progress_is_a_commit_or_the_first_of_a_new_list(make: Any) -> None:
+    uplink = filled(make, 1)
+    uplink.strike(1, 1, 3.0)
+    assert uplink.progress_s == 3.0
+    uplink.add(make.update(1, 2), 50.0)
+    assert uplink.progress_s == 50.0
+    uplink.add(make.update(1, 3), 60.0)
+    assert uplink.progress_s == 50.0
