@@ -72,12 +72,12 @@ def encode_bitmap(values: F32, tau: float) -> I32:
     with np.errstate(invalid="ignore"):
         size, down = np.abs(values), values < 0
         hit = size >= step
-        half = ~hit & down & (size >= step / np.float32(2))
+        sign = down & (size >= step / np.float32(2))
     message = np.empty(_bitmap_words(values.size), np.int32)
     message[:HEADER_WORDS] = values.size, values.size, step.view(np.int32), BITMAP
-    low, high = (_packed(mask, values.size) for mask in (hit, hit & down | half))
+    low, high = (_packed(mask, values.size) for mask in (hit, sign))
     message[HEADER_WORDS:] = (low | high << WORD_VALUES).view(np.int32)
-    _subtract(values, step, hit & ~down, hit & down, half)
+    _subtract(values, step, hit, sign)
     return message
 
 
@@ -119,16 +119,15 @@ def decode_bitmap(message: I32, out: F32) -> None:
     low, high = (_unpacked(halves[side::2]) for side in (0, 1))
     if low[out.size :].any() or high[out.size :].any():
         raise WireError(f"bits are set beyond the bitmap's {out.size} values")
-    hit, down = low[: out.size], high[: out.size]
+    _subtract(out, -step, low[: out.size], high[: out.size])
+
+
+def _subtract(values: F32, step: np.float32, hit: Mask, sign: Mask) -> None:
+    """values -= what the bits say; subtracting 0 elsewhere leaves -0.0 alone, adding would not."""
+    states = hit.view(np.uint8) | sign.view(np.uint8) << 1
+    table = np.array([0, step, -step / np.float32(2), -step], np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        _subtract(out, -step, hit & ~down, hit & down, ~hit & down)
-
-
-def _subtract(values: F32, step: np.float32, up: Mask, down: Mask, half: Mask) -> None:
-    """Only where a mask says so: adding 0 elsewhere would turn -0.0 into 0.0."""
-    values[up] -= step
-    values[down] += step
-    values[half] += step / np.float32(2)
+        values -= table[states]
 
 
 def _bitmap_words(n_values: int) -> int:

@@ -27,6 +27,8 @@ from sparkstrom.codec.payload import (
 )
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
+from sparkstrom.encoding.grid import EXACT_QUANTA
+from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.thresholds import FixedThreshold
 
 SEAL = Seal(bytes(range(KEY_BYTES)), 1)
@@ -172,7 +174,20 @@ def run_update(data: bytes, forms: tuple[Form, ...]) -> str:
     assert indices[-1] < n_params
     assert np.all(np.diff(indices) > 0)
     assert np.isin(np.abs(quanta), [tau_quanta, tau_quanta // 2]).all()
+    check_layers(payload, form, count, tau_quanta, indices, quanta, n_params)
     return f"{form.name} of {count.bit_length()} bits"
+
+
+def check_layers(
+    payload: bytes, form: Form, count: int, tau_quanta: int, indices: Any, quanta: Any, n: int
+) -> None:
+    """The same message where the upper half of all parameters has three times tau."""
+    layers = Layers((n // 2, n), (1, 3))
+    if 3 * tau_quanta > EXACT_QUANTA:
+        return
+    same, scaled = decode_update_untrusted(payload, form, count, tau_quanta, n, layers)
+    np.testing.assert_array_equal(same, indices)
+    np.testing.assert_array_equal(scaled, quanta * np.where(indices < n // 2, 1, 3))
 
 
 def run_gaps(data: bytes) -> str:

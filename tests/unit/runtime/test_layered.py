@@ -1,0 +1,47 @@
+"""Thresholds per layer in the replica: known from the job, also where updates are summed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from sparkstrom.codec.messages import Committed
+from sparkstrom.encoding.layers import Layers
+from sparkstrom.protocol.events import Deliver
+from sparkstrom.runtime import inbox as module
+from sparkstrom.runtime.inbox import Inbox, Merged
+from sparkstrom.runtime.theta import Theta
+
+K, N = 10, 300
+LAYERS = Layers((100, N), (1, 5))
+
+MakeCommit = Callable[..., Committed]
+
+
+def test_an_entry_adds_its_layers_multiple(make_commit: MakeCommit) -> None:
+    plain, layered = Theta(N, K), Theta(N, K, LAYERS)
+    for theta in (plain, layered):
+        theta.add(theta.decode(make_commit(1, 3, 200)))
+    where = np.flatnonzero(plain.values)
+    assert where.size
+    assert (layered.values[where] == plain.values[where] * LAYERS.at(where)).all()
+
+
+def test_a_sum_ends_before_multiples_of_tau_could_overflow_it(
+    make_commit: MakeCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theta = Theta(N, K, LAYERS)
+    update = make_commit(1, 200)
+    largest = 5 * update.tau_quanta
+    assert np.abs(theta.decode(update)[1]).max() == largest
+    monkeypatch.setattr(module, "MERGED_QUANTA_MAX", 3 * largest)
+    inbox = Inbox(N, 0, theta.decode)
+    for commit in range(1, 8):
+        inbox.put(Deliver(make_commit(commit, 200)))
+    sums = inbox.take()
+    assert [item.commit for item in sums if isinstance(item, Merged)] == [3, 6, 7]
+    assert max(int(np.abs(item.total).max()) for item in sums if isinstance(item, Merged)) == (
+        3 * largest
+    )
