@@ -52,13 +52,18 @@ def load_model(path: Path) -> tuple[FlatModel, Flat, int]:
     """
     try:
         description = json.loads(description_path(path).read_text(encoding="utf-8"))
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             parameters = file["parameters"]
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} is no saved model ({error}); save() writes NAME and NAME.json"
                          ) from None  # fmt: skip
-    if description.get("format") != FORMAT:
-        raise UsageError(f"{path} has format {description.get('format')}, this reads {FORMAT}")
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise UsageError(
+            f"{description_path(path)} does not say format {FORMAT}, which this version of "
+            "sparkstrom reads: it is no description of a model, or of a newer version's"
+        )
+    if missing := {"model", "epochs"} - set(description):
+        raise UsageError(f"{description_path(path)} lacks {', '.join(sorted(missing))}")
     model = from_description(description["model"])
     if parameters.shape != (model.n_params,) or parameters.dtype != np.float32:
         raise UsageError(
