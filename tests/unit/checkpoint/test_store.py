@@ -1,0 +1,102 @@
+"""Models on disk: they come back, and neither a failing write nor a wrong file does harm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.checkpoint import store
+from sparkstrom.checkpoint.store import description_path, load_model, save_model
+from sparkstrom.models import Adam, DenseNetwork
+
+MODEL = DenseNetwork([4, 3], updater=Adam(), seed=5)
+
+
+def save(path: Path, value: float = 0.0, epochs: int = 7, model: Any = MODEL) -> None:
+    parameters = model.initial() + np.float32(value)
+    save_model(path, model.describe(), parameters, epochs)
+
+
+def test_it_comes_back(tmp_path: Path) -> None:
+    save(tmp_path / "deep" / "model.npz")
+    model, parameters, epochs = load_model(tmp_path / "deep" / "model.npz")
+    assert model.describe() == MODEL.describe()
+    np.testing.assert_array_equal(parameters, MODEL.initial())
+    assert epochs == 7
+
+
+def test_it_has_the_name_it_was_given(tmp_path: Path) -> None:
+    save(tmp_path / "model")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model", "model.json"]
+    assert json.loads(description_path(tmp_path / "model").read_text())["n_params"] == 15
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_a_failing_write_leaves_the_former_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    save(tmp_path / "model.npz", 1.0, epochs=1)
+    calls = 0
+
+    def fsync(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fsync", fsync)
+    with pytest.raises(OSError, match="No space"):
+        save(tmp_path / "model.npz", 2.0, epochs=2)
+    _, parameters, epochs = load_model(tmp_path / "model.npz")
+    np.testing.assert_array_equal(parameters, MODEL.initial() + np.float32(1.0))
+    assert epochs == 1
+
+
+def test_two_files_of_different_models_are_refused(tmp_path: Path) -> None:
+    save(tmp_path / "one.npz")
+    save(tmp_path / "other.npz", model=DenseNetwork([5, 3]))
+    description_path(tmp_path / "one.npz").replace(description_path(tmp_path / "other.npz"))
+    with pytest.raises(UsageError, match="not of one save"):
+        load_model(tmp_path / "other.npz")
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is no saved model"):
+        load_model(tmp_path / "nothing.npz")
+    save(tmp_path / "model.npz")
+    for content in (b"", b"no zip", (tmp_path / "model.npz").read_bytes()[:100]):
+        (tmp_path / "broken.npz").write_bytes(content)
+        description_path(tmp_path / "broken.npz").write_text("{}")
+        with pytest.raises(UsageError, match="is no saved model"):
+            load_model(tmp_path / "broken.npz")
+    np.save(tmp_path / "array.npy", np.zeros(15, np.float32))
+    description_path(tmp_path / "array.npy").write_text("{}")
+    with pytest.raises(UsageError, match="is no saved model"):
+        load_model(tmp_path / "array.npy")
+
+
+@pytest.mark.parametrize("text", ["", "[", "{}", '{"format": 99}', "[]", '{"format": 1}'])
+def test_a_description_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
+    save(tmp_path / "model.npz")
+    description_path(tmp_path / "model.npz").write_text(text)
+    with pytest.raises(UsageError):
+        load_model(tmp_path / "model.npz")
+
+
+def test_an_npz_of_something_else_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "model.npz")
+    np.savez(tmp_path / "model.npz", other=np.zeros(15, np.float32))
+    with pytest.raises(UsageError, match="is no saved model"):
+        load_model(tmp_path / "model.npz")
+
+
+def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
+    save(tmp_path / "model.npz")
+    np.savez(tmp_path / "model.npz", parameters=np.array([object()]))
+    with pytest.raises(UsageError, match="is no saved model"):
+        load_model(tmp_path / "model.npz")

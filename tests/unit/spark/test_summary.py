@@ -1,0 +1,148 @@
+"""The summary's figures, from counters whose sums are known."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from sparkstrom.codec.messages import Phase
+from sparkstrom.protocol.members import Departure
+from sparkstrom.runtime.mailroom import Traffic
+from sparkstrom.runtime.master import Outcome
+from sparkstrom.spark.summary import TrainingSummary, summarize
+
+STATS = {
+    "epoch": 1.0,
+    "examples": 100.0,
+    "last_loss_sum": 30.0,
+    "last_examples": 60.0,
+    "publications": 10.0,
+    "hits": 50.0,
+    "mass_clipped": 1.0,
+    "mass_scaled": 2.0,
+    "residual_square": 9.0,
+    "tau": 0.01,
+    "update_bytes": 1000.0,
+    "wire_bytes": 1500.0,
+    "rejected": 1.0,
+    "s_stepping": 2.5,
+    "r_max": 0.25,
+}
+OTHER = STATS | {"last_loss_sum": 6.0, "last_examples": 12.0, "residual_square": 16.0, "tau": 0.03}
+
+
+def outcome(**changes: Any) -> Outcome:
+    facts: dict[str, Any] = {
+        "hashes": {"1": "aa", "2": "aa", "driver": "aa"},
+        "minibatches": 20,
+        "minibatches_expected": 20,
+        "commits": 18,
+        "staleness": Counter({0: 10, 3: 8}),
+        "stats": {1: STATS, 2: OTHER},
+        "traffic": Traffic(wire_bytes=400, rejected=Counter({"x": 3})),
+        "dropped": Counter(),
+        "departures": [Departure(3, 1, "h", "silent"), Departure(1, 0, "h", "done")],
+        "notes": ["a note"],
+        "kept": {},
+        "lost_mass": 0.5,
+        "grants": 1,
+        "phase_began_s": {
+            Phase.RUNNING: 12.0,
+            Phase.DRAINING: 15.0,
+            Phase.AUDIT: 16.0,
+            Phase.DONE: 18.0,
+        },
+        "breaches": 0,
+        "first_breach": -1,
+        "stop_reason": None,
+        "rows": [50, 50],
+        "executors": {"e0"},
+    }
+    return Outcome(**(facts | changes))
+
+
+def summary(collect_stats: bool = True, **changes: Any) -> TrainingSummary:
+    return summarize(
+        outcome(**changes),
+        began_s=10.0,
+        submitted_s=11.0,
+        ended_s=20.0,
+        epochs=2,
+        workers=2,
+        n_params=100,
+        executors=1,
+        warnings=["a warning"],
+        collect_stats=collect_stats,
+    )
+
+
+def test_figures() -> None:
+    made = summary()
+    assert made.replicas_equal
+    assert made.loss == 36 / 72
+    assert made.bytes_sent == 2000
+    assert made.bytes_wire == 3400
+    assert made.bytes_dense == 20 * 400
+    assert made.examples == 200
+    assert made.sent_fraction == 100 / (20 * 100)
+    assert made.residual_norm == 5.0
+    assert (made.mass_clipped, made.mass_scaled_away, made.mass_lost) == (2.0, 4.0, 0.5)
+    assert made.tau == pytest.approx(0.02)
+    assert (made.staleness_mean, made.staleness_max) == (24 / 18, 3)
+    assert made.rejected_frames == 5
+    assert made.departures == ["node 3 (partition 1 on h): silent"]
+    assert made.warnings == ["a warning", "a note"]
+
+
+def test_phases_add_up_to_the_whole() -> None:
+    made = summary()
+    assert made.phase_seconds == {
+        "prepare": 1.0,
+        "start": 1.0,
+        "train": 3.0,
+        "drain": 1.0,
+        "audit": 2.0,
+        "end": 2.0,
+    }
+    assert sum(made.phase_seconds.values()) == made.seconds == 10.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hashes": {"1": "aa", "driver": "bb"}},
+        {"breaches": 2, "first_breach": 7},
+        {"stats": {1: STATS | {"breaches": 1.0}}},
+    ],
+)
+def test_replicas_are_equal_only_where_nothing_speaks_against_it(changes: dict[str, Any]) -> None:
+    assert not summary(**changes).replicas_equal
+
+
+def test_breaches_are_a_warning_with_a_remedy() -> None:
+    text = summary(breaches=2, first_breach=7).warnings[-1]
+    assert "2 times a parameter (first: index 7)" in text
+    assert "Lower the learning rate" in text
+
+
+def test_details_only_on_request() -> None:
+    assert summary().worker_seconds == {"1": {"stepping": 2.5}, "2": {"stepping": 2.5}}
+    assert summary(collect_stats=False).worker_seconds == {}
+    assert summary().encoding == {"1": {"max": 0.25}, "2": {"max": 0.25}}
+    assert summary(stats={1: {"examples": 1.0}}).encoding == {}
+
+
+def test_a_fit_without_any_update_has_figures_too() -> None:
+    made = summary(stats={}, staleness=Counter(), commits=0)
+    assert math.isnan(made.loss)
+    assert (made.sent_fraction, made.staleness_mean, made.staleness_max) == (0.0, 0.0, 0)
+    assert "inf x" in made.table()
+
+
+def test_the_table_has_every_hash_and_the_verdict_last() -> None:
+    lines = summary().table().splitlines()
+    assert sum(line.startswith("hash ") for line in lines) == 3
+    assert lines[-1].split() == ["replicas", "equal", "True"]
