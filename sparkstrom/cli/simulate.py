@@ -33,6 +33,7 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
     "executor_crashes": (int, "executors that die"),
     "doubles": (int, "tasks started again although the first attempt lives"),
     "cuts": (int, "workers that are out of reach for a while"),
+    "breaks": (int, "single streams that break for good"),
     "exiles": (int, "workers that are out of reach for ever"),
     "master_lost": (int, "whether the driver program ends in the middle"),
     "pauses": (int, "workers that stand still for a while"),

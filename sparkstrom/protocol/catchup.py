@@ -29,6 +29,7 @@ class Catchup:
         self._asked_s: dict[int, float] = {}
         self._held = Log(hold_bytes, base)
         self._most: int = before._most if before is not None else 0
+        self.took_s = now_s  # the newest chunk, whatever it is worth
         self.progress_s: float = before.progress_s if before is not None else now_s
 
     def hold(self, committed: Committed) -> None:
@@ -40,6 +41,7 @@ class Catchup:
     def take(self, chunk: Chunk, now_s: float) -> None:
         if chunk.index >= self._count or chunk.commit < self._held.base:
             return
+        self.took_s = now_s
         self._asked_s.pop(chunk.index, None)
         self._chunks.setdefault(chunk.index, chunk)
         if len(self._chunks) > self._most:
@@ -62,7 +64,7 @@ class Catchup:
         """Could be installed now; waiting for the trainer is not this wait."""
         if not self._complete():
             return False
-        self.progress_s = now_s
+        self.progress_s = self.took_s = now_s
         return True
 
     def _complete(self) -> bool:

@@ -19,7 +19,7 @@ def on_committed(me: Standing, committed: Committed, now_s: float) -> list[Effec
         return []
     if committed.commit > me.received + 1:
         return _ask(me, now_s)
-    me.received, me.news, me.fed_s = committed.commit, True, now_s
+    me.received, me.news, me.fed_s, me.got_s = committed.commit, True, now_s, now_s
     own = committed.origin in me.ids
     if own:
         update = me.uplink.strike(committed.origin, committed.seq, now_s)
@@ -40,8 +40,7 @@ def _ask(me: Standing, now_s: float) -> list[Effect]:
 
 def ask_if_hungry(me: Standing, now_s: float) -> list[Effect]:
     """Commits are known to exist and none came for a while."""
-    behind = me.state is not None and me.state.head > me.received
-    if not behind or now_s - me.fed_s <= HUNGRY_S:
+    if not me.behind or now_s - me.fed_s <= HUNGRY_S:
         return []
     me.fed_s = now_s
     return [Send(MASTER, AskAfter(me.received))]

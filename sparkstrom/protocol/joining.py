@@ -17,7 +17,7 @@ def on_opened(me: Standing, address: Address, now_s: float) -> list[Effect]:
     """The node listens on fresh streams: ask for an edge there."""
     me.address, me.joined = address, False
     me.edge += 1
-    me.edge_heard_s = now_s
+    me.edge_heard_s = me.opened_s = now_s
     return ask_to_join(me, now_s)
 
 

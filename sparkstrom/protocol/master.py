@@ -304,7 +304,7 @@ class Master:
         if self.fit.phases.phase is not before:
             for member in self.fit.members.live.values():
                 member.state_due, member.state_s = True, -1.0
-        for node, reason in self.fit.phases.overdue(self.fit.members, now_s):
+        for node, reason in self.fit.phases.overdue(self.fit.members, self.fit.sequencer, now_s):
             effects += self.fit.close(self.fit.members.live[node], reason, now_s)
         return effects
 

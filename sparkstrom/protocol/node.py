@@ -44,7 +44,7 @@ from sparkstrom.protocol.orders import order
 from sparkstrom.protocol.reporting import report_if_due
 from sparkstrom.protocol.standing import Identity, NodeLimits, Standing
 from sparkstrom.protocol.uplink import Uplink
-from sparkstrom.protocol.waiting import forget_sleep, waited_too_long
+from sparkstrom.protocol.waiting import forget_sleep, is_edge_dead, waited_too_long
 
 __all__ = ["Identity", "Node", "NodeLimits"]
 
@@ -160,7 +160,7 @@ class Node:
             case Chunk():
                 return on_chunk(me, message, now_s)
             case State():
-                return self._on_state(message)
+                return self._on_state(message, now_s)
             case Again():
                 return send_all(me, now_s)
             case Behind():
@@ -178,13 +178,15 @@ class Node:
             return []
         return outcome
 
-    def _on_state(self, state: State) -> list[Effect]:
+    def _on_state(self, state: State, now_s: float) -> list[Effect]:
         """Phases only go forward: a state that was overtaken by a newer one is history."""
-        known = self.standing.state
-        if known is not None and (state.phase, state.head) < (known.phase, known.head):
+        me = self.standing
+        if me.state is not None and (state.phase, state.head) < (me.state.phase, me.state.head):
             return []
-        self.standing.state = state
-        done = state.phase is Phase.DONE and self.standing.audit is not None
+        if not me.behind:
+            me.got_s = now_s
+        me.state = state
+        done = state.phase is Phase.DONE and me.audit is not None
         return [Send(MASTER, Leaving("done", None))] if done else []
 
     # -- time ------------------------------------------------------------------------------------
@@ -197,8 +199,7 @@ class Node:
             return []
         if me.address is None:
             return []
-        silent_s = now_s - me.edge_heard_s
-        if silent_s > me.limits.lease_s / 2:  # also unanswered joins: their stream may be broken
+        if is_edge_dead(me, now_s):
             me.joined, me.edge_heard_s = False, now_s
             return [ev.Reopen()]
         if not me.joined:

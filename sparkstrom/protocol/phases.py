@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sparkstrom.codec.messages import Activity, Phase
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.members import Members
+from sparkstrom.protocol.members import Member, Members
 from sparkstrom.protocol.partitions import Partition
 from sparkstrom.protocol.sequencer import Sequencer
 
@@ -67,7 +67,9 @@ class Phases:
                 pass
         return []
 
-    def overdue(self, members: Members, now_s: float) -> list[tuple[int, str]]:
+    def overdue(
+        self, members: Members, sequencer: Sequencer, now_s: float
+    ) -> list[tuple[int, str]]:
         """Nodes that hold up the end; it goes on without them."""
         if self.phase not in (Phase.DRAINING, Phase.AUDIT):
             return []
@@ -75,11 +77,13 @@ class Phases:
             return []
         missing = "last update" if self.phase is Phase.DRAINING else "hash"
         reason = f"its {missing} did not come within {self._end_s:g} s"
-        late = [m for m in members.live.values() if self._is_late(m.final, m.audit)]
+        late = [m for m in members.live.values() if self._is_late(m, sequencer)]
         return [(m.node, reason) for m in late]
 
-    def _is_late(self, final: object, audit: object) -> bool:
-        return (final if self.phase is Phase.DRAINING else audit) is None
+    def _is_late(self, member: Member, sequencer: Sequencer) -> bool:
+        if self.phase is Phase.AUDIT:
+            return member.audit is None
+        return member.final is None or sequencer.last[member.node] < member.final
 
     def _gather(
         self, members: Members, partitions: list[Partition], now_s: float

@@ -59,11 +59,13 @@ class Standing:
     join_due_s: float = 0.0
     heard_s: float = 0.0  # from the master, on whatever edge
     edge_heard_s: float = 0.0
+    opened_s: float = 0.0  # the present edge
     ticked_s: float = 0.0
 
     # its replica
     has_replica: bool = False
     received: int = 0  # every commit up to here
+    got_s: float = 0.0  # the newest commit; or, since then nothing was missing until now
     fed_s: float = 0.0
     ask_due_s: float = 0.0
     catchup: Catchup | None = None
@@ -93,7 +95,12 @@ class Standing:
 
     def __post_init__(self) -> None:
         self.heard_s = self.edge_heard_s = self.ticked_s = self.began_s
-        self.fed_s = self.activity_s = self.began_s
+        self.opened_s = self.got_s = self.fed_s = self.activity_s = self.began_s
+
+    @property
+    def behind(self) -> bool:
+        """There are commits that it has not received."""
+        return self.state is not None and self.state.head > self.received
 
     @property
     def pace(self) -> int:

@@ -17,11 +17,31 @@ def forget_sleep(me: Standing, now_s: float) -> None:
     me.began_s += slept_s
     me.heard_s += slept_s
     me.activity_s += slept_s
+    me.got_s += slept_s
     me.failed_s += slept_s
     me.leaving_s += slept_s
     me.uplink.progress_s += slept_s
     if me.catchup is not None:
         me.catchup.progress_s += slept_s
+
+
+def is_edge_dead(me: Standing, now_s: float) -> bool:
+    """Is it time for fresh streams?
+
+    Nothing at all was heard, also no answer to a join; or the master speaks, and data does not get
+    through one way or the other: a stream may have broken off for good, each for itself.
+    """
+    lease_s = me.limits.lease_s
+    if now_s - me.edge_heard_s > lease_s / 2:
+        return True
+    if not me.joined or now_s - me.opened_s <= lease_s:
+        return False
+    silences = (
+        (len(me.uplink) > 0, me.uplink.progress_s),
+        (me.behind, me.got_s),
+        (me.catchup is not None, me.catchup.took_s if me.catchup is not None else now_s),
+    )
+    return any(waiting and now_s - since_s > lease_s for waiting, since_s in silences)
 
 
 def waited_too_long(me: Standing, now_s: float) -> Command | None:
@@ -33,7 +53,8 @@ def waited_too_long(me: Standing, now_s: float) -> Command | None:
         (me.node < 0, now_s - me.began_s, limits.join_s, JOIN_FAILED),
         (me.node >= 0, now_s - me.heard_s, limits.master_silent_s, MASTER_SILENT),
         (me.catchup is not None, since_chunk_s, limits.stuck_s, NO_SNAPSHOT),
-        (not me.uplink.has_room(), now_s - me.uplink.progress_s, limits.stuck_s, NO_COMMITS),
+        (len(me.uplink) > 0, now_s - me.uplink.progress_s, limits.stuck_s, NO_COMMITS),
+        (me.behind, now_s - me.got_s, limits.stuck_s, NOT_FED),
         (me.activity is Activity.STEPPING, working_s, limits.step_s, STEP_STUCK),
     )
     for waiting, waited_s, limit_s, what in waits:
@@ -59,5 +80,6 @@ NO_SNAPSHOT = (
     "catching up made no progress for {:.0f} s: no part of the replica arrived, or each was out of "
     "date before the last one came; raise log_bytes, or publish less often"
 )
-NO_COMMITS = "the window is full and the master committed nothing for {:.0f} s"
+NO_COMMITS = "none of its updates was committed for {:.0f} s, although the master answers"
+NOT_FED = "the updates of the others did not arrive for {:.0f} s, although the master answers"
 STEP_STUCK = "one training step took longer than {:.0f} s: raise step_timeout if that is normal"

@@ -44,6 +44,7 @@ class Chaos:
             (faults.cuts, self._cut_off),
             (faults.pauses, self._pause),
             (faults.master_pauses, self._pause_master),
+            (faults.breaks, self._break_stream),
             (faults.exiles, self._exile),
             (faults.master_lost, self._lose_master),
             (faults.edge_deaths, self._kill_edge),
@@ -121,6 +122,14 @@ class Chaos:
     def _cut(self, victim: SimProcess, cut: Cut) -> None:
         self._unreached.add(victim)
         self._world.network.cut(victim, cut)
+
+    def _break_stream(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            luck = self._world.time.chance.getrandbits(2)
+            up, data = bool(luck & 1), bool(luck & 2)
+            self._happens("breaks", f"a stream of {victim.name} breaks, {up=}, {data=}")
+            self._world.network.break_stream(victim, up=up, data=data)
 
     def _exile(self) -> None:
         victim = self._victim()

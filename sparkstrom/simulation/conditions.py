@@ -56,6 +56,7 @@ def _rougher(faults: Faults, nodes: int, chance: random.Random) -> Faults:
         doubles=chance.randint(0, 2),
         cuts=chance.randint(0, many),
         pauses=chance.randint(0, many),
+        breaks=chance.randint(0, 2),
         exiles=chance.choice((0, 0, 0, 1)),
         master_lost=chance.choice((0, 0, 0, 0, 0, 0, 0, 1)),
         master_pauses=chance.randint(0, 2),

@@ -20,6 +20,7 @@ class Faults:
     cuts: int = 2  # a worker is out of reach for up to two leases, both ways or one way
     pauses: int = 1  # a worker's process stands still for up to two leases
     master_pauses: int = 0  # the driver program stands still for up to two leases
+    breaks: int = 0  # one stream of an edge is dead for good, the others of that edge live
     exiles: int = 0  # a worker is out of reach for ever
     master_lost: int = 0  # the driver program is gone for ever
     edge_deaths: int = 2  # a media driver dies: all that was under way on its edges is lost

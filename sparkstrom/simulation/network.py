@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import Address, Join, Message
+from sparkstrom.codec.messages import Address, Chunk, Committed, Join, Message, Update
 from sparkstrom.protocol import events as ev
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.process import SimProcess
@@ -38,6 +38,7 @@ class Network:
         self._nodes: dict[tuple[SimProcess, int], int] = {}  # the other way round
         self._cuts: dict[SimProcess, Cut] = {}
         self.messages = 0
+        self._broken: set[tuple[SimProcess, int, bool, bool]] = set()  # edge, up, data
         self._quiet = False
 
     def add(self, process: SimProcess) -> None:
@@ -82,6 +83,10 @@ class Network:
     def cut(self, process: SimProcess, cut: Cut) -> None:
         self._cuts[process] = cut
 
+    def break_stream(self, process: SimProcess, *, up: bool, data: bool) -> None:
+        """Nothing gets through on this stream of its present edge any more."""
+        self._broken.add((process, process.edge, up, data))
+
     def _transmit(
         self,
         arrive: Callable[[SimProcess, int, Message], None],
@@ -115,12 +120,14 @@ class Network:
             self._to_master(NOBODY, message)
             return
         node = self._nodes.get((process, edge))
-        if node is not None:
+        if node is not None and not self._is_broken(process, edge, True, message):
             self._to_master(node, message)
 
     def _arrive_down(self, process: SimProcess, edge: int, message: Message) -> None:
         """A worker that stands still finds the message when it goes on."""
         if self._swallows(process, up=False) or not process.alive:
+            return
+        if self._is_broken(process, edge, False, message):
             return
         now_s = self._time.now_s
         if now_s < process.awake_s:
@@ -131,6 +138,10 @@ class Network:
     def is_cut(self, process: SimProcess) -> bool:
         cut = self._cuts.get(process)
         return cut is not None and cut.until_s > self._time.now_s
+
+    def _is_broken(self, process: SimProcess, edge: int, up: bool, message: Message) -> bool:
+        data = isinstance(message, Update | Committed | Chunk)
+        return bool(self._broken) and (process, edge, up, data) in self._broken
 
     def _swallows(self, process: SimProcess, *, up: bool) -> bool:
         if not self.is_cut(process):

@@ -230,6 +230,13 @@ def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Uplink, "again", lambda self, origin, now_s, force=False: [])
 
 
+def trusts_an_edge_on_which_something_is_heard(patch: pytest.MonkeyPatch) -> None:
+    def silent(me: Any, now_s: float) -> bool:
+        return bool(now_s - me.edge_heard_s > me.limits.lease_s / 2)
+
+    patch.setattr(node, "is_edge_dead", silent)
+
+
 def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:
     def append(self: Log, committed: Committed) -> None:
         self._commits.append(committed)
@@ -296,6 +303,7 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (waits_without_deadline, "I4: not over", {"master_lost": 1, "stop": 0.0, "failure": 0.0}),
     (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
     (sends_nothing_again, "I", ROUGH),
+    (trusts_an_edge_on_which_something_is_heard, "I", ROUGH | {"breaks": 6}),
     (keeps_the_whole_log, "I4: the log holds", NARROW),
     (ignores_its_window, "I4: p", {"window_bytes": 100, "delay_ms_max": 200.0}),
     (ignores_the_slowest, "I4: ", {"max_lead": 1, "publish_every": 1, "crashes": 0}),
