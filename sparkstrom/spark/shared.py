@@ -30,7 +30,7 @@ AGGREGATIONS = ("sum", "mean", "sqrt")
 REPARTITIONS = ("always", "never")
 APPROACHES = ("direct",)
 
-_NO_PERSIST = "a worker keeps its own partition for all epochs: in memory, then on local disk"
+_NO_PERSIST = "a worker keeps its own partition in memory, for all epochs"
 _NO_GC = "Python frees an array when its last user is done; there is no collector to call"
 _NO_EXPORT = "training reads the partition as it comes; exporting it first is not there yet"
 
