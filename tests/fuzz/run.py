@@ -4,7 +4,9 @@
 
 Prints one JSON object: executions, executions per second, outcomes. Ends with 1 at the first input
 that gives anything but WireError, which it prints with the command that repeats it. Inputs with a
-new outcome, up to a size, go into the corpus: a JSON file of hex strings per target.
+new outcome, up to a size, go into the corpus: a JSON file of hex strings per target. Payloads lie
+before a page that nobody may touch: a kernel that reads beyond them ends the process, and the
+input is in the file that was named at the start, as length (u32) and bytes.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import mmap
 import os
 import resource
 import sys
@@ -19,13 +22,19 @@ import tempfile
 import time
 import traceback
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.fuzz.targets import Target
 
 KEPT_BYTES_MAX = 256  # an input in the corpus
 KEPT_MAX = 60  # inputs per target
 MEMORY_BYTES = 256 * 2**20  # beyond what the process has at the start
 HANG_S = 60
 BATCH = 1000
+NOTE_BYTES = 1 << 20
 
 
 def main() -> int:
@@ -41,7 +50,7 @@ def main() -> int:
         print(target.run(bytes.fromhex(args.input)))
         return 0
     path = Path(args.corpus) / f"{args.target}.json"
-    fuzzer = Fuzzer(target, read_corpus(path), args.seed)
+    fuzzer = Fuzzer(noting(target), read_corpus(path), args.seed)
     limit_memory()
     began_s = time.monotonic()
     try:
@@ -69,6 +78,22 @@ def main() -> int:
     )
     write_corpus(path, fuzzer.outcomes)
     return 0
+
+
+def noting(target: Target) -> Target:
+    """The same target, which leaves each input in a file before it runs it."""
+    path = Path(tempfile.gettempdir()) / f"sparkstrom-fuzz-{os.getpid()}.last"
+    path.write_bytes(bytes(NOTE_BYTES))
+    with path.open("r+b") as file:
+        note = mmap.mmap(file.fileno(), NOTE_BYTES)
+    print(f"last input in {path}", file=sys.stderr, flush=True)
+    faulthandler.enable()
+
+    def run(data: bytes) -> str:
+        note[: 4 + len(data)] = len(data).to_bytes(4, "little") + data
+        return target.run(data)
+
+    return replace(target, run=run)
 
 
 def arguments() -> argparse.Namespace:

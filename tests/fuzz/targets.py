@@ -6,6 +6,8 @@ is valid: its seeds are made by the encoders.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +33,7 @@ from sparkstrom.encoding.grid import EXACT_QUANTA
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.thresholds import FixedThreshold
 
+FENCED_BYTES = 16 * mmap.PAGESIZE
 SEAL = Seal(bytes(range(KEY_BYTES)), 1)
 MESSAGE_BYTES_MAX = 4096
 K = 20
@@ -45,6 +48,27 @@ class Target:
 
     seeds: Callable[[], list[bytes]]
     run: Callable[[bytes], str]
+
+
+def fence() -> mmap.mmap:
+    """Memory that ends at a page which nobody may touch."""
+    memory = mmap.mmap(-1, FENCED_BYTES + mmap.PAGESIZE)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    closed = ctypes.CDLL(None, use_errno=True).mprotect(
+        ctypes.c_void_p(start + FENCED_BYTES), ctypes.c_size_t(mmap.PAGESIZE), 0
+    )
+    assert closed == 0, f"mprotect: errno {ctypes.get_errno()}"
+    return memory
+
+
+FENCE = fence()
+
+
+def fenced(payload: bytes) -> memoryview:
+    """A copy whose end is the fence: a kernel that reads one byte too many ends the process."""
+    start = FENCED_BYTES - len(payload)
+    FENCE[start:FENCED_BYTES] = payload
+    return memoryview(FENCE)[start:FENCED_BYTES].toreadonly()
 
 
 # -- frames: a run of pieces, each u16 length | u8 raw or sealed by us | data ----------------------
@@ -167,7 +191,7 @@ def run_update(data: bytes, forms: tuple[Form, ...]) -> str:
     form = forms[data[0] % len(forms)]
     n_params, tau_quanta, count = ANNOUNCED.unpack_from(data, 1)
     n_params &= 2**31 - 1
-    payload = data[1 + ANNOUNCED.size :]
+    payload = fenced(data[1 + ANNOUNCED.size :])
     indices, quanta = decode_update_untrusted(payload, form, count, tau_quanta, n_params)
     assert indices.size == quanta.size == count <= 4 * len(payload)
     assert indices[0] >= 0
@@ -179,7 +203,7 @@ def run_update(data: bytes, forms: tuple[Form, ...]) -> str:
 
 
 def check_layers(
-    payload: bytes, form: Form, count: int, tau_quanta: int, indices: Any, quanta: Any, n: int
+    payload: Any, form: Form, count: int, tau_quanta: int, indices: Any, quanta: Any, n: int
 ) -> None:
     """The same message where the upper half of all parameters has three times tau."""
     layers = Layers((n // 2, n), (1, 3))
