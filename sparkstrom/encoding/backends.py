@@ -70,6 +70,14 @@ class Kernels(Protocol):
         self, packed: U8, n: int, side: int, quanta: int, indices: I32, amounts: I32, /
     ) -> int: ...
 
+    def bitmap_add(
+        self, theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /
+    ) -> tuple[int, int]: ...
+
+    def bitmap_add_both(
+        self, theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8, /
+    ) -> tuple[int, int]: ...
+
     def apply_hits(self, theta: F32, indices: I32, quanta: I32, q: float, /) -> tuple[int, int]: ...
 
     def apply_hits_both(

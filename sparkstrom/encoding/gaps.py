@@ -10,6 +10,9 @@ fewer than 8, so that a message has one length. Decoding trusts nothing: every r
 payload, every index within the model, or the answer is a reason why not.
 """
 
+# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# mypy: disable-error-code="assignment, no-any-return"
+
 from __future__ import annotations
 
 import math
@@ -18,11 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.encoding.compiled import BYTES, helper, kernel
+from sparkstrom.encoding.intrinsics import load_word, lowest_bit, store_word
 
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
+U64 = np.uint64  # unsigned, so that Numba does not ask whether an index counts from the end
 
 RICE_MAX = 30  # indices are i32
+NEAR = U64(57 - RICE_MAX - 2)  # zeros after which a whole hit is within the bits at hand
 FLUSH_BYTES = 8  # the encoder writes whole words; what it overhangs is not part of the message
 
 # What decoding answers besides 0.
@@ -67,16 +73,13 @@ def _index(code: int) -> int:
 @kernel("i8(i4[::1], i8)")
 def best_rice(codes: I32, guess: int) -> int:
     """The best of ``guess`` and its two neighbours, by counting bits."""
-    lower, same, higher = 0, 0, 0
-    down, up = max(0, guess - 1), min(RICE_MAX, guess + 1)
-    previous = -1
-    for j in range(codes.shape[0]):
-        index = _index(codes[j])
-        gap = index - previous - 1
+    down, up, count = max(0, guess - 1), min(RICE_MAX, guess + 1), codes.shape[0]
+    first = _index(codes[0]) if count else 0
+    lower, same, higher = first >> down, first >> guess, first >> up
+    for j in range(1, count):
+        gap = np.int64(_index(codes[j]) - _index(codes[j - 1]) - np.int32(1))
         lower, same, higher = lower + (gap >> down), same + (gap >> guess), higher + (gap >> up)
-        previous = index
-    lower, higher = lower + down * codes.shape[0], higher + up * codes.shape[0]
-    same += guess * codes.shape[0]
+    lower, same, higher = lower + down * count, same + guess * count, higher + up * count
     if lower < same and lower <= higher:
         return down
     return up if higher < same else guess
@@ -84,37 +87,50 @@ def best_rice(codes: I32, guess: int) -> int:
 
 @kernel("i8(i4[::1], i8, u1[::1])")
 def write_gaps(codes: I32, rice: int, out: U8) -> int:
-    """The bit loop of ``encode``: gather bits in a word, write whole bytes."""
+    """The bit loop of ``encode``: gather bits in a word, write it whole, keep the last few."""
     out[0] = rice
-    at, word, bits = 1, np.uint64(0), 0
-    low = (1 << rice) - 1
-    previous = -1
+    at, word, bits = U64(1), U64(0), U64(0)  # fewer than 8 bits wait in the word
+    shift, low = U64(rice), (U64(1) << U64(rice)) - U64(1)
+    previous = np.int32(-1)
     for j in range(codes.shape[0]):
         index = _index(codes[j])
-        gap = index - previous - 1
+        gap = U64(index - previous - np.int32(1))
         previous = index
-        bits += gap >> rice
-        while bits >= 8:
-            out[at], word, bits, at = np.uint8(word), word >> np.uint64(8), bits - 8, at + 1
-        tail = 1 | (int(codes[j] < 0) << 1) | ((gap & low) << 2)
-        word |= np.uint64(tail) << np.uint64(bits)
-        bits += rice + 2
-        while bits >= 8:
-            out[at], word, bits, at = np.uint8(word), word >> np.uint64(8), bits - 8, at + 1
-    if bits:
-        out[at], at = np.uint8(word), at + 1
-    return at
+        bits += gap >> shift
+        while bits >= U64(32):
+            store_word(out, at, word)
+            at, word, bits = at + U64(4), word >> U64(32), bits - U64(32)
+        down = U64(codes[j] < 0)
+        word |= (U64(1) | (down << U64(1)) | ((gap & low) << U64(2))) << bits
+        bits += shift + U64(2)  # 31 + 32 at most
+        store_word(out, at, word)
+        at, word, bits = at + (bits >> U64(3)), word >> (bits & U64(56)), bits & U64(7)
+    return int(at) + int(bits > U64(0))
 
 
 @helper
-def _trailing_zeros(word: np.uint64) -> int:
-    """Zeros below the lowest set bit of a word that is not 0."""
-    zeros = 0
-    while word & np.uint64(0xFF) == 0:
-        word, zeros = word >> np.uint64(8), zeros + 8
-    while word & np.uint64(1) == 0:
-        word, zeros = word >> np.uint64(1), zeros + 1
-    return zeros
+def _bits_from(payload: U8, position: np.uint64) -> np.uint64:
+    """57 bits or more, from this bit on; 0s where the payload has ended."""
+    at, size = position >> U64(3), U64(payload.shape[0])
+    word = U64(0)
+    if at + U64(8) <= size:
+        word = load_word(payload, at)
+    elif at < size:
+        for byte in range(size - at):
+            word |= U64(payload[at + U64(byte)]) << U64(8 * byte)
+    return word >> (position & U64(7))
+
+
+@helper
+def _next_one(payload: U8, position: np.uint64) -> np.uint64:
+    """Where the next 1 is, from this bit on; beyond the payload where there is none."""
+    end = U64(payload.shape[0]) << U64(3)
+    while position < end:
+        word = _bits_from(payload, position)
+        if word != U64(0):
+            return position + lowest_bit(word)
+        position += U64(56) - (position & U64(7))  # bytes of which all bits are 0
+    return end
 
 
 @kernel(f"i8({BYTES}, i8, i4, i4[::1], i4[::1])")
@@ -129,33 +145,27 @@ def read_gaps(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I3
     """
     if payload.shape[0] == 0 or payload[0] > RICE_MAX:
         return 1
-    rice = int(payload[0])
-    low = (1 << rice) - 1
-    at, word, bits = 1, np.uint64(0), 0
-    index = -1
+    rice, end = U64(payload[0]), U64(payload.shape[0]) << U64(3)
+    low, farthest = (U64(1) << rice) - U64(1), U64(n_params) >> rice
+    position, index = U64(8), U64(0)  # index: of the first parameter that may come next
     for j in range(indices.shape[0]):
-        quotient = 0
-        while word == 0:
-            quotient, bits = quotient + bits, 0
-            if at >= payload.shape[0]:
-                return 2
-            while bits <= 48 and at < payload.shape[0]:
-                word |= np.uint64(payload[at]) << np.uint64(bits)
-                at, bits = at + 1, bits + 8
-        zeros = _trailing_zeros(word)
-        quotient += zeros
-        word, bits = word >> np.uint64(zeros) >> np.uint64(1), bits - zeros - 1
-        while bits <= 48 and at < payload.shape[0]:
-            word |= np.uint64(payload[at]) << np.uint64(bits)
-            at, bits = at + 1, bits + 8
-        if bits < rice + 1:
+        word = _bits_from(payload, position)
+        zeros = lowest_bit(word)
+        if zeros > NEAR:
+            zeros = _next_one(payload, position) - position
+            word = _bits_from(payload, position + zeros)
+        else:
+            word >>= zeros
+        position += zeros + rice + U64(2)
+        if position > end:
             return 2
-        if quotient > n_params >> rice:  # before the shift: 1 GiB of zeros would overflow it
+        if zeros > farthest:  # before the shift: 1 GiB of zeros would overflow it
             return 3
-        index += 1 + (quotient << rice) + (int(word >> np.uint64(1)) & low)
-        if index >= n_params:
+        index += (zeros << rice) + ((word >> U64(2)) & low)
+        if index >= U64(n_params):
             return 3
-        indices[j] = index
-        amounts[j] = -quanta if word & np.uint64(1) else quanta
-        word, bits = word >> np.uint64(rice + 1), bits - rice - 1
-    return 4 if word != 0 or at < payload.shape[0] or bits >= 8 else 0
+        down = np.int32((word >> U64(1)) & U64(1))
+        indices[j], amounts[j] = np.int32(index), (quanta ^ -down) + down
+        index += U64(1)
+    left_over = end - position >= U64(8) or _bits_from(payload, position) != U64(0)
+    return 4 if left_over else 0

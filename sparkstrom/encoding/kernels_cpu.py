@@ -1,122 +1,176 @@
 """The kernels in Numba: same names and argument tables as in ``reference``, at memory speed.
 
-A scan looks at blocks with one loop that the compiler vectorises, and looks again only where a
-block holds a hit, in groups of 16 and there without branches. Integer maxima over
-``bits & 0x7fffffff`` find NaN and infinity for nothing. Helpers live in this file: Numba's cache
-does not see edits of imported ones.
+A scan looks at a block with one loop that the compiler vectorises, and again only where the block
+holds a hit: then at 64 parameters as the bits of one word, whose lowest bits are the next hits.
+Integer maxima over ``bits & 0x7fffffff`` find NaN and infinity for nothing, and compare like the
+floats they are the bits of. Indices are unsigned and arrays whole: Numba asks of a signed index
+whether it counts from the end, and a slice costs more than the sixteenth of a block.
+Helpers live in this file: Numba's cache does not see edits of imported ones.
 """
+
+# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# mypy: disable-error-code="assignment"
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.encoding.compiled import BYTES, helper, kernel
+from sparkstrom.encoding.bitmaps_cpu import (
+    bitmap_add,
+    bitmap_add_both,
+    bitmap_count,
+    bitmap_decode,
+    bitmap_local,
+    bitmap_replica,
+)
+from sparkstrom.encoding.compiled import helper, kernel
 from sparkstrom.encoding.grid import EXACT_QUANTA
+from sparkstrom.encoding.intrinsics import lowest_bit, prefetch
+
+__all__ = [
+    "add_quanta",
+    "add_quanta_both",
+    "apply_hits",
+    "apply_hits_both",
+    "bitmap_add",
+    "bitmap_add_both",
+    "bitmap_count",
+    "bitmap_decode",
+    "bitmap_local",
+    "bitmap_replica",
+    "clip_local",
+    "clip_replica",
+    "move",
+    "norms_local",
+    "norms_replica",
+    "scan_local",
+    "scan_replica",
+    "sum_hits",
+]
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
+U64 = np.uint64
 
-BLOCK = 128  # parameters per first look: a constant, so that the loop is vectors only
-GROUP = 16  # parameters per second look
-BITMAP_BLOCK = 512  # parameters per round of bitmap loops: all their memory stays in the L1 cache
+BLOCK = 256  # parameters per first look: a constant, so that the loop is vectors only
+WORD = 64  # parameters per second look
+LIKELY = 2  # hits per word that are written without a branch: where there is none, it is garbage
+AHEAD = 16  # hits between asking for a line of memory and needing it
 MAGNITUDE = np.int32(0x7FFFFFFF)
+ONE = U64(1)
 
 
 @helper
-def _note(value: float, tau: float, i: int, codes: I32, hits: int) -> int:
+def _note(value: float, tau: float, i: int, codes: I32, hits: np.uint64) -> np.uint64:
     if not abs(value) >= tau:
         return hits
-    if hits < codes.shape[0]:
+    if hits < U64(codes.shape[0]):
         codes[hits] = i if value > 0 else ~i
-    return hits + 1
+    return hits + ONE
 
 
 @helper
-def _gather(values: F32, tau: float, start: int, codes: I32, hits: int) -> int:
-    """Append the hits among a block of values; one branch per group, none per value."""
-    for first in range(0, BLOCK, GROUP):
-        group = values[first : first + GROUP]
-        found = np.int32(0)
-        for i in range(GROUP):
-            found |= np.int32(abs(group[i]) >= tau)
-        if found == 0:
-            continue
-        if hits + GROUP > codes.shape[0]:
-            for i in range(GROUP):
-                hits = _note(group[i], tau, start + first + i, codes, hits)
-            continue
-        for i in range(GROUP):
-            codes[hits] = np.int32(start + first + i) ^ -np.int32(group[i] < 0)  # ^ -1 is ~
-            hits += abs(group[i]) >= tau
+def _gather(values: F32, tau: float, start: np.uint64, codes: I32, hits: np.uint64) -> np.uint64:
+    """Append the hits among a block of values; there is room for a block of codes."""
+    bits = values.view(np.int32)
+    for part in range(0, BLOCK, WORD):
+        base, word = start + U64(part), U64(0)
+        for i in range(WORD):
+            word |= U64(abs(values[base + U64(i)]) >= tau) << U64(i)
+        for _ in range(LIKELY):
+            at = base + (lowest_bit(word) & U64(WORD - 1))
+            codes[hits] = np.int32(at) ^ (bits[at] >> np.int32(31))  # ^ -1 is ~
+            hits += U64(word != U64(0))
+            word &= word - ONE
+        while word:
+            at = base + lowest_bit(word)
+            codes[hits] = np.int32(at) ^ (bits[at] >> np.int32(31))
+            hits += ONE
+            word &= word - ONE
     return hits
 
 
 @helper
 def _gather_difference(
-    local: F32, theta: F32, tau: float, start: int, codes: I32, hits: int
-) -> int:
+    local: F32, theta: F32, tau: float, start: np.uint64, codes: I32, hits: np.uint64
+) -> np.uint64:
     """``_gather`` for local - theta."""
-    for first in range(0, BLOCK, GROUP):
-        mine, shared = local[first : first + GROUP], theta[first : first + GROUP]
-        found = np.int32(0)
-        for i in range(GROUP):
-            found |= np.int32(abs(mine[i] - shared[i]) >= tau)
-        if found == 0:
-            continue
-        if hits + GROUP > codes.shape[0]:
-            for i in range(GROUP):
-                hits = _note(mine[i] - shared[i], tau, start + first + i, codes, hits)
-            continue
-        for i in range(GROUP):
-            value = mine[i] - shared[i]
-            codes[hits] = np.int32(start + first + i) ^ -np.int32(value < 0)
-            hits += abs(value) >= tau
+    for part in range(0, BLOCK, WORD):
+        base, word = start + U64(part), U64(0)
+        for i in range(WORD):
+            word |= U64(abs(local[base + U64(i)] - theta[base + U64(i)]) >= tau) << U64(i)
+        for _ in range(LIKELY):
+            at = base + (lowest_bit(word) & U64(WORD - 1))
+            codes[hits] = np.int32(at) ^ -np.int32(local[at] < theta[at])
+            hits += U64(word != U64(0))
+            word &= word - ONE
+        while word:
+            at = base + lowest_bit(word)
+            codes[hits] = np.int32(at) ^ -np.int32(local[at] < theta[at])
+            hits += ONE
+            word &= word - ONE
     return hits
 
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], f4, i4[::1])")
 def scan_local(local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
     """See ``reference.scan_local``."""
-    hits, worst = 0, np.int32(0)
-    tail = local.shape[0] - local.shape[0] % BLOCK
-    for start in range(0, tail, BLOCK):
-        mine, shared = local[start : start + BLOCK], theta[start : start + BLOCK]
-        bits = mine.view(np.int32)
-        found = np.int32(0)
+    hits, worst, n = U64(0), np.int32(0), local.shape[0]
+    bits = local.view(np.int32)
+    for block in range(n // BLOCK):
+        start, found = U64(block * BLOCK), np.int32(0)
         for i in range(BLOCK):
-            worst = max(worst, np.int32(bits[i] & MAGNITUDE))
-            found |= np.int32(abs(mine[i] - shared[i]) >= tau)
-        if found:
-            hits = _gather_difference(mine, shared, tau, start, codes, hits)
-    for i in range(tail, local.shape[0]):
-        worst = max(worst, np.int32(local.view(np.int32)[i] & MAGNITUDE))
+            worst = max(worst, np.int32(bits[start + U64(i)] & MAGNITUDE))
+            found |= np.int32(abs(local[start + U64(i)] - theta[start + U64(i)]) >= tau)
+        if found == 0:
+            continue
+        if hits + U64(BLOCK) <= U64(codes.shape[0]):
+            hits = _gather_difference(local, theta, tau, start, codes, hits)
+        elif hits < U64(codes.shape[0]):
+            for i in range(start, start + U64(BLOCK)):
+                hits = _note(local[i] - theta[i], tau, i, codes, hits)
+        else:
+            for i in range(BLOCK):
+                hits += U64(abs(local[start + U64(i)] - theta[start + U64(i)]) >= tau)
+    for i in range(n - n % BLOCK, n):
+        worst = max(worst, np.int32(bits[i] & MAGNITUDE))
         hits = _note(local[i] - theta[i], tau, i, codes, hits)
-    return hits, int(worst)
+    return int(hits), int(worst)
 
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], f4, i4[::1])")
 def scan_replica(residual: F32, delta: F32, tau: float, codes: I32) -> tuple[int, int]:
     """See ``reference.scan_replica``."""
-    hits, worst = 0, np.int32(0)
-    tau_bits = np.float32(tau).view(np.int32)
-    tail = residual.shape[0] - residual.shape[0] % BLOCK
-    for start in range(0, tail, BLOCK):
-        kept, new = residual[start : start + BLOCK], delta[start : start + BLOCK]
-        bits = kept.view(np.int32)
-        largest = np.int32(0)
+    hits, worst, n = U64(0), np.int32(0), residual.shape[0]
+    bits, tau_bits = residual.view(np.int32), np.float32(tau).view(np.int32)
+    for block in range(n // BLOCK):
+        start, largest = U64(block * BLOCK), np.int32(0)
         for i in range(BLOCK):
-            kept[i] += new[i]
-            largest = max(largest, np.int32(bits[i] & MAGNITUDE))
+            residual[start + U64(i)] += delta[start + U64(i)]
+            largest = max(largest, np.int32(bits[start + U64(i)] & MAGNITUDE))
         worst = max(worst, largest)
-        if largest >= tau_bits:  # the bits of positive floats are ordered as the floats are
-            hits = _gather(kept, tau, start, codes, hits)
-    for i in range(tail, residual.shape[0]):
+        if largest < tau_bits:  # the bits of positive floats are ordered as the floats are
+            continue
+        if hits + U64(BLOCK) <= U64(codes.shape[0]):
+            hits = _gather(residual, tau, start, codes, hits)
+        elif hits < U64(codes.shape[0]):
+            for i in range(start, start + U64(BLOCK)):
+                hits = _note(residual[i], tau, i, codes, hits)
+        else:
+            for i in range(BLOCK):
+                hits += U64(abs(residual[start + U64(i)]) >= tau)
+    for i in range(n - n % BLOCK, n):
         residual[i] += delta[i]
-        worst = max(worst, np.int32(residual.view(np.int32)[i] & MAGNITUDE))
+        worst = max(worst, np.int32(bits[i] & MAGNITUDE))
         hits = _note(residual[i], tau, i, codes, hits)
-    return hits, int(worst)
+    return int(hits), int(worst)
+
+
+@helper
+def _index(code: np.int32) -> np.uint64:
+    return U64(np.uint32(code ^ (code >> np.int32(31))))
 
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], i4[::1], f4, f4, f8)")
@@ -124,170 +178,45 @@ def move(
     theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
     """See ``reference.move``."""
-    breaches, first = 0, -1
-    for j in range(codes.shape[0]):
-        i, sign = codes[j], np.float32(1)
-        if i < 0:
-            i, sign = ~i, np.float32(-1)
-        exact = np.float64(theta[i]) + np.float64(sign * step)
-        theta[i] = exact
-        other[i] += sign * other_step
-        if abs(exact) > EXACT_QUANTA * q:
-            breaches, first = breaches + 1, (i if first < 0 else first)
+    breaches, first, hits = 0, -1, codes.shape[0]
+    limit, both = EXACT_QUANTA * q, other_step != 0
+    for j in range(hits):
+        soon = _index(codes[U64(min(j + AHEAD, hits - 1))])
+        prefetch(theta, soon)
+        if both:
+            prefetch(other, soon)
+        at, sign = _index(codes[j]), np.float32((codes[j] >> np.int32(31)) | np.int32(1))
+        exact = np.float64(theta[at]) + np.float64(sign * step)
+        theta[at] = exact
+        if both:
+            other[at] += sign * other_step
+        if abs(exact) > limit:
+            breaches, first = breaches + 1, (np.int64(at) if first < 0 else first)
     return breaches, first
-
-
-@helper
-def _states(values: F32, tau: float, side: int, states: U8) -> None:
-    half = np.float32(tau / 2)
-    toward = np.float32(side)
-    for i in range(values.shape[0]):
-        up, down = np.uint8(values[i] >= tau), np.uint8(values[i] <= -tau)
-        halfway = np.uint8(values[i] * toward >= half)
-        states[i] = up | (down << 1) | ((halfway & ~(up | down)) * 3)
-
-
-@helper
-def _states_of_difference(local: F32, theta: F32, tau: float, side: int, states: U8) -> None:
-    half = np.float32(tau / 2)
-    toward = np.float32(side)
-    for i in range(local.shape[0]):
-        value = local[i] - theta[i]
-        up, down = np.uint8(value >= tau), np.uint8(value <= -tau)
-        halfway = np.uint8(value * toward >= half)
-        states[i] = up | (down << 1) | ((halfway & ~(up | down)) * 3)
-
-
-@helper
-def _sign(state: np.uint8, side: int) -> np.float32:
-    half = np.float32(state == 3) * np.float32(side) * np.float32(0.5)
-    return np.float32(np.float32(state == 1) - np.float32(state == 2) + half)
-
-
-@helper
-def _look_for_breaches(
-    states: U8, theta: F32, step: float, side: int, start: int, q: float, so_far: tuple[int, int]
-) -> tuple[int, int]:
-    """Count the parameters that are about to leave the exact range."""
-    limit, found = EXACT_QUANTA * q, np.int32(0)
-    for i in range(states.shape[0]):
-        found |= np.int32(abs(theta[i] + np.float64(_sign(states[i], side) * step)) > limit)
-    breaches, first = so_far
-    if found:
-        for i in range(states.shape[0]):
-            over = abs(theta[i] + np.float64(_sign(states[i], side) * step)) > limit
-            if over and states[i]:
-                breaches, first = breaches + 1, (start + i if first < 0 else first)
-    return breaches, first
-
-
-@helper
-def _move_states(states: U8, values: F32, step: float, side: int) -> None:
-    for i in range(states.shape[0]):
-        values[i] += _sign(states[i], side) * step
-
-
-@helper
-def _pack(states: U8, out: U8) -> tuple[int, int]:
-    """Four states to a byte; return how many are hits, and how many half steps."""
-    hits, halves = 0, 0
-    for i in range(states.shape[0]):
-        hits += (states[i] == 1) | (states[i] == 2)
-        halves += states[i] == 3
-    whole = states.shape[0] // 4
-    for j in range(whole):
-        low = states[4 * j] | (states[4 * j + 1] << 2)
-        out[j] = low | (states[4 * j + 2] << 4) | (states[4 * j + 3] << 6)
-    if states.shape[0] % 4:
-        out[whole] = 0
-        for i in range(4 * whole, states.shape[0]):
-            out[whole] |= states[i] << (2 * (i % 4))
-    return hits, halves
-
-
-@kernel("UniTuple(i8, 4)(f4[::1], f4[::1], f4, f4, i8, f8, u1[::1], u1[::1])")
-def bitmap_local(
-    local: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
-) -> tuple[int, int, int, int]:
-    """See ``reference.bitmap_local``."""
-    hits, halves, breaches = 0, 0, (0, -1)
-    for start in range(0, local.shape[0], BITMAP_BLOCK):
-        mine, shared = local[start : start + BITMAP_BLOCK], theta[start : start + BITMAP_BLOCK]
-        states = scratch[: mine.shape[0]]
-        _states_of_difference(mine, shared, tau, side, states)
-        breaches = _look_for_breaches(states, shared, step, side, start, q, breaches)
-        _move_states(states, shared, step, side)
-        if step != tau:
-            _move_states(states, mine, step - tau, side)
-        counted = _pack(states, out[start // 4 :])
-        hits, halves = hits + counted[0], halves + counted[1]
-    return hits, halves, breaches[0], breaches[1]
-
-
-@kernel("UniTuple(i8, 4)(f4[::1], f4[::1], f4, f4, i8, f8, u1[::1], u1[::1])")
-def bitmap_replica(
-    residual: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
-) -> tuple[int, int, int, int]:
-    """See ``reference.bitmap_replica``."""
-    hits, halves, breaches = 0, 0, (0, -1)
-    for start in range(0, residual.shape[0], BITMAP_BLOCK):
-        mine, shared = residual[start : start + BITMAP_BLOCK], theta[start : start + BITMAP_BLOCK]
-        states = scratch[: mine.shape[0]]
-        _states(mine, tau, side, states)
-        breaches = _look_for_breaches(states, shared, step, side, start, q, breaches)
-        _move_states(states, shared, step, side)
-        _move_states(states, mine, -tau, side)
-        counted = _pack(states, out[start // 4 :])
-        hits, halves = hits + counted[0], halves + counted[1]
-    return hits, halves, breaches[0], breaches[1]
-
-
-@kernel(f"i8({BYTES}, i8)")
-def bitmap_count(packed: U8, n: int) -> int:
-    """See ``reference.bitmap_count``."""
-    count = 0
-    for j in range(packed.shape[0]):
-        used = (packed[j] | (packed[j] >> 1)) & 0x55
-        count += (used & 1) + ((used >> 2) & 1) + ((used >> 4) & 1) + (used >> 6)
-    if n % 4 and packed[n // 4] >> (2 * (n % 4)):
-        return -1
-    return count
-
-
-@kernel(f"i8({BYTES}, i8, i8, i4, i4[::1], i4[::1])")
-def bitmap_decode(packed: U8, n: int, side: int, quanta: int, indices: I32, amounts: I32) -> int:
-    """See ``reference.bitmap_decode``."""
-    written = 0
-    for j in range(packed.shape[0]):
-        if packed[j] == 0:
-            continue
-        for slot in range(4):
-            state = (packed[j] >> (2 * slot)) & 3
-            if state == 0 or 4 * j + slot >= n or written >= indices.shape[0]:
-                continue
-            amount = side * (quanta // 2) if state == 3 else (quanta if state == 1 else -quanta)
-            indices[written], amounts[written] = 4 * j + slot, amount
-            written += 1
-    return written
 
 
 @kernel("UniTuple(i8, 2)(f4[::1], i4[::1], i4[::1], f8)")
 def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
     """See ``reference.apply_hits``."""
-    breaches, first = 0, -1
-    for j in range(indices.shape[0]):
-        exact = theta[indices[j]] + quanta[j] * q
-        theta[indices[j]] = exact
-        if abs(exact) > EXACT_QUANTA * q:
-            breaches, first = breaches + 1, (indices[j] if first < 0 else first)
+    breaches, first, hits = 0, -1, indices.shape[0]
+    limit = EXACT_QUANTA * q
+    for j in range(hits):
+        prefetch(theta, U64(np.uint32(indices[U64(min(j + AHEAD, hits - 1))])))
+        at = U64(np.uint32(indices[j]))
+        exact = theta[at] + quanta[j] * q
+        theta[at] = exact
+        if abs(exact) > limit:
+            breaches, first = breaches + 1, (np.int64(at) if first < 0 else first)
     return breaches, first
 
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], i4[::1], i4[::1], f8)")
 def apply_hits_both(theta: F32, local: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
     """See ``reference.apply_hits_both``."""
-    for j in range(indices.shape[0]):
-        local[indices[j]] += quanta[j] * q
+    hits = indices.shape[0]
+    for j in range(hits):
+        prefetch(local, U64(np.uint32(indices[U64(min(j + AHEAD, hits - 1))])))
+        local[U64(np.uint32(indices[j]))] += quanta[j] * q
     return apply_hits(theta, indices, quanta, q)
 
 
@@ -296,10 +225,11 @@ def sum_hits(total: I32, indices: I32, quanta: I32) -> tuple[int, int]:
     """See ``reference.sum_hits``."""
     overflows, first = 0, -1
     for j in range(indices.shape[0]):
-        exact = np.int64(total[indices[j]]) + np.int64(quanta[j])
-        total[indices[j]] = exact
-        if total[indices[j]] != exact:
-            overflows, first = overflows + 1, (indices[j] if first < 0 else first)
+        at = U64(np.uint32(indices[j]))
+        exact = np.int64(total[at]) + np.int64(quanta[j])
+        total[at] = exact
+        if total[at] != exact:
+            overflows, first = overflows + 1, (np.int64(at) if first < 0 else first)
     return overflows, first
 
 

@@ -55,13 +55,14 @@ def move(
     other      f32[n]     in/out  local or residual            (parameter units)
     codes      i32[hits]  in      from a scan, no index twice
     step       f32        in      > 0, a multiple of q         (parameter units)
-    other_step f32        in      multiple of q, 0 for none    (parameter units)
+    other_step f32        in      multiple of q; 0: ``other`` is not looked at
     """
     sign = np.where(codes >= 0, 1.0, -1.0)
     where = np.where(codes >= 0, codes, ~codes)
     exact = theta[where] + sign * step
     theta[where] = exact
-    other[where] += (sign * other_step).astype(np.float32)
+    if other_step:
+        other[where] += (sign * other_step).astype(np.float32)
     return _breaches(exact, where, q)
 
 
@@ -128,6 +129,32 @@ def bitmap_decode(packed: U8, n: int, side: int, quanta: int, indices: I32, amou
     table = np.array([0, quanta, -quanta, side * (quanta // 2)], np.int32)
     amounts[: where.size] = table[states[where]]
     return int(where.size)
+
+
+def bitmap_add(
+    theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8
+) -> tuple[int, int]:
+    """theta += what a bitmap carries; ``bitmap_decode`` and ``apply_hits`` in one.
+
+    theta   f32[n]        in/out                               (parameter units)
+    packed  u8[(n+3)//4]  in
+    side    i64           in      +1 or -1: the sign of half steps
+    step    f32           in      > 0, an even multiple of q   (parameter units)
+    scratch u8[512]       -       working memory
+    """
+    signs = _signs(_unpack(packed)[: theta.size], side)
+    exact = theta + signs * step
+    theta[:] = exact
+    moved = np.flatnonzero(signs)
+    return _breaches(exact[moved], moved, q)
+
+
+def bitmap_add_both(
+    theta: F32, local: F32, packed: U8, side: int, step: float, q: float, scratch: U8
+) -> tuple[int, int]:
+    """``bitmap_add`` to theta and, rounded once, to local: the residual stays what it was."""
+    local[:] = local + _signs(_unpack(packed)[: local.size], side) * step
+    return bitmap_add(theta, packed, side, step, q, scratch)
 
 
 def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:

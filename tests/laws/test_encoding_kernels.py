@@ -18,7 +18,12 @@ I32 = NDArray[np.int32]
 Hits = tuple[I32, I32]
 
 Q = 2.0**-20
-sizes = st.one_of(st.integers(1, 40), st.sampled_from([127, 128, 129, 511, 512, 513, 1100]))
+# Blocks are of 256 and 512 parameters, words of 64, packed bytes of 4.
+sizes = st.one_of(
+    st.integers(0, 40),
+    st.sampled_from([63, 64, 65, 127, 255, 256, 257, 319, 511, 512, 513, 767, 1024, 1100]),
+)
+starts = st.integers(0, 3)  # an array's first parameter need not lie where vectors begin
 floats = st.floats(-20, 20, width=32)
 wild = st.floats(width=32, allow_subnormal=True)
 quanta = st.integers(1, 2**12).map(lambda half: 2 * half)
@@ -29,14 +34,21 @@ sides = st.sampled_from([1, -1])
 def pairs(draw: st.DrawFn, elements: Any = floats) -> tuple[F32, F32]:
     """local (or a residual) and theta, or the like: two arrays of one size."""
     n = draw(sizes)
-    few = draw(arrays(np.float32, min(n, 30), elements=elements))
+    few = draw(arrays(np.float32, max(1, min(n, 30)), elements=elements))
     seed = draw(st.integers(0, 2**32 - 1))
     random = np.random.default_rng(seed)
     first = random.choice(few, n).astype(np.float32)
     theta = (random.integers(-(2**24), 2**24, n, endpoint=True) * Q).astype(np.float32)
     if draw(st.booleans()):  # near to theta, where thresholds decide
         first = (theta + first * np.float32(2.0**-14)).astype(np.float32)
-    return first, theta
+    return shifted(first, draw(starts)), shifted(theta, draw(starts))
+
+
+def shifted(values: F32, by: int) -> F32:
+    """The same values, beginning elsewhere in memory."""
+    room = np.zeros(values.size + by, np.float32)
+    room[by:] = values
+    return room[by:]
 
 
 def same(name: str, *arguments: Any) -> Any:
@@ -44,7 +56,7 @@ def same(name: str, *arguments: Any) -> Any:
     answers: list[Any] = []
     memories: list[list[Any]] = []
     for kernels in (reference, kernels_cpu):
-        memory = [np.copy(a) if isinstance(a, np.ndarray) else a for a in arguments]
+        memory = [shifted_like(a) if isinstance(a, np.ndarray) else a for a in arguments]
         answers.append(getattr(kernels, name)(*memory))
         memories.append([m for m, a in zip(memory, arguments, strict=True) if m is not a])
     assert answers[0] == answers[1]
@@ -53,11 +65,22 @@ def same(name: str, *arguments: Any) -> Any:
     return answers[1], memories[1]
 
 
+def shifted_like(array: NDArray[Any]) -> NDArray[Any]:
+    """A copy that begins as far from where vectors begin as the array does."""
+    by = array.ctypes.data % 64
+    room = np.empty(array.nbytes + 128, np.uint8)
+    begin = (by - room.ctypes.data) % 64
+    copy = room[begin : begin + array.nbytes].view(array.dtype)
+    copy[:] = array
+    return copy
+
+
 def same_scan(name: str, first: F32, second: F32, tau: float, capacity: int) -> int:
     """``same`` for a scan, whose codes are garbage after the hits; return ``worst``."""
     answers, memories = [], []
     for kernels in (reference, kernels_cpu):
-        memory, codes = (first.copy(), second.copy()), np.zeros(capacity, np.int32)
+        memory = (shifted_like(first), shifted_like(second))
+        codes = np.zeros(capacity, np.int32)
         hits, worst = getattr(kernels, name)(*memory, tau, codes)
         answers.append((hits, worst, codes[:hits].tolist()))
         memories.append(memory)
@@ -101,7 +124,7 @@ def test_bitmaps(pair: tuple[F32, F32], tau: int, part: int, side: int) -> None:
     for name in ("bitmap_local", "bitmap_replica"):
         for backend in (reference, kernels_cpu):
             scratch = np.zeros(512, np.uint8)
-            memory = (values.copy(), theta.copy(), out.copy())
+            memory = (shifted_like(values), shifted_like(theta), out.copy())
             answer = getattr(backend, name)(
                 memory[0], memory[1], tau * Q, step * Q, side, Q, scratch, memory[2]
             )
@@ -115,6 +138,24 @@ def test_bitmaps(pair: tuple[F32, F32], tau: int, part: int, side: int) -> None:
         assert count == answer[0] + answer[1]
         hits = np.zeros(count, np.int32), np.zeros(count, np.int32)
         same("bitmap_decode", packed, values.size, side, step, *hits)
+        same("bitmap_add", theta, packed, side, step * Q, Q, scratch)
+        same("bitmap_add_both", theta, values, packed, side, step * Q, Q, scratch)
+
+
+@given(pair=pairs(), tau=quanta, side=sides)
+def test_adding_a_bitmap_is_adding_its_entries(pair: tuple[F32, F32], tau: int, side: int) -> None:
+    values, theta = pair
+    scratch, packed = np.zeros(512, np.uint8), np.zeros((values.size + 3) // 4, np.uint8)
+    tau_step = (tau * Q, tau * Q)
+    kernels_cpu.bitmap_local(values.copy(), theta.copy(), *tau_step, side, Q, scratch, packed)
+    count = kernels_cpu.bitmap_count(packed, values.size)
+    hits = np.zeros(count, np.int32), np.zeros(count, np.int32)
+    kernels_cpu.bitmap_decode(packed, values.size, side, tau, *hits)
+    expected, theta_local = (theta.copy(), values.copy()), (theta.copy(), values.copy())
+    wanted = kernels_cpu.apply_hits_both(*expected, *hits, Q)
+    assert kernels_cpu.bitmap_add_both(*theta_local, packed, side, tau * Q, Q, scratch) == wanted
+    for one, other in zip(theta_local, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @given(pair=pairs(), data=st.data())
@@ -199,7 +240,9 @@ def test_subtracting_is_exact(made: tuple[int, list[Hits]]) -> None:
 
 @pytest.mark.parametrize("backend", backends.BACKENDS)
 @given(
-    start=arrays(np.int64, sizes, elements=st.integers(2**24 - 6, 2**24 + 2), fill=st.just(0)),
+    start=arrays(
+        np.int64, sizes.filter(bool), elements=st.integers(2**24 - 6, 2**24 + 2), fill=st.just(0)
+    ),
     tau=st.sampled_from([2, 4]),
 )
 def test_a_breach_is_counted_exactly_when_theta_leaves_the_range(
