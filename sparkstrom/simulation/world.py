@@ -313,7 +313,8 @@ class World:
                 self.time.after(0.0, self._hash, commit)
             case ev.Abort():
                 self.time.say(f"aborted: {effect.reason}")
-                self.checks.aborted(effect, nobody=not self._has_worker())
+                late = self.phase is Phase.GATHERING and bool(self.time.faults)
+                self.checks.aborted(effect, nobody=late or not self._has_worker())
                 self._wait_for_the_last(self.time.now_s + LEAVE_S)
             case ev.Complete():
                 self.time.say("complete")

@@ -200,7 +200,7 @@ def installs_chunks_that_grew_old(patch: pytest.MonkeyPatch) -> None:
 
 
 def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
-    def naive(self: node.Node, state: Any) -> list[ev.Effect]:
+    def naive(self: node.Node, state: Any, now_s: float) -> list[ev.Effect]:
         self.standing.state = state
         return []
 
@@ -298,7 +298,11 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (hashes_something_else, "I3: node", ROUGH),
     (installs_without_its_own_updates, "I3: p", NARROW),
     (installs_chunks_that_grew_old, "I3: p", NARROW | {"hold_bytes": 100, "loss": 0.25}),
-    (trains_on_after_its_last_update, "I3: node", {"stop": 1.0, "late": 0.2, "max_lead": 6}),
+    (
+        trains_on_after_its_last_update,
+        "I3: node",
+        {"stop": 1.0, "late": 0.5, "failure": 0.0, "crashes": 0},
+    ),
     (ends_without_audit, "I3: p", ROUGH),
     (waits_without_deadline, "I4: not over", {"master_lost": 1, "stop": 0.0, "failure": 0.0}),
     (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
