@@ -1,0 +1,231 @@
+"""The master's machine: from gathering to done, and who gives up a slot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.codec.messages import (
+    Activity,
+    AuditAnswer,
+    Closed,
+    Failed,
+    Final,
+    Kept,
+    Leaving,
+    Message,
+    Phase,
+    Release,
+    State,
+)
+from sparkstrom.protocol import events as ev
+
+
+def told(effects: list[ev.Effect], node: int, kind: type[Message]) -> list[Any]:
+    messages = [e.message for e in effects if isinstance(e, ev.Send) and e.to == node]
+    return [message for message in messages if isinstance(message, kind)]
+
+
+def every(effects: list[ev.Effect], kind: type[Any]) -> list[Any]:
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def answers(effects: list[ev.Effect]) -> list[Any]:
+    return [effect.message for effect in every(effects, ev.Answer)]
+
+
+def aborted(effects: list[ev.Effect]) -> ev.Abort:
+    (abort,) = every(effects, ev.Abort)
+    found: ev.Abort = abort
+    return found
+
+
+# -- phases ------------------------------------------------------------------------------------
+
+
+def test_training_begins_when_all_hold_a_replica(master: Any, make: Any) -> None:
+    master.join(0)
+    master.join(1)
+    master.hear(1, make.report())
+    assert master.phase is Phase.GATHERING
+    master.hear(2, make.report())
+    assert master.phase is Phase.RUNNING
+    assert [s.phase for s in told(master.tick(), 1, State)] == [Phase.RUNNING]
+
+
+def test_it_begins_with_those_who_came_in_time(master: Any, make: Any) -> None:
+    master.join(0)
+    for _ in range(8):
+        master.hear(1, make.report())
+        master.tick(8.0)
+    assert master.phase is Phase.RUNNING
+
+
+def test_too_few_workers_end_the_fit(master_with: Any, make: Any) -> None:
+    master = master_with(workers_min=2)
+    master.join(0)
+    effects: list[ev.Effect] = []
+    for _ in range(8):
+        master.hear(1, make.report())
+        effects += master.tick(8.0)
+    abort = aborted(effects)
+    assert abort.kind == "setup"
+    assert "1 workers joined within 64 s, min_workers is 2 (of 2 partitions)" in abort.reason
+
+
+def finished(master: Any, make: Any) -> Any:
+    """Both partitions are trained."""
+    master.running()
+    for node in (1, 2):
+        master.hear(node, make.update(node, 1, epoch=2, batch=0))
+    assert master.phase is Phase.DRAINING
+    return master
+
+
+def test_a_fit_drains_audits_and_is_done(master: Any, make: Any) -> None:
+    finished(master, make)
+    master.hear(1, Final(1))
+    effects = master.hear(2, Final(1))
+    assert every(effects, ev.Hash) == [ev.Hash(2)]
+    assert master.phase is Phase.AUDIT
+    assert [(s.phase, s.final) for s in told(master.tick(), 1, State)] == [(Phase.AUDIT, 2)]
+    master.step(ev.Hashed(2, "d", None))
+    master.hear(1, AuditAnswer(2, "d", Kept("p", 1.0)))
+    effects = master.hear(2, AuditAnswer(2, "other", None))
+    assert every(effects, ev.Complete) == [ev.Complete()]
+    assert master.fit.phases.digests == {1: "d", 2: "other"}
+    assert master.fit.keeping.made == {"e": {"p": 1.0}}
+    assert [s.phase for s in told(master.tick(), 2, State)] == [Phase.DONE]
+    master.hear(1, Leaving("done", None))
+    assert 1 not in master.fit.members.live
+
+
+def test_the_final_commit_waits_for_every_last_update(master: Any, make: Any) -> None:
+    finished(master, make)
+    master.hear(1, Final(1))
+    master.hear(2, Final(2))
+    assert master.phase is Phase.DRAINING
+    master.hear(2, make.update(2, 2, epoch=2, batch=0))
+    assert (master.phase, master.fit.phases.final) == (Phase.AUDIT, 3)
+    assert master.hear(1, make.update(1, 2, epoch=2, batch=0)) == []
+    assert master.fit.sequencer.dropped == {"late": 1}
+
+
+def test_who_dies_before_the_end_holds_nothing_up(master: Any, make: Any) -> None:
+    finished(master, make)
+    master.hear(1, Final(1))
+    master.evict(2)
+    assert master.phase is Phase.AUDIT
+    master.step(ev.Hashed(2, "d", None))
+    assert every(master.hear(1, AuditAnswer(2, "d", None)), ev.Complete)
+
+
+@pytest.mark.parametrize("what", ["last update", "hash"])
+def test_the_end_has_a_deadline(master_with: Any, make: Any, what: str) -> None:
+    master = finished(master_with(end_s=5.0), make)
+    master.hear(1, Final(1))
+    if what == "hash":
+        master.hear(2, Final(1))
+        master.hear(1, AuditAnswer(2, "d", None))
+        master.step(ev.Hashed(2, "d", None))
+    effects: list[ev.Effect] = []
+    for _ in range(6):
+        for node in list(master.fit.members.live):
+            master.hear(node, make.report(received=2))
+        effects += master.tick(1.0)
+    texts = [note.text for note in every(effects, ev.Note)]
+    assert texts == [f"node 2 (partition 1 on h) left: its {what} did not come within 5 s"]
+
+
+def test_a_stop_drains_what_there_is(master: Any, make: Any) -> None:
+    master.running()
+    master.hear(1, make.update(1, 1, batch=1))
+    master.step(ev.StopRequested("enough"))
+    master.step(ev.StopRequested("again"))
+    assert (master.phase, master.fit.phases.stop_reason) == (Phase.DRAINING, "enough")
+    master.evict(2)
+    (refused,) = answers(master.join(1, count=2, edge=2, has_replica=True))
+    assert not refused.fatal
+    master.hear(1, Final(1))
+    assert master.phase is Phase.AUDIT
+    assert master.fit.partitions[1].position == (0, 0)
+
+
+def test_empty_partitions_are_trained_from_the_start(master_with: Any, make: Any) -> None:
+    master = master_with(partitions=2)
+    master.join(0, rows=0, batches=0)
+    master.join(1)
+    for node in (1, 2):
+        master.hear(node, make.report())
+    master.hear(2, make.update(2, 1, epoch=2, batch=0))
+    assert master.phase is Phase.DRAINING
+
+
+def test_without_any_rows_there_is_nothing_to_train(master_with: Any) -> None:
+    abort = aborted(master_with(partitions=1).join(0, rows=0, batches=0))
+    assert (abort.kind, abort.reason[:27]) == ("usage", "all 1 partitions are empty:")
+
+
+def test_a_failure_after_the_end_does_not_count(master: Any, make: Any) -> None:
+    finished(master, make)
+    for node in (1, 2):
+        master.hear(node, Final(1))
+    master.step(ev.Hashed(2, "d", None))
+    for node in (1, 2):
+        master.hear(node, AuditAnswer(2, "d", None))
+    effects = master.hear(1, Failed(reason="late", trace=""))
+    assert every(effects, ev.Abort) == []
+    assert told(effects, 1, Closed)
+
+
+# -- slots -------------------------------------------------------------------------------------
+
+
+def one_waits(master: Any, make: Any) -> Any:
+    """Partition 1 has lost its worker, partition 0 is trained."""
+    master.running()
+    master.hear(1, make.update(1, 1, epoch=2, batch=0))
+    master.hear(1, make.report(after_seq=1, epoch=2, activity=Activity.FINISHED))
+    master.evict(2)
+    return master
+
+
+def tick_alive(master: Any, make: Any, seconds: float) -> list[ev.Effect]:
+    effects: list[ev.Effect] = []
+    for _ in range(int(seconds)):
+        for node in list(master.fit.members.live):
+            master.hear(node, make.report(after_seq=1, epoch=2, activity=Activity.FINISHED))
+        effects += master.tick(1.0)
+    return effects
+
+
+def test_a_finished_worker_is_asked_to_give_up_its_slot(master: Any, make: Any) -> None:
+    one_waits(master, make)
+    assert told(tick_alive(master, make, 8), 1, Release) == []
+    assert told(tick_alive(master, make, 4), 1, Release)[0].reason == (
+        "partition 1 needs a task slot"
+    )
+    effects = master.hear(1, Leaving("released", Kept("p", 2.0)))
+    assert isinstance(answers(effects)[0], Closed)
+    assert master.fit.keeping.made == {"e": {"p": 2.0}}
+    assert master.phase is Phase.RUNNING
+
+
+def test_slots_are_given_up_one_at_a_time(master_with: Any, make: Any) -> None:
+    master = master_with(partitions=3).running()
+    for node in (1, 2):
+        master.hear(node, make.update(node, 1, epoch=2, batch=0))
+    master.evict(3)
+    effects = tick_alive(master, make, 12)
+    assert [bool(told(effects, node, Release)) for node in (1, 2)] == [True, False]
+    master.hear(1, Leaving("released", None))
+    assert not told(tick_alive(master, make, 8), 2, Release)
+    assert told(tick_alive(master, make, 5), 2, Release)
+
+
+def test_a_partition_without_a_worker_has_a_deadline(master_with: Any, make: Any) -> None:
+    master = one_waits(master_with(rejoin_s=30.0, release_s=1e9), make)
+    abort = aborted(tick_alive(master, make, 31))
+    assert (abort.kind, abort.partition) == ("setup", 1)
+    assert abort.reason.startswith("partition 1 has been without a worker for 3")
