@@ -101,41 +101,16 @@ def update(seq: int = 1, payload: bytes = b"bits", origin: int = 7) -> Update:
 
 def joining(address: Address) -> Join:
     return Join(
-        token=1,
-        count=0,
-        edge=1,
-        partition=0,
-        attempt=0,
-        rows=1,
-        checksum=1,
-        batches=1,
-        address=address,
-        host="h",
-        executor="e",
-        pid=1,
-        version="v",
-        have=0,
-        has_replica=False,
-    )
+        token=1, count=0, edge=1, partition=0, attempt=0, rows=1, checksum=1, batches=1, pid=1,
+        address=address, host="h", executor="e", version="v", have=0, has_replica=False,
+    )  # fmt: skip
 
 
 def welcome(node: int) -> Welcome:
     return Welcome(
-        token=1,
-        count=0,
-        edge=3,
-        node=node,
-        up=Address("h", 1, 1, 2),
-        base=0,
-        snapshot=False,
-        chunks=1,
-        last=[],
-        closed=[],
-        epoch=0,
-        batch=0,
-        steps=0,
-        grants=[],
-    )
+        token=1, count=0, edge=3, node=node, up=Address("h", 1, 1, 2), base=0, snapshot=False,
+        chunks=1, last=[], closed=[], epoch=0, batch=0, steps=0, grants=[],
+    )  # fmt: skip
 
 
 def test_messages_travel_both_ways_and_control_overtakes_data(pair: tuple[Office, Office]) -> None:

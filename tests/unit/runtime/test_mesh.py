@@ -76,6 +76,7 @@ class Mesh:
         self.opening = Opening(self.network)
         self.limits, self.partitions = limits, partitions
         self.nodes: list[NodeThread] = []
+        self.stations: list[Station] = []
         self.threads: list[threading.Thread] = []
         self.replicas: list[Replica] = []
         self.errors: list[BaseException] = []
@@ -143,6 +144,7 @@ class Mesh:
             grant=lambda replica, paths: None,
         )
         self.nodes.append(node)
+        self.stations.append(station)
         self.replicas.append(replica)
         node.start()
         self.threads.append(threading.Thread(target=self._train, args=(node, station, trainer)))
@@ -166,8 +168,9 @@ class Mesh:
         return self.master.outcome()
 
     def close(self) -> None:
-        for node in self.nodes:
+        for node, station in zip(self.nodes, self.stations, strict=True):
             node.stop()
+            station.fail(RuntimeError("the test is over"))
         for thread in self.threads:
             thread.join(10)
         self.master.end()

@@ -1,0 +1,40 @@
+"""A job as a fit would send it to executors, with options of the test's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.codec.frames import KEY_BYTES
+from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.spark.job import TrainingJob
+from sparkstrom.spark.shared import SharedTrainingMaster
+
+
+@pytest.fixture
+def job_of() -> Callable[..., TrainingJob]:
+    """For 4 workers, on 6 features and 3 classes; keywords are SharedTrainingMaster's."""
+
+    def make(**options: Any) -> TrainingJob:
+        model = DenseNetwork([6, 3], updater=Sgd(0.5))
+        return TrainingJob(
+            job=1,
+            key=bytes(KEY_BYTES),
+            version="1",
+            model=model,
+            master=SharedTrainingMaster(**options),
+            epochs=2,
+            first_epoch=0,
+            workers=4,
+            k=20,
+            n_params=model.n_params,
+            layers=None,
+            endpoint=Endpoint("127.0.0.1", 1),
+            lobby=1,
+            network="n",
+        )
+
+    return make

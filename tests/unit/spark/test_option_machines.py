@@ -1,0 +1,227 @@
+"""Options that act in the machines of node and master: each is flipped on the class users hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.identity import MASTER
+from sparkstrom.codec.messages import (
+    Activity,
+    Address,
+    Chunk,
+    Join,
+    Phase,
+    Report,
+    State,
+    Update,
+    Welcome,
+)
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.events import Order
+from sparkstrom.protocol.master import Master
+from sparkstrom.protocol.node import Node
+from sparkstrom.spark import network
+from sparkstrom.spark.executor import Place, batches_of, identity_of, limits_of
+from sparkstrom.spark.job import TrainingJob
+from sparkstrom.spark.shared import SharedTrainingMaster
+from sparkstrom.spark.void import VoidConfiguration
+
+PLACE = Place(1, 5, "host", "jvm", Path("/nowhere"))
+RunningNode = Callable[..., Node]
+
+# -- a node's machine ------------------------------------------------------------------------------
+
+HERE = Address("127.0.0.1", 2, 11, 12)
+
+
+@pytest.fixture
+def running_node(job_of: Callable[..., TrainingJob]) -> RunningNode:
+    return lambda **options: run(job_of(**options))
+
+
+def run(job: TrainingJob) -> Node:
+    """A node at time 0 with a replica, in a fit that runs, whose slowest has taken no step."""
+    batches = batches_of(job, PLACE, np.zeros((20, 6), np.float32), np.zeros(20, np.int64))
+    node = Node(identity_of(job, PLACE, batches), limits_of(job), 0.0)
+    welcome = Welcome(
+        token=node.standing.identity.token,
+        count=1,
+        edge=1,
+        node=4,
+        up=Address("127.0.0.1", 1, 1, 2),
+        base=0,
+        snapshot=True,
+        chunks=1,
+        last=[],
+        closed=[],
+        epoch=0,
+        batch=0,
+        steps=0,
+        grants=[],
+    )
+    state = State(phase=Phase.RUNNING, head=0, final=0, slowest=0, last_seq=0)
+    node.step(ev.Opened(HERE), 0.0)
+    for message in (welcome, state, Chunk(index=0, commit=0, payload=b"")):
+        node.step(ev.Received(MASTER, message), 0.0)
+    node.step(ev.Paused(node.command.number), 0.0)
+    node.step(ev.Tick(), 0.0)
+    node.step(ev.Installed(), 0.0)
+    node.step(ev.Busy(Activity.WAITING), 0.0)
+    assert node.command.order is Order.TRAIN
+    return node
+
+
+def published(payload_bytes: int, steps: int = 1) -> ev.Published:
+    return ev.Published(1, 2, 1, bytes(payload_bytes), 0, 0, 0, steps)
+
+
+@pytest.mark.flips("VoidConfiguration.window_bytes")
+@pytest.mark.parametrize(("window_bytes", "order"), [(1000, Order.WAIT), (5000, Order.TRAIN)])
+def test_window_bytes(running_node: RunningNode, window_bytes: int, order: Order) -> None:
+    node = running_node(void=VoidConfiguration(window_bytes=window_bytes))
+    node.step(published(2000), 0.0)
+    assert node.command.order is order
+
+
+@pytest.mark.flips("SharedTrainingMaster.max_lead")
+@pytest.mark.parametrize("max_lead", [3, 16, None])
+def test_max_lead(running_node: RunningNode, max_lead: int | None) -> None:
+    assert running_node(max_lead=max_lead).command.steps_max == max_lead
+
+
+def seconds_until(node: Node, wanted: Any, *, heard: bool) -> int:
+    """Tick each second until an effect or the command is ``wanted``."""
+    state = State(phase=Phase.RUNNING, head=0, final=0, slowest=0, last_seq=0)
+    for second in range(1, 1000):
+        if heard:
+            node.step(ev.Received(MASTER, state), second)
+        if wanted(node.step(ev.Tick(), second), node.command):
+            return second
+    raise AssertionError("it never happened")
+
+
+@pytest.mark.flips("SharedTrainingMaster.step_timeout")
+@pytest.mark.parametrize("step_timeout", [50.0, 600.0])
+def test_step_timeout(running_node: RunningNode, step_timeout: float) -> None:
+    node = running_node(step_timeout=step_timeout)
+    node.step(ev.Busy(Activity.STEPPING), 0.0)
+    failed = seconds_until(node, lambda _, command: command.order is Order.FAIL, heard=True)
+    assert failed == step_timeout + 1
+    assert "raise step_timeout" in node.command.reason
+
+
+@pytest.mark.flips("VoidConfiguration.lease_s")
+@pytest.mark.parametrize("lease_s", [8.0, 20.0])
+def test_lease_s_on_the_workers_side(running_node: RunningNode, lease_s: float) -> None:
+    node = running_node(void=VoidConfiguration(lease_s=lease_s))
+    reopens = seconds_until(node, lambda effects, _: ev.Reopen() in effects, heard=False)
+    assert reopens == lease_s / 2 + 1
+
+
+# -- the master's machine --------------------------------------------------------------------------
+
+
+def master_of(**options: Any) -> Master:
+    """A master for two partitions at time 0; the first one's worker has joined and waits."""
+    master = Master(
+        version="1",
+        partitions=2,
+        epochs=1,
+        chunks=1,
+        host="127.0.0.1",
+        port=1,
+        limits=network.limits_of(SharedTrainingMaster(**options), 2),
+        now_s=0.0,
+    )
+    join = Join(
+        token=1,
+        count=1,
+        edge=1,
+        partition=0,
+        attempt=0,
+        rows=20,
+        checksum=1,
+        batches=5,
+        address=HERE,
+        host="h",
+        executor="e",
+        pid=1,
+        version="1",
+        have=0,
+        has_replica=False,
+    )
+    master.step(ev.Received(-1, join), 0.0)
+    report(master, 0.0)
+    return master
+
+
+def report(master: Master, now_s: float) -> list[ev.Effect]:
+    waits = Report(
+        edge=1, received=0, after_seq=0, epoch=0, batch=0, steps=0, activity=Activity.WAITING
+    )  # fmt: skip
+    return master.step(ev.Received(min(master.fit.members.live), waits), now_s)
+
+
+def play(master: Master, seconds: int, *, reports: bool = True) -> Iterator[list[ev.Effect]]:
+    """A tick each second, and a report if it is still a member."""
+    for second in range(1, seconds):
+        told = report(master, second) if reports and master.fit.members.live else []
+        yield told + master.step(ev.Tick(), second)
+
+
+@pytest.mark.flips("SharedTrainingMaster.start_timeout")
+@pytest.mark.parametrize("start_timeout", [20.0, 60.0])
+def test_start_timeout(start_timeout: float) -> None:
+    master = master_of(start_timeout=start_timeout)
+    for _ in play(master, 100):
+        pass
+    assert start_timeout < master.fit.phases.began_s[Phase.RUNNING] <= start_timeout + 1
+
+
+@pytest.mark.flips("SharedTrainingMaster.min_workers")
+@pytest.mark.parametrize(("min_workers", "aborts"), [(1, False), (2, True)])
+def test_min_workers(min_workers: int, aborts: bool) -> None:
+    effects = [effect for tick in play(master_of(min_workers=min_workers), 70) for effect in tick]
+    reasons = [effect.reason for effect in effects if isinstance(effect, ev.Abort)]
+    assert bool(reasons) is aborts
+    assert all("1 workers joined within" in reason for reason in reasons)
+
+
+@pytest.mark.flips("VoidConfiguration.lease_s")
+@pytest.mark.parametrize("lease_s", [8.0, 20.0])
+def test_lease_s_on_the_masters_side(lease_s: float) -> None:
+    master = master_of(void=VoidConfiguration(lease_s=lease_s))
+    left = [
+        second
+        for second, effects in enumerate(play(master, 40, reports=False), 1)
+        if any(isinstance(effect, ev.CloseEdge) for effect in effects)
+    ]
+    assert left == [lease_s + 1]
+
+
+@pytest.mark.flips("VoidConfiguration.log_bytes")
+@pytest.mark.parametrize(("log_bytes", "reaches"), [(2000, False), (100_000, True)])
+def test_log_bytes(log_bytes: int, reaches: bool) -> None:
+    master = master_of(void=VoidConfiguration(log_bytes=log_bytes, window_bytes=2000))
+    node = min(master.fit.members.live)
+    for seq in range(1, 21):
+        update = Update(
+            origin=node,
+            seq=seq,
+            seen=0,
+            epoch=0,
+            batch=0,
+            steps=seq,
+            form=1,
+            tau_quanta=2,
+            count=1,
+            payload=bytes(1000),
+        )
+        master.step(ev.Received(node, update), 0.0)
+    assert master.fit.sequencer.head == 20
+    assert master.fit.sequencer.log.reaches(0) is reaches
