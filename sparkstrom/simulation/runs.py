@@ -47,5 +47,5 @@ def play_all(seeds: range, nodes: int, given: dict[str, Any], processes: int) ->
     if processes == 1 or len(seeds) < SEEDS_PER_TASK:
         yield from map(one, seeds)
         return
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
         yield from pool.imap(one, seeds, chunksize=SEEDS_PER_TASK)

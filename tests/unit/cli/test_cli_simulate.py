@@ -1,0 +1,84 @@
+"""`sparkstrom simulate`: its lines, its exit code, and the command that repeats a failure."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sparkstrom.cli.main import main
+from sparkstrom.protocol.keeping import Keeping
+
+CALM = ["--calm", "--nodes", "2", "--jobs", "1"]
+
+
+def test_one_json_line_per_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--seeds", "3:6", "--mode", "plain", "--json", *CALM]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["seed"] for line in lines] == [3, 4, 5]
+    assert all(set(line) == {"seed", "violations", "updates", "faults"} for line in lines)
+    assert all(line["violations"] == [] and line["updates"] > 0 for line in lines)
+
+
+def test_one_seed_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--seeds", "7", *CALM]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("seed 7: ok (")
+    assert out[1] == "1 seeds, 0 with violations"
+
+
+def test_seeds_on_several_cores_come_in_their_order(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["simulate", "--seeds", "0:20", "--nodes", "2", "--json"]
+    assert main([*given, "--jobs", "2"]) == 0
+    on_two = capsys.readouterr().out
+    assert main([*given, "--jobs", "1"]) == 0
+    assert capsys.readouterr().out == on_two
+
+
+def test_a_violation_gives_exit_code_1_and_the_command_that_repeats_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Keeping, "keep", lambda self, executor, owner, kept: None)
+    given = ["simulate", "--seeds", "0:2", "--epochs", "1", "--json", *CALM]
+    assert main(given) == 1
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert json.loads(out.splitlines()[0])["violations"]
+    repeat = next(line for line in err.splitlines() if line.startswith("to repeat: sparkstrom "))
+    assert "--nodes 2 --seeds 0 --mode plain --calm --epochs 1 --transcript" in repeat
+    assert main(repeat.removeprefix("to repeat: sparkstrom ").split()) == 1
+
+
+def test_an_exception_inside_a_run_is_a_violation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Keeping, "keep", lambda self: None)
+    assert main(["simulate", "--seeds", "0", "--json", *CALM]) == 1
+    assert "TypeError" in json.loads(capsys.readouterr().out)["violations"][0]
+
+
+def test_a_transcript_tells_what_happened(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--seeds", "1", "--crashes", "2", "--transcript", *CALM]) == 0
+    err = capsys.readouterr().err
+    assert "crash p" in err
+    assert "complete" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--seeds", "7:7"], "need A:B with A < B"),
+        (["--seeds", "x"], "need A:B with A < B"),
+        (["--nodes", "0"], "--nodes 0: need 1 to"),
+        (["--mode", "ring"], "--mode 'ring': there is only plain"),
+        (["--jobs", "0"], "--jobs 0: need at least 1"),
+        (["--loss", "2"], "--loss 2.0: a share is at most 1"),
+        (["--crashes", "-1"], "--crashes -1: need at least 0"),
+        (["--max-lead", "0"], "--max-lead 0: need at least 1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    given: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *given]) == 2
+    assert words in capsys.readouterr().err
