@@ -72,6 +72,7 @@ class World:
         self.chaos = Chaos(self, faults)
         self._attempts = itertools.count(100)
         self._master_awake_s = 0.0
+        self._began_with = 0  # workers that held a replica
 
     def _new_master(self) -> Master:
         limits = MasterLimits(
@@ -133,10 +134,10 @@ class World:
 
     @property
     def steady(self) -> bool:
-        """All workers were there when training began, and nobody has left or come since."""
+        """Nobody has left or come since training began."""
         fit = self.master.fit
-        there = len(fit.members.live) == len(self.processes) == self.size.nodes
-        return self.phase is Phase.RUNNING and there and not fit.members.departures
+        nobody_came = len(fit.members.live) == len(self.processes) == self._began_with
+        return self.phase is Phase.RUNNING and nobody_came and not fit.members.departures
 
     def _has_worker(self) -> bool:
         """Does anybody hold a replica, who can be reached?"""
@@ -292,6 +293,7 @@ class World:
             self._perform_master(effect)
         if before is Phase.GATHERING and self.phase is not before:
             self.time.say("training begins")
+            self._began_with = sum(process.installed for process in self.alive)
             self.chaos.training_began()
 
     def _perform_master(self, effect: Effect) -> None:
