@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import zipfile
@@ -31,6 +32,7 @@ def save_model(path: Path, model: dict[str, Any], parameters: Flat, epochs: int)
         "model": model,
         "epochs": epochs,
         "n_params": int(parameters.size),
+        "sha256": _digest(parameters),  # ties the two files: a crash between two renames shows
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -62,7 +64,7 @@ def load_model(path: Path) -> tuple[FlatModel, Flat, int]:
             f"{description_path(path)} does not say format {FORMAT}, which this version of "
             "sparkstrom reads: it is no description of a model, or of a newer version's"
         )
-    if missing := {"model", "epochs"} - set(description):
+    if missing := {"model", "epochs", "sha256"} - set(description):
         raise UsageError(f"{description_path(path)} lacks {', '.join(sorted(missing))}")
     model = from_description(description["model"])
     if parameters.shape != (model.n_params,) or parameters.dtype != np.float32:
@@ -70,7 +72,16 @@ def load_model(path: Path) -> tuple[FlatModel, Flat, int]:
             f"{path} holds {parameters.dtype}{list(parameters.shape)}, its description wants "
             f"float32[{model.n_params}]: the two files are not of one save"
         )
+    if _digest(parameters) != description["sha256"]:
+        raise UsageError(
+            f"{path} does not hold the parameters that {description_path(path).name} describes: "
+            "the two files are not of one save; take both from the same one"
+        )
     return model, parameters, int(description["epochs"])
+
+
+def _digest(parameters: Flat) -> str:
+    return hashlib.sha256(parameters.tobytes()).hexdigest()
 
 
 def _to_disk(file: Any) -> None:

@@ -100,3 +100,12 @@ def test_a_pickle_is_never_opened(tmp_path: Path) -> None:
     np.savez(tmp_path / "model.npz", parameters=np.array([object()]))
     with pytest.raises(UsageError, match="is no saved model"):
         load_model(tmp_path / "model.npz")
+
+
+def test_two_files_of_different_saves_are_refused(tmp_path):
+    model = DenseNetwork([3, 2])
+    for name in ("first", "second"):
+        save_model(tmp_path / name, model.describe(), model.initial() + (name == "second"), 1)
+    (tmp_path / "first.json").replace(tmp_path / "second.json")
+    with pytest.raises(UsageError, match="not of one save"):
+        load_model(tmp_path / "second")
