@@ -28,3 +28,11 @@ def no_thread_left() -> Iterator[None]:
 
 def _would_linger(thread: threading.Thread, before: set[threading.Thread]) -> bool:
     return thread not in before and thread.is_alive() and not thread.daemon
+
+
+SLOW_LEGS = ("gpu", "integration")  # last, so that what is quick to know is known first
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Folders in their order, but the slow ones at the end."""
+    items.sort(key=lambda item: any(leg in item.path.parts for leg in SLOW_LEGS))
