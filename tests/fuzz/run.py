@@ -35,6 +35,7 @@ MEMORY_BYTES = 256 * 2**20  # beyond what the process has at the start
 HANG_S = 60
 BATCH = 1000
 NOTE_BYTES = 1 << 20
+SCRATCH = Path(tempfile.gettempdir()) / f"sparkstrom-fuzz-{os.getuid()}"
 
 
 def main() -> int:
@@ -50,7 +51,7 @@ def main() -> int:
         print(target.run(bytes.fromhex(args.input)))
         return 0
     path = Path(args.corpus) / f"{args.target}.json"
-    fuzzer = Fuzzer(noting(target), read_corpus(path), args.seed)
+    fuzzer = Fuzzer(noting(args.target, target), read_corpus(path), args.seed)
     limit_memory()
     began_s = time.monotonic()
     try:
@@ -80,9 +81,9 @@ def main() -> int:
     return 0
 
 
-def noting(target: Target) -> Target:
+def noting(name: str, target: Target) -> Target:
     """The same target, which leaves each input in a file before it runs it."""
-    path = Path(tempfile.gettempdir()) / f"sparkstrom-fuzz-{os.getpid()}.last"
+    path = SCRATCH / f"{name}.last"
     path.write_bytes(bytes(NOTE_BYTES))
     with path.open("r+b") as file:
         note = mmap.mmap(file.fileno(), NOTE_BYTES)
@@ -108,9 +109,9 @@ def arguments() -> argparse.Namespace:
 
 def check_bounds() -> None:
     """Have Numba check every index, in a cache apart from the one that training uses."""
+    SCRATCH.mkdir(exist_ok=True)
     os.environ["NUMBA_BOUNDSCHECK"] = "1"
-    cache = Path(tempfile.gettempdir()) / f"sparkstrom-fuzz-{os.getuid()}"
-    os.environ["NUMBA_CACHE_DIR"] = str(cache)
+    os.environ["NUMBA_CACHE_DIR"] = str(SCRATCH)
 
 
 def limit_memory() -> None:
