@@ -75,7 +75,7 @@ def begin_catchup(
     """Fetch a replica as of ``base`` or later; commits after ``base`` are held meanwhile."""
     assert base >= me.received, "a snapshot never takes back what is held"
     me.uplink.strike_up_to(last, now_s)
-    me.received, me.news, me.fed_s = base, True, now_s
+    me.received, me.news, me.fed_s, me.got_s = base, True, now_s, now_s
     me.pauses += 1
     me.paused = False
     me.catchup = Catchup(base, chunks, me.limits.hold_bytes, now_s, me.catchup)

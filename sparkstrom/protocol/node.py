@@ -108,6 +108,7 @@ class Node:
                 if not me.has_replica and me.state is not None:
                     me.keep_pace(me.state.slowest)
                 me.installing, me.paused, me.has_replica = False, False, True
+                me.activity_s = now_s
             case ev.Drained():
                 me.final = Final(me.uplink.last_seq)
                 return [Send(MASTER, me.final)]

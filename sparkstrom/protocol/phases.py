@@ -97,7 +97,8 @@ class Phases:
         ready = [m for m in members.live.values() if m.activity is not Activity.CATCHING_UP]
         if all(p.rows == 0 for p in partitions):
             return [ev.Abort(NO_ROWS.format(len(partitions)), kind="usage")]
-        if len(ready) == len(partitions):
+        there = {member.join.partition for member in ready}
+        if all(p.trained or p.index in there for p in partitions):
             self._enter(Phase.RUNNING, now_s)
             return []
         waited_s = now_s - self.first_join_s

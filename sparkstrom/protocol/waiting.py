@@ -14,15 +14,17 @@ def forget_sleep(me: Standing, now_s: float) -> None:
     slept_s, me.ticked_s = now_s - me.ticked_s, now_s
     if slept_s <= me.limits.lease_s / 4:
         return
-    me.began_s += slept_s
-    me.heard_s += slept_s
-    me.activity_s += slept_s
-    me.got_s += slept_s
-    me.failed_s += slept_s
-    me.leaving_s += slept_s
-    me.uplink.progress_s += slept_s
+
+    def later(since_s: float) -> float:
+        return min(now_s, since_s + slept_s)
+
+    me.began_s, me.heard_s, me.got_s = later(me.began_s), later(me.heard_s), later(me.got_s)
+    me.activity_s = later(me.activity_s)
+    me.failed_s, me.leaving_s = later(me.failed_s), later(me.leaving_s)
+    me.uplink.progress_s = later(me.uplink.progress_s)
     if me.catchup is not None:
-        me.catchup.progress_s += slept_s
+        me.catchup.progress_s = later(me.catchup.progress_s)
+        me.catchup.took_s = later(me.catchup.took_s)
 
 
 def is_edge_dead(me: Standing, now_s: float) -> bool:
@@ -55,7 +57,7 @@ def waited_too_long(me: Standing, now_s: float) -> Command | None:
         (me.catchup is not None, since_chunk_s, limits.stuck_s, NO_SNAPSHOT),
         (len(me.uplink) > 0, now_s - me.uplink.progress_s, limits.stuck_s, NO_COMMITS),
         (me.behind, now_s - me.got_s, limits.stuck_s, NOT_FED),
-        (me.activity is Activity.STEPPING, working_s, limits.step_s, STEP_STUCK),
+        (me.activity is Activity.STEPPING and not me.paused, working_s, limits.step_s, STEP_STUCK),
     )
     for waiting, waited_s, limit_s, what in waits:
         if waiting and waited_s > limit_s:

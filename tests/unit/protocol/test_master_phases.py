@@ -162,6 +162,13 @@ def test_empty_partitions_are_trained_from_the_start(master_with: Any, make: Any
     assert master.phase is Phase.DRAINING
 
 
+def test_nobody_waits_for_the_second_attempt_of_an_empty_partition(master: Any, make: Any) -> None:
+    master.join(0, rows=0, batches=0)
+    master.join(1)
+    master.hear(2, make.report())
+    assert master.phase is Phase.RUNNING
+
+
 def test_without_any_rows_there_is_nothing_to_train(master_with: Any) -> None:
     abort = aborted(master_with(partitions=1).join(0, rows=0, batches=0))
     assert (abort.kind, abort.reason[:27]) == ("usage", "all 1 partitions are empty:")

@@ -84,6 +84,31 @@ def test_silence_of_half_a_lease_opens_another_edge(node: Any) -> None:
     assert node.order is Order.TRAIN  # training goes on meanwhile
 
 
+def rejoins(node: Any, make: Any, message: Message) -> bool:
+    """Does it open another edge within a lease and a bit of hearing only this?"""
+    effects: list[ev.Effect] = []
+    for _ in range(24):
+        effects += node.hear(message) + node.tick(0.5)
+    return any(isinstance(effect, ev.Reopen) for effect in effects)
+
+
+def test_an_edge_on_which_all_is_well_stays(node: Any, make: Any) -> None:
+    assert not rejoins(node.training(), make, make.state())
+
+
+def test_updates_that_are_never_committed_open_another_edge(node: Any, make: Any) -> None:
+    node.training().step(make.published(1))
+    assert rejoins(node, make, make.state())
+
+
+def test_commits_that_never_arrive_open_another_edge(node: Any, make: Any) -> None:
+    assert rejoins(node.training(), make, make.state(head=3))
+
+
+def test_chunks_that_never_arrive_open_another_edge(node: Any, make: Any) -> None:
+    assert rejoins(node.joined(), make, make.state())
+
+
 # -- training ----------------------------------------------------------------------------------
 
 

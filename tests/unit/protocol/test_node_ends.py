@@ -190,6 +190,40 @@ def test_a_step_has_a_deadline_and_a_waiting_trainer_none(node: Any, make: Any) 
     assert failed_with(node).startswith("one training step took longer than 601 s")
 
 
+def test_a_long_snapshot_is_not_taken_for_a_long_step(node: Any, make: Any) -> None:
+    """A trainer that is paused does not say that it waits, and goes on without a word."""
+    node.training()
+    node.step(ev.Busy(Activity.STEPPING))
+    node.hear(make.behind(5))
+    node.step(ev.Paused(2))
+    for _ in range(7):
+        node.me.catchup.progress_s = node.now_s  # as with another chunk
+        beat(node, 100, make.state())
+        assert node.order is Order.PAUSE
+    assert only(node.hear(make.chunk(5)), ev.Install)
+    node.step(ev.Installed())
+    node.hear(make.state())
+    node.tick(1.0)
+    assert node.order is Order.TRAIN
+
+
+def test_commits_that_do_not_arrive_have_a_deadline(node: Any, make: Any) -> None:
+    node.training()
+    beat(node, 100, make.state(head=0))
+    beat(node, 115, make.state(head=5))
+    assert node.order is Order.TRAIN
+    beat(node, 10, make.state(head=6))
+    assert failed_with(node).startswith("the updates of the others did not arrive for 121 s")
+
+
+def test_one_sleep_does_not_excuse_the_next_silence(node: Any, make: Any) -> None:
+    node.training()
+    node.hear(make.state(), 3_600.0)  # it wakes up and first reads what has come
+    node.tick()
+    beat(node, 31)
+    assert "nothing heard from the master" in failed_with(node)
+
+
 def test_time_asleep_counts_for_no_wait(node: Any, make: Any) -> None:
     """A process that was stopped for a minute has heard nobody, and that is nobody's fault."""
     node.training()
