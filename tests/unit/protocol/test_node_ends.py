@@ -190,9 +190,9 @@ def test_a_step_has_a_deadline_and_a_waiting_trainer_none(node: Any, make: Any) 
     assert failed_with(node).startswith("one training step took longer than 601 s")
 
 
-def test_a_long_snapshot_is_not_taken_for_a_long_step(node: Any, make: Any) -> None:
+def test_a_long_snapshot_is_not_taken_for_a_long_step(node_with: Any, make: Any) -> None:
     """A trainer that is paused does not say that it waits, and goes on without a word."""
-    node.training()
+    node = node_with(lease_s=1e6).training()
     node.step(ev.Busy(Activity.STEPPING))
     node.hear(make.behind(5))
     node.step(ev.Paused(2))
