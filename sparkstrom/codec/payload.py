@@ -6,6 +6,8 @@ before it is used, every float before it can reach theta. Layouts: docs/wire-for
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +20,17 @@ from sparkstrom.encoding.layers import Layers
 Indices = NDArray[np.int32]  # i32[count], ascending, no index twice
 Quanta = NDArray[np.int32]  # i32[count] or i32[n_params], signed multiples of the job's quantum
 
+BITMAPS = (Form.BITMAP_UP, Form.BITMAP_DOWN)
 HIT_BITS_MIN = 2  # a hit in gaps is at least a stop bit and a sign
+
+
+@dataclass(frozen=True, slots=True)
+class Bitmap:
+    """A bitmap that was checked, still packed."""
+
+    packed: NDArray[np.uint8]  # u8[(n_params+3)//4], states as in ``forms``
+    side: int  # +1 or -1: the sign of its half steps
+    tau_quanta: int
 
 
 def decode_update_untrusted(
@@ -39,7 +51,7 @@ def decode_update_untrusted(
     _check_header(count, tau_quanta, n_params, layers.largest if layers else 1)
     if form == Form.GAPS:
         hits = _decode_gaps(payload, count, tau_quanta, n_params)
-    elif form in (Form.BITMAP_UP, Form.BITMAP_DOWN):
+    elif form in BITMAPS:
         hits = _decode_bitmap(payload, Form(form), count, tau_quanta, n_params)
     else:
         raise WireError(f"an update has form 1, 2 or 3, not {form}")
@@ -71,16 +83,34 @@ def _decode_gaps(
 def _decode_bitmap(
     payload: bytes, form: Form, count: int, tau_quanta: int, n_params: int
 ) -> tuple[Indices, Quanta]:
+    packed = _checked_bitmap(payload, count, n_params)
+    indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
+    backends.kernels().bitmap_decode(packed, n_params, half_side(form), tau_quanta, indices, quanta)
+    return indices, quanta
+
+
+def read_bitmap_untrusted(
+    payload: bytes, form: int, count: int, tau_quanta: int, n_params: int
+) -> Bitmap:
+    """Check a bitmap, and leave it as it is: adding it whole takes a tenth of the time.
+
+    Raises WireError and nothing else.
+    """
+    _check_header(count, tau_quanta, n_params, 1)
+    if form not in BITMAPS:
+        raise WireError(f"a bitmap has form 2 or 3, not {form}")
+    packed = _checked_bitmap(payload, count, n_params)
+    return Bitmap(packed, half_side(Form(form)), tau_quanta)
+
+
+def _checked_bitmap(payload: bytes, count: int, n_params: int) -> NDArray[np.uint8]:
     if len(payload) != (n_params + 3) // 4:
         raise WireError(f"a bitmap of {len(payload)} bytes for {n_params} parameters")
     packed = np.frombuffer(payload, np.uint8)
-    kernels = backends.kernels()
-    if (found := kernels.bitmap_count(packed, n_params)) != count:
+    if (found := backends.kernels().bitmap_count(packed, n_params)) != count:
         what = "has padding bits set" if found < 0 else f"holds {found} entries"
         raise WireError(f"a bitmap that announces {count} entries {what}")
-    indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
-    kernels.bitmap_decode(packed, n_params, half_side(form), tau_quanta, indices, quanta)
-    return indices, quanta
+    return packed
 
 
 def encode_quanta(total: Quanta) -> bytes:

@@ -24,6 +24,8 @@ BACKENDS = {
     "cpu": "sparkstrom.encoding.kernels_cpu",
 }
 
+SCRATCH_BYTES = 512  # working memory of the bitmap kernels
+
 
 class Kernels(Protocol):
     """A kernel set. Argument tables: ``sparkstrom.encoding.reference``."""

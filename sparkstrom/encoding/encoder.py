@@ -33,7 +33,6 @@ from sparkstrom.encoding.thresholds import ThresholdAlgorithm, ThresholdState
 EncoderState = dict[str, "NDArray[Any] | float | int"]
 
 INFINITY_BITS = 0x7F800000  # bits of a float32 at or above this, sign aside, are not a number
-SCRATCH_BYTES = 512  # working memory of the bitmap kernels
 
 AGGREGATIONS: dict[str, Callable[[int], float]] = {
     "sum": lambda workers: 1.0,
@@ -113,7 +112,7 @@ class Encoder:
         # Touched only as far as hits need it: from n/2 hits on the form is the bitmap, as a rule.
         self._codes = np.empty(n_params if layers else n_params // 2 + 1, np.int32)
         self._out = np.empty(n_params // 4 + 16 + gaps.FLUSH_BYTES, np.uint8)
-        self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
+        self._scratch = np.empty(backends.SCRATCH_BYTES, np.uint8)
 
     @property
     def tau(self) -> float:

@@ -238,7 +238,7 @@ class MasterThread(threading.Thread):
             case Send(to=to, message=message):
                 self._mail.send(to, message)
             case ev.Deliver(update=update):
-                self._theta.add(self._theta.decode(update))
+                self._theta.add(self._theta.read(update))
                 self._theta.commit = update.commit
             case ev.SendChunk(to=to, index=index):
                 self._mail.send(to, self._theta.chunk(index))

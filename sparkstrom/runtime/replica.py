@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparkstrom.base.errors import TrainingError
+from sparkstrom.codec.payload import Bitmap
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.models.base import Batch, Flat, FlatModel
 from sparkstrom.protocol.events import Install
@@ -32,7 +33,7 @@ class Replica:
         """theta + residual, where the model trains on it."""
         return self._working if self._trains_local else None
 
-    def apply(self, hits: Hits, commit: int) -> None:
+    def apply(self, hits: Hits | Bitmap, commit: int) -> None:
         """Somebody else's update."""
         self.theta.add(hits, self.local)
         self.theta.commit = commit

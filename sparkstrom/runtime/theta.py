@@ -13,11 +13,14 @@ from numpy.typing import NDArray
 
 from sparkstrom.codec.messages import Chunk, Committed, Update
 from sparkstrom.codec.payload import (
+    BITMAPS,
+    Bitmap,
     decode_theta_untrusted,
     decode_update_untrusted,
     encode_theta,
+    read_bitmap_untrusted,
 )
-from sparkstrom.encoding.backends import kernels
+from sparkstrom.encoding.backends import SCRATCH_BYTES, kernels
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.models.base import Flat
@@ -42,6 +45,7 @@ class Theta:
         self.commit = 0  # newest commit applied
         self.breaches = 0  # parameters that left the exact range, counted
         self.first_breach = -1
+        self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
 
     @property
     def n_params(self) -> int:
@@ -58,10 +62,25 @@ class Theta:
             self.layers,
         )
 
-    def add(self, hits: Hits, local: Flat | None = None) -> None:
+    def read(self, update: Update | Committed) -> Hits | Bitmap:
+        """The update as ``add`` takes it soonest. Raise WireError where it is none."""
+        if self.layers is not None or update.form not in BITMAPS:
+            return self.decode(update)
+        return read_bitmap_untrusted(
+            update.payload, update.form, update.count, update.tau_quanta, self.n_params
+        )
+
+    def add(self, hits: Hits | Bitmap, local: Flat | None = None) -> None:
         """theta, and local where there is one, move by the hits."""
         kernel = kernels()
-        if local is None:
+        if isinstance(hits, Bitmap):
+            step = hits.tau_quanta * self.q
+            rest = (hits.packed, hits.side, step, self.q, self._scratch)
+            if local is None:
+                self.count(kernel.bitmap_add(self.values, *rest))
+            else:
+                self.count(kernel.bitmap_add_both(self.values, local, *rest))
+        elif local is None:
             self.count(kernel.apply_hits(self.values, *hits, self.q))
         else:
             self.count(kernel.apply_hits_both(self.values, local, *hits, self.q))
@@ -104,7 +123,7 @@ class Theta:
             lacking = has[indices // CHUNK_PARAMS] < committed.commit
             self.add((indices[lacking], quanta[lacking]))
         for update in own:
-            self.add(self.decode(update))
+            self.add(self.read(update))
         self.commit = commit
 
     def digest(self) -> str:

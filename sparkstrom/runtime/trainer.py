@@ -135,7 +135,7 @@ class Trainer:
     def _take(self, item: Item) -> None:
         match item:
             case ev.Deliver(update=update):
-                self._replica.apply(self._replica.theta.decode(update), update.commit)
+                self._replica.apply(self._replica.theta.read(update), update.commit)
             case ev.Passed(commit=commit):
                 self._replica.theta.commit = commit
             case Merged():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec import payload as codec
-from sparkstrom.encoding import gaps
+from sparkstrom.encoding import backends, gaps
 from sparkstrom.encoding.forms import Form
 
 I32 = NDArray[np.int32]
@@ -65,16 +66,32 @@ def test_any_gaps_are_valid_or_a_wire_error(payload: bytes, count: int, rice: in
 
 
 def check_update(payload: bytes, form: int, count: int, tau_quanta: int, n_params: int) -> None:
+    arguments = payload, form, count, tau_quanta, n_params
     try:
-        indices, quanta = codec.decode_update_untrusted(payload, form, count, tau_quanta, n_params)
+        indices, quanta = codec.decode_update_untrusted(*arguments)
     except WireError:
+        with pytest.raises(WireError):
+            codec.read_bitmap_untrusted(*arguments)
         return
+    if form in codec.BITMAPS:
+        check_bitmap(codec.read_bitmap_untrusted(*arguments), indices, quanta, n_params)
     assert indices.shape == quanta.shape == (count,)
     assert indices.dtype == quanta.dtype == np.int32
     assert indices[0] >= 0
     assert indices[-1] < n_params
     assert (np.diff(indices) > 0).all()
     assert {abs(int(q)) for q in quanta} <= {tau_quanta, tau_quanta // 2}
+
+
+def check_bitmap(bitmap: codec.Bitmap, indices: I32, quanta: I32, n_params: int) -> None:
+    """Adding it whole is adding its entries, wherever theta and local stand."""
+    kernels, scratch = backends.kernels(), np.empty(backends.SCRATCH_BYTES, np.uint8)
+    whole = np.arange(2 * n_params, dtype=np.float32).reshape(2, n_params)
+    singly = whole.copy()
+    step = float(bitmap.tau_quanta)
+    answer = kernels.bitmap_add_both(*whole, bitmap.packed, bitmap.side, step, 1.0, scratch)
+    assert answer == kernels.apply_hits_both(*singly, indices, quanta, 1.0)
+    np.testing.assert_array_equal(whole, singly)
 
 
 @given(payload=st.binary(max_size=40), n_params=st.integers(0, 10), k=st.integers(-103, 20))

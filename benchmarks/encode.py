@@ -1,0 +1,275 @@
+"""Encoding against the memory floor, on one core: what a step pays for sharing what it learnt.
+
+    python -m benchmarks.encode --params 25000000 --json
+
+One object per density (hits per parameter). Times are CPU time of the one thread that works, in
+milliseconds: on an idle machine the same as by the clock, on a busy one without the others' turns.
+``floor`` is ``r[i] += g[i]`` in plain Numba over the same arrays. Every ``x_`` figure is the
+median of the ratios of 15 pairs, measured in turns. Before each of a pair the arrays are made what
+they were, outside the clock; they are larger than the caches.
+
+    floor_ms, numpy_ms     the floor; the obvious NumPy encoder (add, compare, extract, subtract)
+    encode_ms, x_floor     replica training: add, count, extract, subtract from the residual
+    with_theta_x_floor     the same, and theta moved by it: all that happens in memory
+    local_encode_ms, local_x_floor    local training: compare with theta, count, extract, move theta
+    publish_ms, publish_x_floor       all of ``Encoder.publish``, local: that, and the message
+    decode_ms, add_at_ms   known hits added to theta, the range checked; ``numpy.add.at`` with the
+                           same hits (i64 indices, f32 values made in advance). Theta lies in memory
+    decode_x_add_at        how many times faster decoding is; ``_warm``: theta's lines in the cache
+    bytes, entropy_bytes, x_entropy   the ``gaps`` payload; positions at that density and a sign per
+                           hit, at their entropy; the ratio of the two
+    gaps_encode_mhits_s, gaps_decode_mhits_s   hits to payload, payload to checked hits: millions
+                           per second
+    bitmap_encode_x_floor, bitmap_decode_x_floor   half of all parameters hit, as when this form is
+                           chosen: residual to bitmap, both moved; bitmap checked and added to theta
+                           in one go. ``bitmap_local_encode_x_floor``: the same from ``local``.
+                           They do not depend on the density; measured once per run
+
+The floor's ratios say more than its times: memory is faster by day and machine, not by method.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.codec.payload import read_bitmap_untrusted
+from sparkstrom.encoding import backends, gaps
+from sparkstrom.encoding.compiled import kernel
+from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.forms import Form
+from sparkstrom.encoding.grid import quantum
+from sparkstrom.encoding.thresholds import FixedThreshold
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+Work = Callable[[], Any]
+
+K = 20
+Q = quantum(K)
+TAU_QUANTA = 1000
+TAU = TAU_QUANTA * Q
+PAIRS = 15
+
+
+def main() -> int:
+    """Print one line per density."""
+    parser = argparse.ArgumentParser(description="Encoding against the memory floor, on one core.")
+    parser.add_argument("--params", type=int, default=25_000_000)
+    parser.add_argument("--densities", default="1e-4,1e-3,1e-2", help="by comma")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    args = parser.parse_args()
+    bitmap = bitmap_figures(args.params)
+    for density in map(float, args.densities.split(",")):
+        figures = gaps_figures(args.params, density) | bitmap
+        print(json.dumps(figures) if args.json else table(figures), flush=True)
+    return 0
+
+
+def table(figures: dict[str, float]) -> str:
+    """The figures, one a line."""
+    return "\n".join(f"{name:30} {value:g}" for name, value in figures.items()) + "\n"
+
+
+@kernel("void(f4[::1], f4[::1])")
+def floor(r: F32, g: F32) -> None:
+    """What nobody who adds a gradient can save."""
+    for i in range(r.shape[0]):
+        r[i] += g[i]
+
+
+@dataclass
+class Arrays:
+    """A worker's memory, and what it was before it was encoded."""
+
+    residual: F32
+    delta: F32
+    theta: F32
+    local: F32
+    hits: I32  # where ``residual + delta`` reaches tau
+
+    def __post_init__(self) -> None:
+        self.before = [self.residual.copy(), self.theta.copy(), self.local.copy()]
+        self.codes = np.empty(self.residual.size // 2 + 1, np.int32)
+        self.scratch = np.empty(backends.SCRATCH_BYTES, np.uint8)
+        self.packed = np.empty((self.residual.size + 3) // 4, np.uint8)
+
+    def reset(self) -> None:
+        for array, was in zip((self.residual, self.theta, self.local), self.before, strict=True):
+            np.copyto(array, was)
+
+    def floor(self) -> None:
+        floor(self.residual, self.delta)
+
+
+def arrays(n_params: int, density: float) -> Arrays:
+    """Residuals below tau, except at randomly spread hits, half of them downwards."""
+    random = np.random.default_rng(7)
+    residual, delta = (random.random(n_params, np.float32) for _ in range(2))
+    for noise, width in ((residual, 0.8 * TAU), (delta, 0.1 * TAU)):
+        noise -= np.float32(0.5)
+        noise *= np.float32(width)
+    hits = np.flatnonzero(random.random(n_params, np.float32) < density).astype(np.int32)
+    signs = random.choice(np.array([-1, 1], np.float32), hits.size)
+    residual[hits], delta[hits] = signs * np.float32(0.9 * TAU), signs * np.float32(0.3 * TAU)
+    quanta = random.integers(-(2**20), 2**20, n_params, np.int32)
+    theta = quanta.astype(np.float32) * np.float32(Q)
+    return Arrays(residual, delta, theta, theta + (residual + delta), hits)
+
+
+def seconds(work: Work) -> float:
+    """The thread's own time."""
+    begin = time.thread_time()
+    work()
+    return time.thread_time() - begin
+
+
+def compare(ours: Work, theirs: Work, prepare: Work, pairs: int = PAIRS) -> dict[str, float]:
+    """Milliseconds of both and the ratio ours / theirs: medians of pairs, in turns."""
+    measured: list[tuple[float, float]] = []
+    for pair in range(pairs):
+        took = {}
+        for work in (ours, theirs) if pair % 2 else (theirs, ours):
+            prepare()
+            took[work] = seconds(work)
+        measured.append((took[ours], took[theirs]))
+    return {
+        "ours": 1e3 * median(one for one, _ in measured),
+        "theirs": 1e3 * median(other for _, other in measured),
+        "ratio": median(one / other for one, other in measured),
+    }
+
+
+def gaps_figures(n_params: int, density: float) -> dict[str, float]:
+    """All figures of one density."""
+    memory = arrays(n_params, density)
+    figures: dict[str, float] = {"density": density, "params": n_params, "hits": memory.hits.size}
+    for part in (encoding(memory), decoding(memory), wire(memory)):
+        figures |= dict(part)
+    return figures
+
+
+def encoding(memory: Arrays) -> Iterator[tuple[str, float]]:
+    """Both ways to train, against the floor."""
+    kernels, codes = backends.kernels(), memory.codes
+    encoder = Encoder(memory.theta.size, K, FixedThreshold(TAU))
+
+    def replica(with_theta: bool) -> None:
+        count, _ = kernels.scan_replica(memory.residual, memory.delta, TAU, codes)
+        theta, residual = memory.theta, memory.residual
+        if with_theta:
+            kernels.move(theta, residual, codes[:count], TAU, -TAU, Q)
+        else:
+            kernels.move(residual, theta, codes[:count], -TAU, 0.0, Q)
+
+    def local() -> None:
+        count, _ = kernels.scan_local(memory.local, memory.theta, TAU, codes)
+        kernels.move(memory.theta, memory.local, codes[:count], TAU, 0.0, Q)
+
+    def numpy_encoder() -> None:
+        memory.residual += memory.delta
+        hits = np.flatnonzero(np.abs(memory.residual) >= np.float32(TAU))
+        memory.residual[hits] -= np.sign(memory.residual[hits]) * np.float32(TAU)
+
+    found = compare(lambda: replica(False), memory.floor, memory.reset)
+    yield "floor_ms", found["theirs"]
+    yield "encode_ms", found["ours"]
+    yield "x_floor", found["ratio"]
+    yield "with_theta_x_floor", compare(lambda: replica(True), memory.floor, memory.reset)["ratio"]
+    found = compare(local, memory.floor, memory.reset)
+    yield "local_encode_ms", found["ours"]
+    yield "local_x_floor", found["ratio"]
+    found = compare(lambda: encoder.publish(memory.local, memory.theta), memory.floor, memory.reset)
+    yield "publish_ms", found["ours"]
+    yield "publish_x_floor", found["ratio"]
+    yield "numpy_ms", compare(numpy_encoder, memory.floor, memory.reset, pairs=3)["ours"]
+
+
+def decoding(memory: Arrays) -> Iterator[tuple[str, float]]:
+    """Hits to theta, against NumPy's way."""
+    kernels, hits = backends.kernels(), memory.hits
+    quanta = np.where(memory.residual[hits] > 0, TAU_QUANTA, -TAU_QUANTA).astype(np.int32)
+    wide, values = hits.astype(np.int64), quanta.astype(np.float32) * np.float32(Q)
+
+    def ours() -> None:
+        kernels.apply_hits(memory.theta, hits, quanta, Q)
+
+    def add_at() -> None:
+        np.add.at(memory.theta, wide, values)
+
+    memory.reset()
+    found = compare(ours, add_at, memory.floor)  # whose arrays take theta's place in the cache
+    yield "decode_ms", found["ours"]
+    yield "add_at_ms", found["theirs"]
+    yield "decode_x_add_at", 1 / found["ratio"]
+    yield "decode_x_add_at_warm", 1 / compare(ours, add_at, add_at)["ratio"]
+
+
+def wire(memory: Arrays) -> Iterator[tuple[str, float]]:
+    """The message's size and speed."""
+    n_params, hits = memory.theta.size, memory.hits
+    codes = np.where(memory.before[0][hits] > 0, hits, ~hits).astype(np.int32)
+    out = np.empty(gaps.bytes_max(hits.size, n_params) + gaps.FLUSH_BYTES, np.uint8)
+    payload = out[: gaps.encode(codes, n_params, out)].copy()
+    indices, amounts = np.empty(hits.size, np.int32), np.empty(hits.size, np.int32)
+
+    def encode() -> None:
+        gaps.encode(codes, n_params, out)
+
+    def decode() -> None:
+        gaps.read_gaps(payload, n_params, TAU_QUANTA, indices, amounts)
+
+    density = hits.size / n_params
+    bits = -density * np.log2(density) - (1 - density) * np.log2(1 - density) + density
+    entropy_bytes = float(n_params * bits / 8)
+    yield "bytes", payload.size
+    yield "entropy_bytes", entropy_bytes
+    yield "x_entropy", payload.size / entropy_bytes
+    found = compare(encode, decode, lambda: None)
+    yield "gaps_encode_mhits_s", hits.size / found["ours"] / 1e3
+    yield "gaps_decode_mhits_s", hits.size / found["theirs"] / 1e3
+
+
+def bitmap_figures(n_params: int) -> dict[str, float]:
+    """The bitmap's figures, half of all parameters being hit and a quarter halfway."""
+    kernels, memory = backends.kernels(), arrays(n_params, 0.5)
+    memory.residual *= np.float32(2)  # what is no hit reaches up to 0.8 tau
+    np.copyto(memory.local, memory.theta + memory.residual)
+    memory.before = [memory.residual.copy(), memory.theta.copy(), memory.local.copy()]
+    steps, rest = (TAU, TAU, 1, Q), (memory.scratch, memory.packed)
+    theta, packed = memory.theta, memory.packed
+
+    def replica() -> None:
+        kernels.bitmap_replica(memory.residual, theta, *steps, *rest)
+
+    def local() -> None:
+        kernels.bitmap_local(memory.local, theta, *steps, *rest)
+
+    count = sum(kernels.bitmap_local(memory.local, theta, *steps, *rest)[:2])
+    payload = packed.tobytes()
+
+    def decode() -> None:
+        form = Form.BITMAP_UP
+        bitmap = read_bitmap_untrusted(payload, form, count, TAU_QUANTA, n_params)
+        kernels.bitmap_add(theta, bitmap.packed, bitmap.side, TAU, Q, memory.scratch)
+
+    return {
+        name: compare(work, memory.floor, memory.reset)["ratio"]
+        for name, work in (
+            ("bitmap_encode_x_floor", replica),
+            ("bitmap_local_encode_x_floor", local),
+            ("bitmap_decode_x_floor", decode),
+        )
+    }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
