@@ -18,6 +18,7 @@ from sparkstrom.simulation.process import FAILURE, SimProcess
 from sparkstrom.simulation.replica import SIZE, SimReplica, Theta, add
 
 DISMISSED = "its partition is trained already"
+LACKING = ("workers joined within", "has been without a worker for")
 RELEASED = "released"
 DONE = "done"
 
@@ -163,7 +164,7 @@ class Checks:
 
     def aborted(self, abort: Abort, *, nobody: bool) -> None:
         """A fit that fails must name a worker whose training raised, or lack workers."""
-        if nobody and abort.kind == "setup":
+        if nobody and any(words in abort.reason for words in LACKING):
             return
         where = (abort.host, abort.partition)
         raised = [

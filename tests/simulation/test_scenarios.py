@@ -1,0 +1,94 @@
+"""Whole fits in which one thing is out of the ordinary."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sparkstrom.codec.messages import Phase
+from sparkstrom.protocol.node import Identity
+from sparkstrom.simulation.conditions import changed
+from sparkstrom.simulation.faults import NO_FAULTS
+from sparkstrom.simulation.runs import play
+from sparkstrom.simulation.world import Size, World
+
+
+class OddWorld(World):
+    """The second attempt at partition 1, and all later ones, say something else of themselves."""
+
+    odd: dict[str, Any]
+    first: int
+
+    def identity(self, partition: int, attempt: int) -> Identity:
+        usual = super().identity(partition, attempt)
+        seen = sum(p.identity.partition == 1 for p in self.processes)
+        return replace(usual, **self.odd) if partition == 1 and seen >= self.first else usual
+
+
+@pytest.mark.parametrize(
+    ("odd", "first", "words"),
+    [
+        ({"version": "other"}, 0, "sparkstrom is sim on the driver and other on the executor"),
+        ({"rows": 8}, 1, "the data must not change between attempts"),
+        ({"checksum": 99}, 1, "the data must not change between attempts"),
+    ],
+)
+def test_what_cannot_go_well_ends_the_fit_everywhere(
+    odd: dict[str, Any], first: int, words: str
+) -> None:
+    world = OddWorld(3, Size(), replace(NO_FAULTS, crashes=0))
+    world.odd, world.first = odd, first
+    if first:
+        world.time.at(1.2, lambda: [world.end(p, restart=True) for p in of_partition(world, 1)])
+    (violation,) = world.run()
+    assert words in violation
+    assert violation.endswith("(h, 1)")
+    assert world.alive == []
+
+
+def of_partition(world: World, partition: int) -> list[Any]:
+    return [p for p in world.alive if p.identity.partition == partition]
+
+
+class LateWorld(World):
+    """Spark has no slot for partition 3 until the start timeout is long over."""
+
+    def start(self, partition: int) -> None:
+        if partition == 3 and self.time.now_s < 20.0:
+            self.time.at(20.0, self.start, partition)
+        else:
+            super().start(partition)
+
+
+def test_a_fit_begins_without_a_late_worker_and_waits_for_its_partition() -> None:
+    world = LateWorld(1, Size(), NO_FAULTS)
+    assert world.run() == []
+    assert world.phase is Phase.DONE
+    assert any("began with 3 of 4 workers" in line for line in world.time.transcript)
+    departed = [departure.reason for departure in world.master.fit.members.departures]
+    assert "released" in departed  # a finished one gave up its slot for it
+
+
+def test_more_restarts_than_anybody_would_bear() -> None:
+    size, faults = changed(Size(nodes=2), NO_FAULTS, {"crashes": 30, "restart_s_max": 0.5})
+    assert World(9, size, faults).run() == []
+
+
+FOUND = [
+    ("a returner was granted a second file", 33, 4, {}),
+    ("a state that was overtaken let a drained worker train", 244, 4, {"stop": 1.0}),
+    ("nobody ever finished an empty partition", 0, 4, {"empty_partitions": 1}),
+    ("all finished workers left for one slot", 121, 9, {}),
+    ("granted, kept again at the audit, and counted as lost", 5191, 3, {"late": 0.5, "stop": 0.5}),
+    ("an overtaken report hid the slowest worker", 36, 3, {"failure": 1.0}),
+    ("a single worker was cut off for ever before training", 1536, 1, {}),
+    ("one broken stream of a living edge", 7, 3, {"breaks": 8, "failure": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND],
+                         ids=[run[0] for run in FOUND])  # fmt: skip
+def test_what_once_went_wrong(seed: int, nodes: int, given: dict[str, Any]) -> None:
+    assert play(seed, nodes, given).violations == []
