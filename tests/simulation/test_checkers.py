@@ -290,11 +290,6 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (counts_no_lost_mass, "I1: 0.0 of kept mass", {"kept_files": 4} | ROUGH),
     (forgets_what_was_kept, "I1: what", ROUGH),
     (grants_again_on_return, "I1:", {"kept_files": 4, "pauses": 6, "stop": 0.0, "failure": 0.0}),
-    (
-        forgets_who_kept_its_grant,
-        "I1:",
-        QUIET | {"kept_files": 4, "crashes": 12, "cuts": 6, "stop": 1.0},
-    ),
     (numbers_a_repeat_again, "I2: commit", ROUGH),
     (skips_a_lost_update, "I2: commit", ROUGH),
     (commits_another_payload, "I2: commit", ROUGH),
@@ -321,11 +316,6 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (keeps_the_whole_log, "I4: the log holds", NARROW),
     (ignores_its_window, "I4: p", {"window_bytes": 100, "delay_ms_max": 200.0}),
     (ignores_the_slowest, "I4: ", {"max_lead": 1, "publish_every": 1, "crashes": 0}),
-    (
-        believes_an_overtaken_report,
-        "I4: ",
-        QUIET | {"max_lead": 1, "publish_every": 1, "late": 0.5},
-    ),
     (waits_for_an_empty_partition, "I", {"empty_partitions": 1}),
     (repeats_a_phase, "I4: not over", {}),
     (swallows_a_failure, "I5: the failure", {"failure": 1.0, "stop": 0.0}),
