@@ -1,28 +1,33 @@
 """Which kernels do the work, chosen once, by name.
 
-``reference`` is the definition in NumPy, ``cpu`` the same functions in Numba. Importing the
-latter compiles them or loads them from Numba's cache, with their real signatures: ``warm_up``
-does that before a node joins the mesh, so that no lease runs out over a compiler.
+``reference`` is the definition in NumPy, ``cpu`` the same functions in Numba, ``cuda`` the same
+for device arrays. Importing the latter two compiles them or loads them from Numba's cache, with
+their real signatures: ``warm_up`` does that before a node joins the mesh, so that no lease runs
+out over a compiler.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.encoding.cuda_dlpack import is_on_cuda
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]
 
-BACKENDS = {
+BACKENDS = {  # for arrays in host memory
     "reference": "sparkstrom.encoding.reference",
     "cpu": "sparkstrom.encoding.kernels_cpu",
 }
+
+CUDA = "cuda"  # for arrays on a device
+CUDA_KERNELS = "sparkstrom.encoding.kernels_cuda"
 
 SCRATCH_BYTES = 512  # working memory of the bitmap kernels
 
@@ -103,11 +108,44 @@ class Kernels(Protocol):
     def norms_replica(self, residual: F32, /) -> tuple[float, float]: ...
 
 
+class Memory(Protocol):
+    """Where a kernel set's arrays lie, and how the host gets at them."""
+
+    def empty(self, size: int, dtype: DTypeLike, /) -> NDArray[Any]: ...
+
+    def zeros(self, size: int, dtype: DTypeLike, /) -> NDArray[Any]: ...
+
+    def mirror(self, host: NDArray[Any], /) -> NDArray[Any]: ...
+
+    def to_host(self, array: NDArray[Any], /) -> NDArray[Any]: ...
+
+    def add(self, target: F32, source: F32, /) -> None: ...
+
+
 def kernels(name: str = "cpu") -> Kernels:
-    """The kernel set of this name; the first call compiles it or loads it from the cache."""
+    """The kernel set of this name; the first call compiles it or loads it from the cache.
+
+    Raises SetupError with the reason where ``cuda`` is asked for and cannot be had.
+    """
+    if name == CUDA:
+        importlib.import_module("sparkstrom.encoding.cuda_device").require()
+        return cast(Kernels, importlib.import_module(CUDA_KERNELS))
     if name not in BACKENDS:
-        raise UsageError(f"backend={name!r}: there is no such kernel set; have {sorted(BACKENDS)}")
+        have = sorted([*BACKENDS, CUDA])
+        raise UsageError(f"backend={name!r}: there is no such kernel set; have {have}")
     return cast(Kernels, importlib.import_module(BACKENDS[name]))
+
+
+def memory(name: str = "cpu") -> Memory:
+    """The memory that goes with the kernel set of this name."""
+    module = "cuda_memory" if name == CUDA else "host_memory"
+    return cast(Memory, importlib.import_module(f"sparkstrom.encoding.{module}"))
+
+
+def backend_of(array: Any) -> str:
+    """The kernel set for an array, by where it lies: ``cuda`` on a CUDA device, else ``cpu``."""
+    by_numba = hasattr(array, "__cuda_array_interface__") or hasattr(array, "__cuda_ndarray__")
+    return CUDA if by_numba or is_on_cuda(array) else "cpu"
 
 
 def warm_up(name: str = "cpu") -> None:

@@ -93,7 +93,7 @@ def blocks_of(n: int) -> int:
 
 def taken(array: Any, dtype: DTypeLike, name: str) -> DeviceArray:
     """The same memory as Numba sees it; UsageError where it is not what kernels work on."""
-    device = _seen_by_numba(array, name)
+    device = seen_by_numba(array, name)
     if device.dtype != np.dtype(dtype):
         raise UsageError(
             f"{name} is {device.dtype} on the device: must be {np.dtype(dtype)}, and is changed in"
@@ -107,7 +107,8 @@ def taken(array: Any, dtype: DTypeLike, name: str) -> DeviceArray:
     return device
 
 
-def _seen_by_numba(array: Any, name: str) -> DeviceArray:
+def seen_by_numba(array: Any, name: str) -> DeviceArray:
+    """The same memory as a device array of Numba's; UsageError where it is the host's."""
     if is_cuda_ndarray(array):
         return array
     if hasattr(array, "__cuda_array_interface__"):

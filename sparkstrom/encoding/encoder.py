@@ -89,11 +89,17 @@ class Encoder:
         """``k``: the grid's exponent. ``layer_of`` names a parameter's layer in error messages.
 
         ``shake_frequency``: every so many publications one goes out with a third of tau; 0: none.
+        ``backend="cuda"``: all arrays given to this encoder lie on the device.
         """
         if train_on not in ("local", "replica"):
             raise UsageError(f"train_on={train_on!r}: must be 'local' or 'replica'")
         if aggregation not in AGGREGATIONS:
             raise UsageError(f"aggregation={aggregation!r}: must be one of {list(AGGREGATIONS)}")
+        if backend == backends.CUDA and (warm_up or layers):
+            raise UsageError(
+                "backend='cuda' with warm_up or layer multipliers: they work on the host only; use"
+                " backend='cpu', or leave them out"
+            )
         self.n_params, self.k, self.q = n_params, k, grid.quantum(k)
         self.threshold, self.clipping = threshold, clipping
         self.train_on, self.aggregation = train_on, aggregation
@@ -102,16 +108,19 @@ class Encoder:
         self.scale = 1.0
         self.set_workers(workers)
         self._layer_of = layer_of
-        self._kernels = backends.kernels(backend)
+        self._kernels, self._memory = backends.kernels(backend), backends.memory(backend)
         self._layered = LayeredKernels(self._kernels, layers) if layers else self._kernels
         self._threshold_state: ThresholdState = {}
         self._sent_fraction: float | None = None
         self._publications = 0  # survives from fit to fit, unlike the counters
         self._half_side = 1
-        self._residual = np.zeros(n_params if train_on == "replica" else 0, np.float32)
+        kept = n_params if train_on == "replica" else 0
+        self._residual: Flat = self._memory.zeros(kept, np.float32)
         # Touched only as far as hits need it: from n/2 hits on the form is the bitmap, as a rule.
-        self._codes = np.empty(n_params if layers else n_params // 2 + 1, np.int32)
+        room = n_params if layers else n_params // 2 + 1
+        self._codes: backends.I32 = self._memory.empty(room, np.int32)
         self._out = np.empty(n_params // 4 + 16 + gaps.FLUSH_BYTES, np.uint8)
+        self._packed = self._memory.mirror(self._out[: (n_params + 3) // 4])
         self._scratch = np.empty(backends.SCRATCH_BYTES, np.uint8)
 
     @property
@@ -128,7 +137,7 @@ class Encoder:
     def accumulate(self, delta: Flat) -> None:
         """Replica training, a step that is not published: residual += delta f32[n_params]."""
         assert self.train_on == "replica"
-        self._residual += delta
+        self._memory.add(self._residual, delta)
 
     def publish(self, learnt: Flat, theta: Flat) -> Encoded | None:
         """Make the next update out of what reaches tau; None when nothing does.
@@ -159,7 +168,11 @@ class Encoder:
 
     def residual(self, local: Flat, theta: Flat) -> Flat:
         """A copy of the residual f32[n_params]. ``local`` is ignored training on the replica."""
-        return self._residual.copy() if self.train_on == "replica" else local - theta
+        to_host = self._memory.to_host
+        if self.train_on == "replica":
+            return to_host(self._residual).copy()
+        residual: Flat = to_host(local) - to_host(theta)
+        return residual
 
     def residual_norms(self, local: Flat, theta: Flat) -> tuple[float, float]:
         """The residual's mass (sum of absolute values) and Euclidean norm, in float64."""
@@ -174,7 +187,7 @@ class Encoder:
         if saved.shape != (self.n_params,):
             raise UsageError(f"a residual of shape {saved.shape} for {self.n_params} parameters")
         target = self._residual if self.train_on == "replica" else local
-        target += saved
+        self._memory.add(target, saved)
 
     def state(self) -> EncoderState:
         """What survives from fit to fit, arrays and plain scalars; ``load_state`` takes it back.
@@ -186,7 +199,7 @@ class Encoder:
         if self._sent_fraction is not None:
             state["sent_fraction"] = self._sent_fraction
         if self.train_on == "replica":
-            state["residual"] = self._residual.copy()
+            state["residual"] = self._memory.to_host(self._residual).copy()
         return state
 
     def load_state(self, state: EncoderState) -> None:
@@ -236,7 +249,8 @@ class Encoder:
         else:
             hits, worst = self._layered.scan_replica(self._residual, learnt, tau, self._codes)
         if worst >= INFINITY_BITS:
-            raise self._not_finite(learnt if self.train_on == "local" else self._residual)
+            values = learnt if self.train_on == "local" else self._residual
+            raise self._not_finite(self._memory.to_host(values))
         return hits
 
     def _not_finite(self, values: Flat) -> TrainingError:
@@ -251,7 +265,8 @@ class Encoder:
         self, hits: int, learnt: Flat, theta: Flat, tau_quanta: int, step_quanta: int
     ) -> tuple[Encoded, float]:
         codes = self._codes[:hits]
-        size = gaps.encode(codes, self.n_params, self._out)
+        on_host = self._memory.to_host(codes)
+        size = gaps.encode(on_host, self.n_params, self._out)
         other, keeps = (learnt, step_quanta) if self.train_on == "local" else (self._residual, 0)
         self._note_breaches(
             *self._layered.move(
@@ -264,7 +279,7 @@ class Encoder:
             )
         )
         payload = self._out[:size].tobytes()
-        steps = int(self.layers.at(indices_of(codes)).sum()) if self.layers else hits
+        steps = int(self.layers.at(indices_of(on_host)).sum()) if self.layers else hits
         return Encoded(Form.GAPS, step_quanta, hits, payload, hits / self.n_params), steps
 
     def _write_bitmap(
@@ -274,7 +289,6 @@ class Encoder:
         self._half_side = -self._half_side  # the next bitmap flushes the other side
         local = self.train_on == "local"
         write = self._kernels.bitmap_local if local else self._kernels.bitmap_replica
-        out = self._out[: (self.n_params + 3) // 4]
         hits, halves, breaches, first = write(
             learnt if local else self._residual,
             theta,
@@ -283,11 +297,12 @@ class Encoder:
             half_side(form),
             self.q,
             self._scratch,
-            out,
+            self._packed,
         )
         self._note_breaches(breaches, first)
         count = hits + halves
-        encoded = Encoded(form, step_quanta, count, out.tobytes(), count / self.n_params)
+        payload = self._memory.to_host(self._packed).tobytes()
+        encoded = Encoded(form, step_quanta, count, payload, count / self.n_params)
         return encoded, hits + halves / 2
 
     def _clip(self, learnt: Flat, theta: Flat) -> None:
