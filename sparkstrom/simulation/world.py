@@ -27,7 +27,7 @@ from sparkstrom.simulation.timeline import Timeline
 LEASE_S = 2.0
 SILENT_S = 3 * LEASE_S
 JOIN_S = 10.0
-TICK_S = 0.03
+TICK_S = 0.05
 STEP_S_MIN = 0.004
 WAKE_S_MAX = 0.005  # until a waiting trainer notices what is new
 LOOK_S = 0.2  # it looks around at least so often
