@@ -69,14 +69,15 @@ def main() -> int:
     args = parser.parse_args()
     bitmap = bitmap_figures(args.params)
     for density in map(float, args.densities.split(",")):
-        figures = gaps_figures(args.params, density) | bitmap
+        exact = gaps_figures(args.params, density) | bitmap
+        figures = {name: round(value, 6) for name, value in exact.items()}
         print(json.dumps(figures) if args.json else table(figures), flush=True)
     return 0
 
 
 def table(figures: dict[str, float]) -> str:
     """The figures, one a line."""
-    return "\n".join(f"{name:30} {value:g}" for name, value in figures.items()) + "\n"
+    return "\n".join(f"{name:30} {value:.10g}" for name, value in figures.items()) + "\n"
 
 
 @kernel("void(f4[::1], f4[::1])")
