@@ -6,33 +6,42 @@ from sparkstrom.codec.messages import Phase, State
 from sparkstrom.protocol.events import Command, Order
 from sparkstrom.protocol.standing import Standing
 
+JOINING = Command(Order.WAIT, "joining")
+GATHERING = Command(Order.WAIT, "the others have not joined yet")
+WINDOW_FULL = Command(Order.WAIT, "its updates are not committed yet")
+AHEAD = Command(Order.WAIT, "it is ahead of the slowest")
+NOT_THERE = Command(Order.WAIT, "the last updates have not come yet")
+TRAIN = Command(Order.TRAIN)
+DRAIN = Command(Order.DRAIN)
+DONE = Command(Order.END, "done")
+
 
 def order(me: Standing) -> Command:
     """The command that holds now."""
     if me.catchup is not None or me.installing:
         return Command(Order.PAUSE, "a replica is on its way", number=me.pauses)
     if me.state is None or not me.has_replica:
-        return Command(Order.WAIT, "joining")
+        return JOINING
     match me.state.phase:
         case Phase.DONE if me.audit is not None:
-            return Command(Order.END, "done")
+            return DONE
         case Phase.AUDIT | Phase.DONE:
             at_final = me.received >= me.state.final
-            return Command(Order.AUDIT, commit=me.state.final) if at_final else Command(Order.WAIT)
+            return Command(Order.AUDIT, commit=me.state.final) if at_final else NOT_THERE
         case Phase.DRAINING:
-            return Command(Order.DRAIN)
+            return DRAIN
         case Phase.GATHERING:
-            return Command(Order.WAIT, "the others have not joined yet")
+            return GATHERING
         case Phase.RUNNING:
             return _while_running(me, me.state)
 
 
 def _while_running(me: Standing, state: State) -> Command:
     if not me.uplink.has_room():
-        return Command(Order.WAIT, "its updates are not committed yet")
+        return WINDOW_FULL
     if me.limits.max_lead is None:
-        return Command(Order.TRAIN)
+        return TRAIN
     limit = state.slowest + me.limits.max_lead - me.head_start
     if me.steps >= limit:
-        return Command(Order.WAIT, "it is ahead of the slowest")
+        return AHEAD
     return Command(Order.TRAIN, steps_max=limit)

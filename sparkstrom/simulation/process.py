@@ -84,7 +84,8 @@ class SimProcess:
                 self._inbox.append(effect)
             else:
                 self._perform(self, effect)
-        if self._inbox or self.node.command != before:
+        command = self.node.command
+        if self._inbox or (command is not before and command != before):
             self._wake(self)
 
     @property
