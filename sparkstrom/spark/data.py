@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import random
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.spark.parcels import COLUMNS, Parcel, deal_batches, deal_rows
 from sparkstrom.spark.rows import FEATURES, LABEL
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark import RDD
     from pyspark.sql import DataFrame
 
@@ -30,51 +30,70 @@ def check_data(data: Any) -> None:
         )
 
 
-def spread_rows(rdd: RDD[Any], workers: int, seed: int, *, move: bool) -> RDD[Any]:
-    """An RDD's rows over ``workers`` partitions: dealt out at random, or merged where they are."""
-    if not move:
-        return rdd if rdd.getNumPartitions() <= workers else rdd.coalesce(workers)
-    dealt: RDD[tuple[int, Any]] = rdd.mapPartitionsWithIndex(partial(deal, workers, seed))
-    return dealt.partitionBy(workers, int).values()
+class Spread(NamedTuple):
+    """The data over one partition per worker.
 
-
-def deal(workers: int, seed: int, index: int, rows: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Give each row of a partition its worker: shuffled, then in turn, so that shares are equal.
-
-    The same rows get the same workers again when Spark computes the partition again.
+    Dealt rows come as parcels, of so many ``sources``. Rows that stay where they are come as they
+    are; then ``rows`` says how many each partition must have.
     """
-    chance = random.Random(zlib.crc32(b"%d/%d" % (seed, index)))
-    shuffled = list(rows)
-    chance.shuffle(shuffled)
-    first = chance.randrange(workers)
-    for i, row in enumerate(shuffled):
-        yield (first + i) % workers, row
+
+    data: Any  # RDD of parcels or rows, or DataFrame
+    workers: int
+    sources: int = 0
+    rows: tuple[int, ...] = ()
 
 
-def spread_frame(
-    frame: DataFrame,
-    features: str | list[str],
-    label: str,
-    workers: int,
-    seed: int,
-    *,
-    move: bool,
-) -> DataFrame:
-    """Two columns, ``features`` array<float> and ``label``, over ``workers`` partitions.
+def deal_out(rdd: RDD[Any], workers: int, seed: int) -> Spread:
+    """An RDD's rows, at random and balanced."""
+    dealt = rdd.mapPartitionsWithIndex(partial(deal_rows, workers, seed))
+    parcels: RDD[Any] = dealt.partitionBy(workers, int).values()
+    return Spread(parcels, workers, sources=rdd.getNumPartitions())
 
-    Round robin after a sort by the rows' hash (Spark's own, so that a retry repeats it); the
-    seed goes into the hash.
-    """
-    from pyspark.sql import functions as sql
 
-    chosen = frame.select(
+def deal_out_frame(frame: DataFrame, workers: int, seed: int) -> Spread:
+    """A DataFrame's rows, at random and balanced; they stay Arrow all the way."""
+    dealt = frame.mapInArrow(partial(deal_batches, workers, seed), COLUMNS).rdd
+    parcels: RDD[Any] = dealt.map(worker_and_parcel).partitionBy(workers, int).values()
+    return Spread(parcels, workers, sources=dealt.getNumPartitions())
+
+
+def worker_and_parcel(row: Any) -> tuple[int, Parcel]:
+    """A row of ``parcels.COLUMNS`` as key and value."""
+    worker, source, number, count, payload = row
+    return worker, (source, number, count, bytes(payload))
+
+
+def leave_in_place(rdd: RDD[Any], workers: int) -> Spread:
+    """An RDD's partitions as they are, merged where there are more than workers."""
+    kept = rdd if rdd.getNumPartitions() <= workers else rdd.coalesce(workers)
+    rows = tuple(kept.mapPartitions(count_rows).collect())
+    return Spread(kept, len(rows), rows=rows)
+
+
+def leave_frame_in_place(frame: DataFrame, workers: int) -> Spread:
+    """A DataFrame's partitions as they are, merged where there are more than workers."""
+    kept = frame if frame.rdd.getNumPartitions() <= workers else frame.coalesce(workers)
+    rows = tuple(row.rows for row in kept.mapInArrow(count_batches, "rows long").collect())
+    return Spread(kept, len(rows), rows=rows)
+
+
+def count_rows(rows: Iterable[Any]) -> Iterator[int]:
+    """How many rows a partition has."""
+    yield sum(1 for _ in rows)
+
+
+def count_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """How many rows a partition has, by Arrow."""
+    import pyarrow as pa
+
+    yield pa.RecordBatch.from_pydict({"rows": [sum(batch.num_rows for batch in batches)]})
+
+
+def features_and_label(frame: DataFrame, features: str | list[str], label: str) -> DataFrame:
+    """Two columns: ``features`` array<float>, and ``label``."""
+    return frame.select(
         _feature_column(frame, features).alias(FEATURES), _label_column(frame, label).alias(LABEL)
     )
-    if not move:
-        count = chosen.rdd.getNumPartitions()
-        return chosen if count <= workers else chosen.coalesce(workers)
-    keyed = chosen.withColumn("key", sql.xxhash64(sql.lit(seed), sql.col(FEATURES)))
-    return keyed.repartition(workers).select(FEATURES, LABEL)
 
 
 def _feature_column(frame: DataFrame, features: str | list[str]) -> Any:

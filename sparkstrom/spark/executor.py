@@ -40,6 +40,7 @@ from sparkstrom.runtime.trainer import Schedule, Trainer
 from sparkstrom.spark import kept
 from sparkstrom.spark.addresses import executor_address, opener
 from sparkstrom.spark.job import TrainingJob
+from sparkstrom.spark.parcels import Parcel, arrays_of_parcels
 from sparkstrom.spark.rows import Arrays, arrays_of_batches, arrays_of_rows
 from sparkstrom.transport.aeron.processes import find_executor
 
@@ -82,6 +83,11 @@ def here() -> Place:
     )
 
 
+def run_parcels(job: TrainingJob, index: int, parcels: Iterable[Parcel]) -> Iterator[str]:
+    """Train on one partition of rows that were dealt out."""
+    yield run(job, here(), partial(arrays_of_parcels, job.sources, parcels))
+
+
 def run_rows(job: TrainingJob, index: int, rows: Iterable[Any]) -> Iterator[str]:
     """Train on one partition of an RDD of (features, label)."""
     yield run(job, here(), partial(arrays_of_rows, rows))
@@ -102,7 +108,9 @@ def run(job: TrainingJob, place: Place, read: partial[Arrays]) -> str:
     warm_up()
     failure: UsageError | None = None
     try:
-        batches = batches_of(job, place, *read())
+        features, labels = read()
+        need_all_rows(job, place, len(features))
+        batches = batches_of(job, place, features, labels)
     except UsageError as error:  # anything else is Spark's: lost shuffle files, a stage to repeat
         failure = error
         batches = batches_of(job, place, np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
@@ -118,6 +126,16 @@ def run(job: TrainingJob, place: Place, read: partial[Arrays]) -> str:
         session.thread.stop()
     seconds = time.monotonic() - began_s
     return json.dumps({"partition": place.partition, "ended": reason, "seconds": seconds})
+
+
+def need_all_rows(job: TrainingJob, place: Place, rows: int) -> None:
+    """Rows that stayed where they were have been counted: raise EOFError where some are missing."""
+    if job.rows and rows != job.rows[place.partition]:
+        raise EOFError(
+            f"partition {place.partition} has {rows} rows, {job.rows[place.partition]} were "
+            "counted before: Spark lost part of it and makes it again, or the data change from one "
+            "evaluation to the next; then persist them or write them to files first"
+        )
 
 
 def batches_of(job: TrainingJob, place: Place, features: Any, labels: Any) -> Batches:

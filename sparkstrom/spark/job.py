@@ -32,6 +32,8 @@ class TrainingJob:
     endpoint: Endpoint  # of the master
     lobby: int
     network: str  # names the files kept on executors for the next fit
+    sources: int = 0  # partitions that dealt rows out; 0: rows stayed where they were
+    rows: tuple[int, ...] = ()  # per partition, where rows stayed
 
     def seal(self) -> Seal:
         """What closes and opens this job's frames."""

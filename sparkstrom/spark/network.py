@@ -30,7 +30,8 @@ from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark import data as spreading
 from sparkstrom.spark.addresses import driver_address, opener
 from sparkstrom.spark.cluster import check_conf, refuse_connect, slots_of, workers_for
-from sparkstrom.spark.executor import forget_kept, run_batches, run_rows
+from sparkstrom.spark.data import Runner, Spread
+from sparkstrom.spark.executor import forget_kept, run_batches, run_parcels, run_rows
 from sparkstrom.spark.fitting import Fitting, SparkJob
 from sparkstrom.spark.job import BYTES_PER_PARAM_MAX, FRAME_ROOM_BYTES, TrainingJob
 from sparkstrom.spark.settings import resolve
@@ -99,16 +100,11 @@ class SparkNetwork:
         for warning in warnings:
             progress.say(f"sparkstrom warns: {warning}")
         theta = self._theta()
-        frame, workers = self._spread(data, features, label, workers)
+        spread = self._spread(data, features, label, workers)
+        workers = spread.workers
         key, job_id = secrets.token_bytes(KEY_BYTES), secrets.randbits(63)
         master = self._master_thread(theta, Seal(key, job_id), job_id, workers, epochs)
-        job = self._job(master, key, job_id, theta, workers, epochs)
-        run = partial(run_batches if spreading.is_dataframe(frame) else run_rows, job)
-        runner = (
-            spreading.frame_job(frame, run)
-            if spreading.is_dataframe(frame)
-            else spreading.rows_job(frame, run)
-        )
+        runner = self._runner(spread, self._job(master, key, job_id, theta, spread, epochs))
         group = f"sparkstrom-{job_id:016x}"
         submitted_s = time.monotonic()
         self._kept, self._may_have_files = {}, True  # granted once: a fit that fails uses them up
@@ -143,16 +139,26 @@ class SparkNetwork:
         theta.values[:] = round_to_grid(self._parameters, self._k)
         return theta
 
-    def _spread(
-        self, data: Any, features: str | list[str], label: str, workers: int
-    ) -> tuple[Any, int]:
-        """The data over one partition per worker, and how many those are."""
+    def _spread(self, data: Any, features: str | list[str], label: str, workers: int) -> Spread:
+        """The data over one partition per worker."""
         seed, move = self._master.rng_seed, self._master.repartition == "always"
         if spreading.is_dataframe(data):
-            frame = spreading.spread_frame(data, features, label, workers, seed, move=move)
-            return frame, workers if move else frame.rdd.getNumPartitions()
-        rdd = spreading.spread_rows(data, workers, seed, move=move)
-        return rdd, rdd.getNumPartitions()
+            frame = spreading.features_and_label(data, features, label)
+            if move:
+                return spreading.deal_out_frame(frame, workers, seed)
+            return spreading.leave_frame_in_place(frame, workers)
+        if move:
+            return spreading.deal_out(data, workers, seed)
+        return spreading.leave_in_place(data, workers)
+
+    @staticmethod
+    def _runner(spread: Spread, job: TrainingJob) -> Runner:
+        """The one Spark job of this fit."""
+        if spread.sources:
+            return spreading.rows_job(spread.data, partial(run_parcels, job))
+        if spreading.is_dataframe(spread.data):
+            return spreading.frame_job(spread.data, partial(run_batches, job))
+        return spreading.rows_job(spread.data, partial(run_rows, job))
 
     def _master_thread(
         self, theta: Theta, seal: Seal, job_id: int, workers: int, epochs: int
@@ -185,7 +191,13 @@ class SparkNetwork:
         )
 
     def _job(
-        self, master: MasterThread, key: bytes, job_id: int, theta: Theta, workers: int, epochs: int
+        self,
+        master: MasterThread,
+        key: bytes,
+        job_id: int,
+        theta: Theta,
+        spread: Spread,
+        epochs: int,
     ) -> TrainingJob:
         return TrainingJob(
             job=job_id,
@@ -195,13 +207,15 @@ class SparkNetwork:
             master=self._master,
             epochs=epochs,
             first_epoch=self._epochs_trained,
-            workers=workers,
+            workers=spread.workers,
             k=theta.k,
             n_params=theta.n_params,
             layers=theta.layers,
             endpoint=master.endpoint,
             lobby=master.lobby,
             network=self._id,
+            sources=spread.sources,
+            rows=spread.rows,
         )
 
     # -- the result ------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.spark.data import check_data, deal
+from sparkstrom.spark.data import check_data
+from sparkstrom.spark.parcels import deal_rows
 
 Parts = st.lists(st.integers(0, 40), max_size=8)  # rows of each input partition
 
@@ -17,9 +18,10 @@ Parts = st.lists(st.integers(0, 40), max_size=8)  # rows of each input partition
 def shares(parts: list[int], workers: int, seed: int) -> list[tuple[int, tuple[int, int]]]:
     """(worker, row) for all rows of all input partitions."""
     return [
-        dealt
+        (worker, row)
         for index, count in enumerate(parts)
-        for dealt in deal(workers, seed, index, [(index, i) for i in range(count)])
+        for worker, parcel in deal_rows(workers, seed, index, [(index, i) for i in range(count)])
+        for row in parcel[3]
     ]
 
 
