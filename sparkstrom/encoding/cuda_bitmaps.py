@@ -1,7 +1,7 @@
 """Bitmaps on the device: written by the block, added to theta parameter by parameter.
 
-The threads of a block look at parameters side by side and leave each one's state in shared memory,
-where every fourth thread then makes a byte of four. Signs are chosen, not multiplied by.
+The threads of a block look at parameters side by side and leave each one's state in shared memory;
+when all of the tile is there, they make bytes of four. Signs are chosen, not multiplied by.
 Helpers live in this file: the simulator swaps ``cuda`` per file.
 """
 
@@ -68,7 +68,7 @@ def _write(
     answer: Any,
 ) -> None:
     """``other`` is local, and the residual its difference to theta; or the residual itself."""
-    states = cuda.shared.array(THREADS, np.uint8)
+    states = cuda.shared.array(TILE, np.uint8)
     counts = cuda.shared.array(2, np.int32)
     n, thread = other.shape[0], cuda.threadIdx.x
     hits, halves = I32(0), I32(0)
@@ -76,8 +76,8 @@ def _write(
     if thread < 2:
         counts[thread] = I32(0)
     for item in range(ITEMS):
-        first = cuda.blockIdx.x * TILE + item * THREADS
-        i, state = first + thread, U8(0)
+        place = item * THREADS + thread
+        i, state = cuda.blockIdx.x * TILE + place, U8(0)
         if i < n:
             value = other[i] - theta[i] if difference else other[i]
             state = _state(value, tau, half, side)
@@ -90,13 +90,14 @@ def _write(
                 _note_if(abs(exact) > limit, i, answer)
                 hits += I32(state != U8(3))
                 halves += I32(state == U8(3))
-        states[thread] = state
-        cuda.syncthreads()
-        byte = first // 4 + thread
-        if thread < THREADS // 4 and byte < out.shape[0]:
-            low = states[4 * thread] | states[4 * thread + 1] << U8(2)
-            out[byte] = U8(low | states[4 * thread + 2] << U8(4) | states[4 * thread + 3] << U8(6))
-        cuda.syncthreads()
+        states[place] = state
+    cuda.syncthreads()
+    for item in range(ITEMS // 4):
+        place = item * THREADS + thread
+        byte = cuda.blockIdx.x * (TILE // 4) + place
+        if byte < out.shape[0]:
+            low = states[4 * place] | states[4 * place + 1] << U8(2)
+            out[byte] = U8(low | states[4 * place + 2] << U8(4) | states[4 * place + 3] << U8(6))
     cuda.atomic.add(counts, 0, hits)
     cuda.atomic.add(counts, 1, halves)
     cuda.syncthreads()

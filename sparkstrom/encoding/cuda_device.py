@@ -48,9 +48,9 @@ def require() -> None:
         return
     try:
         cuda.current_context()
-    except CudaSupportError as error:
+    except (CudaSupportError, ValueError) as error:  # the latter: NUMBA_CUDA_DRIVER leads nowhere
         raise SetupError(
-            f"backend='cuda': {_one_line(error)}. Install NVIDIA's driver and make a GPU visible to"
+            f"backend='cuda': {_first_sentence(error)}. Install NVIDIA's driver and make a GPU visible to"
             " this process (nvidia-smi, CUDA_VISIBLE_DEVICES), or use backend='cpu'"
         ) from error
     if not cuda.is_available():
@@ -60,8 +60,8 @@ def require() -> None:
         )
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(" :.")
+def _first_sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).partition(". ")[0].rstrip(" :.")
 
 
 def kernel(signature: str) -> Callable[[Callable[..., None]], Any]:

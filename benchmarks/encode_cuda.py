@@ -1,0 +1,149 @@
+"""Encoding on a GPU against a copy on the device: how near to its memory's bandwidth we are.
+
+    python -m benchmarks.encode_cuda --params 100000000 --json
+
+One object per density (hits per parameter). Times are the device's own, between two events, in
+milliseconds: medians of 15 pairs, measured in turns. Bandwidth counts what must be read and
+written at least: 8 bytes per parameter for a copy and for a local scan, 12 for a replica scan,
+which writes the residual too.
+
+    copy_ms, copy_gb_s     one f32 array to another
+    encode_ms, encode_gb_s, share_of_copy     local training: compare with theta, find NaN, and
+                           write the codes in index order; share_of_copy: the median of the ratios
+                           of bandwidths
+    replica_ms, replica_gb_s, replica_share_of_copy     the same with ``residual += delta`` in front
+    move_ms                theta moved at the hits
+    message_ms             codes to the host, as Rice-coded gaps: the only transfer of the array's
+                           size times the density; by the clock
+
+Ends with 2 where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.encoding import backends, gaps
+from sparkstrom.encoding.grid import quantum
+
+PAIRS = 15
+DENSITIES = (1e-4, 1e-3, 1e-2)
+Q = quantum(20)
+TAU = 1000 * Q
+
+
+def main() -> int:
+    """Print one line per density; 2 where there is nothing to measure on."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--params", type=int, default=100_000_000)
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    args = parser.parse_args()
+    try:
+        kernels = backends.kernels("cuda")
+    except SetupError as error:
+        print(f"nothing measured: {error}", file=sys.stderr)
+        return 2
+    from sparkstrom.encoding.cuda_device import SIMULATED
+
+    if SIMULATED:
+        print("nothing measured: the simulator's times say nothing of a GPU", file=sys.stderr)
+        return 2
+    for result in results(kernels, args.params):
+        print(json.dumps(result) if args.json else line(result), flush=True)
+    return 0
+
+
+def line(result: dict[str, Any]) -> str:
+    """For people."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in result.items() if name != "device")
+
+
+def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]]:
+    """All densities, over the same arrays."""
+    from numba import cuda
+
+    random = np.random.default_rng(0)
+    theta = (random.integers(-(2**20), 2**20, n_params) * Q).astype(np.float32)
+    theta_there = cuda.to_device(theta)
+    copied = cuda.device_array_like(theta_there)
+    codes = cuda.device_array(n_params // 2 + 1, np.int32)
+    for density in DENSITIES:
+        hits = random.random(n_params, np.float32) < density
+        residual = np.where(hits, 1.5 * TAU, 0).astype(np.float32)
+        local = cuda.to_device(theta + residual)
+        kept, nothing = cuda.to_device(residual), cuda.to_device(np.zeros_like(residual))
+        copy, encode = in_turns(
+            lambda: copied.copy_to_device(theta_there),
+            lambda local=local: kernels.scan_local(local, theta_there, TAU, codes),
+        )
+        copy_too, replica = in_turns(
+            lambda: copied.copy_to_device(theta_there),
+            lambda kept=kept, nothing=nothing: kernels.scan_replica(kept, nothing, TAU, codes),
+        )
+        count = int(hits.sum())
+        move = median(
+            on_device(
+                lambda c=count, kept=kept: kernels.move(theta_there, kept, codes[:c], TAU, 0.0, Q)
+            )
+            for _ in range(PAIRS)
+        )
+        theta_there.copy_to_device(theta)
+        yield {
+            "device": cuda.get_current_device().name.decode(),
+            "n_params": n_params,
+            "density": density,
+            "copy_ms": median(copy),
+            "copy_gb_s": 8e-6 * n_params / median(copy),
+            "encode_ms": median(encode),
+            "encode_gb_s": 8e-6 * n_params / median(encode),
+            "share_of_copy": median(c / e for c, e in zip(copy, encode, strict=True)),
+            "replica_ms": median(replica),
+            "replica_gb_s": 12e-6 * n_params / median(replica),
+            "replica_share_of_copy": median(
+                1.5 * c / r for c, r in zip(copy_too, replica, strict=True)
+            ),
+            "move_ms": move,
+            "message_ms": message_ms(codes, count, n_params),
+        }
+
+
+def in_turns(one: Callable[[], Any], other: Callable[[], Any]) -> tuple[list[float], list[float]]:
+    """Milliseconds of both, in pairs, after one of each that is not counted."""
+    pairs = [(on_device(one), on_device(other)) for _ in range(PAIRS + 1)][1:]
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def on_device(work: Callable[[], Any]) -> float:
+    """Milliseconds from the device's reaching the work to its having done it."""
+    from numba import cuda
+
+    begin, end = cuda.event(), cuda.event()
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return float(cuda.event_elapsed_time(begin, end))
+
+
+def message_ms(codes: Any, count: int, n_params: int) -> float:
+    """Milliseconds by the clock from codes on the device to a payload on the host."""
+    out = np.empty(gaps.bytes_max(count, n_params) + gaps.FLUSH_BYTES, np.uint8)
+    times = []
+    for _ in range(PAIRS):
+        begin = time.perf_counter()
+        gaps.encode(codes[:count].copy_to_host(), n_params, out)
+        times.append(1e3 * (time.perf_counter() - begin))
+    return median(times)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

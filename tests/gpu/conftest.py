@@ -1,0 +1,52 @@
+"""The device: a GPU where there is one, Numba's simulator in a process started for it.
+
+``NUMBA_ENABLE_CUDASIM=1 pytest tests/gpu`` simulates; ``laws/test_encoding_cuda.py`` does that in
+every run of the suite.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+from sparkstrom.encoding.cuda_device import SIMULATED
+
+settings.register_profile("gpu", deadline=None, max_examples=10 if SIMULATED else 100)
+
+
+allocating = threading.Lock()
+
+
+def shared_array(self: Any, shape: Any, dtype: Any) -> Any:
+    """``cuda.shared.array`` of a simulated block: one array for all threads, known by its line.
+
+    The simulator's own has no lock: now and then two threads of a block get arrays of their own.
+    """
+    caller = sys._getframe(1)
+    with allocating:
+        place = (caller.f_code.co_filename, caller.f_lineno)
+        return self._allocations.setdefault(place, np.empty(shape, dtype))
+
+
+def pytest_configure() -> None:
+    if SIMULATED:  # this process runs nothing else
+        settings.load_profile("gpu")
+        from numba.cuda.simulator import kernelapi
+
+        kernelapi.FakeCUDAShared.array = shared_array
+
+
+@pytest.fixture(autouse=True, scope="session")
+def in_turns() -> Iterator[None]:
+    """Let simulated threads, which wait for each other, take turns quickly."""
+    interval = sys.getswitchinterval()
+    if SIMULATED:
+        sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)

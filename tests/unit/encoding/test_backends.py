@@ -1,0 +1,89 @@
+"""Kernel sets are chosen by name or by where an array lies; a refusal says why."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.encoding import backends, cuda_dlpack
+
+
+class Posing:
+    """A host array that says it is on a CUDA device, by DLPack alone."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (cuda_dlpack.CUDA, 0)
+
+    def __dlpack__(self) -> Any:
+        return self.array.__dlpack__()
+
+
+class SaysWhere:
+    """What torch, CuPy and Numba have on the device."""
+
+    __cuda_array_interface__: Any = None
+
+
+def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(UsageError, match=r"backend='gpu'.*\['cpu', 'cuda', 'reference'\]"):
+        backends.kernels("gpu")
+
+
+@pytest.mark.parametrize(
+    ("array", "name"),
+    [
+        (np.zeros(3), "cpu"),
+        (SaysWhere(), "cuda"),
+        (Posing(np.zeros(3)), "cuda"),
+        ([1.0], "cpu"),
+    ],
+)
+def test_the_backend_follows_from_where_the_array_lies(array: Any, name: str) -> None:
+    assert backends.backend_of(array) == name
+
+
+def test_cuda_without_a_driver_is_refused_with_the_reason() -> None:
+    program = (
+        "from sparkstrom.encoding import backends\n"
+        "from sparkstrom.base.errors import SetupError\n"
+        "try: backends.kernels('cuda')\n"
+        "except SetupError as error: print(error)"
+    )
+    environment = os.environ | {"NUMBA_CUDA_DRIVER": "/no/such/driver", "NUMBA_ENABLE_CUDASIM": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "backend='cuda': " in done.stdout
+    assert "/no/such/driver" in done.stdout
+    assert "use backend='cpu'" in done.stdout
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint8])
+def test_dlpack_tells_where_an_array_lies(dtype: type) -> None:
+    array = np.arange(12, dtype=dtype)[3:]
+    told = cuda_dlpack.Interface(Posing(array)).__cuda_array_interface__
+    ours = array.__array_interface__
+    assert told["data"] == ours["data"]
+    assert told["shape"] == ours["shape"]
+    assert told["strides"] in (None, array.strides)
+    assert np.dtype(told["typestr"]) == array.dtype
+
+
+def test_dlpack_tells_strides_in_bytes() -> None:
+    array = np.zeros((3, 8), np.float32)[:, ::2]
+    told = cuda_dlpack.Interface(Posing(array)).__cuda_array_interface__
+    assert (told["shape"], told["strides"]) == ((3, 4), (32, 8))
+
+
+def test_numbers_that_are_not_real_are_refused() -> None:
+    with pytest.raises(UsageError, match="must be float32"):
+        cuda_dlpack.Interface(Posing(np.zeros(3, np.complex64)))
