@@ -85,6 +85,7 @@ class Node:
         match event:
             case ev.Received(message=message):
                 me.heard_s = me.edge_heard_s = now_s
+                me.unanswered = 0
                 return self._on_message(message, now_s)
             case ev.Tick():
                 return self._on_tick(now_s)
@@ -202,6 +203,7 @@ class Node:
             return []
         if is_edge_dead(me, now_s):
             me.joined, me.edge_heard_s = False, now_s
+            me.unanswered += 1
             return [ev.Reopen()]
         if not me.joined:
             return ask_to_join(me, now_s) if now_s >= me.join_due_s else []

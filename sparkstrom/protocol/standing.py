@@ -60,6 +60,7 @@ class Standing:
     heard_s: float = 0.0  # from the master, on whatever edge
     edge_heard_s: float = 0.0
     opened_s: float = 0.0  # the present edge
+    unanswered: int = 0  # edges opened since anything was heard: each gets twice the patience
     ticked_s: float = 0.0
 
     # its replica

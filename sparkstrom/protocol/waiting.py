@@ -6,6 +6,7 @@ from sparkstrom.codec.messages import Activity
 from sparkstrom.protocol.events import Command, Order
 from sparkstrom.protocol.standing import Standing
 
+DOUBLINGS_MAX = 3  # of the patience with an edge that stays silent, on a network that is slow
 FAREWELL_S = 5.0  # how long a failing or leaving node waits for the master to have heard
 
 
@@ -34,7 +35,7 @@ def is_edge_dead(me: Standing, now_s: float) -> bool:
     through one way or the other: a stream may have broken off for good, each for itself.
     """
     lease_s = me.limits.lease_s
-    if now_s - me.edge_heard_s > lease_s / 2:
+    if now_s - me.edge_heard_s > lease_s / 2 * 2 ** min(me.unanswered, DOUBLINGS_MAX):
         return True
     if not me.joined or now_s - me.opened_s <= lease_s:
         return False
