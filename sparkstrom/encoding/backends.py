@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.encoding.cuda_dlpack import is_on_cuda
 
 F32 = NDArray[np.float32]
@@ -128,12 +128,23 @@ def kernels(name: str = "cpu") -> Kernels:
     Raises SetupError with the reason where ``cuda`` is asked for and cannot be had.
     """
     if name == CUDA:
-        importlib.import_module("sparkstrom.encoding.cuda_device").require()
-        return cast(Kernels, importlib.import_module(CUDA_KERNELS))
+        return _cuda_kernels()
     if name not in BACKENDS:
         have = sorted([*BACKENDS, CUDA])
         raise UsageError(f"backend={name!r}: there is no such kernel set; have {have}")
     return cast(Kernels, importlib.import_module(BACKENDS[name]))
+
+
+def _cuda_kernels() -> Kernels:
+    try:
+        device = importlib.import_module("sparkstrom.encoding.cuda_device")
+    except (ImportError, ValueError) as error:  # the latter: NUMBA_CUDA_DRIVER leads nowhere
+        raise SetupError(
+            f"backend='cuda': numba.cuda cannot be imported: {error}. Install the package"
+            " numba-cuda and look at the variables NUMBA_CUDA_*, or use backend='cpu'"
+        ) from error
+    device.require()
+    return cast(Kernels, importlib.import_module(CUDA_KERNELS))
 
 
 def memory(name: str = "cpu") -> Memory:

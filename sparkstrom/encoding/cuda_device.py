@@ -48,16 +48,22 @@ def require() -> None:
         return
     try:
         cuda.current_context()
-    except (CudaSupportError, ValueError) as error:  # the latter: NUMBA_CUDA_DRIVER leads nowhere
+    except CudaSupportError as error:
+        reason = _first_sentence(error)
         raise SetupError(
-            f"backend='cuda': {_first_sentence(error)}. Install NVIDIA's driver and make a GPU visible to"
-            " this process (nvidia-smi, CUDA_VISIBLE_DEVICES), or use backend='cpu'"
+            f"backend='cuda': {reason}. Install NVIDIA's driver and make a GPU visible to this"
+            " process (nvidia-smi, CUDA_VISIBLE_DEVICES), or use backend='cpu'"
         ) from error
-    if not cuda.is_available():
+    if not is_usable():
         raise SetupError(
             "backend='cuda': there is a GPU, but Numba finds no compiler for it (libNVVM)."
             " Install the CUDA toolkit or the package numba-cuda, or use backend='cpu'"
         )
+
+
+def is_usable() -> bool:
+    """Whether there is a device and a compiler for it; ``require`` says what is missing."""
+    return bool(cuda.is_available())
 
 
 def _first_sentence(error: Exception) -> str:
@@ -67,10 +73,13 @@ def _first_sentence(error: Exception) -> str:
 def kernel(signature: str) -> Callable[[Callable[..., None]], Any]:
     """Compile for exactly this signature, when the module is imported; launch as ``k[grid](...)``.
 
-    No ``fastmath``: conservation is exact arithmetic.
+    No ``fastmath``: conservation is exact arithmetic. Without a device nothing is compiled, and
+    ``backends`` hands out no kernels; modules can still be imported.
     """
 
     def compile_now(function: Callable[..., None]) -> Any:
+        if not is_usable():
+            return cuda.jit(function)
         return cuda.jit(signature, cache=not SIMULATED)(function)
 
     return compile_now

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.encoding import backends
+from sparkstrom.encoding.cuda_device import is_usable
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.layers import Layers
@@ -18,7 +19,7 @@ from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
 
-if not cuda.is_available():  # the simulator says yes
+if not is_usable():  # the simulator is
     pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
 
 F32 = NDArray[np.float32]

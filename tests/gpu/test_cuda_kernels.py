@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding import backends, reference
-from sparkstrom.encoding.cuda_device import SIMULATED, TILE
+from sparkstrom.encoding.cuda_device import SIMULATED, TILE, is_usable
 
 # What floats overflow to is what is tested; NumPy, which simulates, warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-if not cuda.is_available():  # the simulator says yes
+if not is_usable():  # the simulator is
     pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
 
 F32 = NDArray[np.float32]

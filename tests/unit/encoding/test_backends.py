@@ -51,19 +51,26 @@ def test_the_backend_follows_from_where_the_array_lies(array: Any, name: str) ->
     assert backends.backend_of(array) == name
 
 
-def test_cuda_without_a_driver_is_refused_with_the_reason() -> None:
+@pytest.mark.parametrize(
+    ("driver", "reason"),
+    [
+        ("/no/such/driver", "NUMBA_CUDA_DRIVER /no/such/driver is not a valid file path"),
+        (sys.executable, "Error at driver init"),  # a file, but no driver
+    ],
+)
+def test_cuda_without_a_driver_is_refused_with_the_reason(driver: str, reason: str) -> None:
     program = (
         "from sparkstrom.encoding import backends\n"
         "from sparkstrom.base.errors import SetupError\n"
         "try: backends.kernels('cuda')\n"
         "except SetupError as error: print(error)"
     )
-    environment = os.environ | {"NUMBA_CUDA_DRIVER": "/no/such/driver", "NUMBA_ENABLE_CUDASIM": "0"}
+    environment = os.environ | {"NUMBA_CUDA_DRIVER": driver, "NUMBA_ENABLE_CUDASIM": "0"}
     done = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
     )
-    assert "backend='cuda': " in done.stdout
-    assert "/no/such/driver" in done.stdout
+    assert done.stdout.startswith("backend='cuda': ")
+    assert reason in done.stdout
     assert "use backend='cpu'" in done.stdout
 
 
