@@ -95,6 +95,18 @@ def test_scans(name: str, n: int, seed: int, tau: int, spare: int) -> None:
 
 
 @SCANS
+@pytest.mark.parametrize("room", [0, 1, 20])
+def test_hits_beyond_the_room_for_them_are_only_counted(name: str, room: int) -> None:
+    ones, zeros = np.ones(TILE + 3, np.float32), np.zeros(TILE + 3, np.float32)
+    assert same_scan(name, ones, zeros, 1.0, room).size == room
+    guarded = cuda.to_device(np.full(TILE + 3, 7, np.int32))
+    scan = getattr(backends.kernels("cuda"), name)
+    hits, _ = scan(cuda.to_device(ones), cuda.to_device(zeros), 1.0, guarded[:room])
+    assert hits == TILE + 3
+    assert (guarded.copy_to_host()[room:] == 7).all()
+
+
+@SCANS
 @pytest.mark.parametrize("tau", [2, 2**10, 2**24])
 def test_codes_of_a_large_array_ascend(name: str, tau: int) -> None:
     local, theta = near_theta(LARGE, tau, 2**10)
