@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.spark.parcels import COLUMNS, Parcel, deal_batches, deal_rows
 from sparkstrom.spark.rows import FEATURES, LABEL
 
@@ -91,6 +92,12 @@ def count_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 def features_and_label(frame: DataFrame, features: str | list[str], label: str) -> DataFrame:
     """Two columns: ``features`` array<float>, and ``label``."""
+    if importlib.util.find_spec("pandas") is None:
+        raise SetupError(
+            "Spark hands DataFrames to Python by Arrow, and its code for that imports pandas, "
+            "which is not here: pip install pandas on the driver and the executors, or train on an "
+            "RDD"
+        )
     return frame.select(
         _feature_column(frame, features).alias(FEATURES), _label_column(frame, label).alias(LABEL)
     )

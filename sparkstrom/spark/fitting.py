@@ -178,6 +178,6 @@ def cause_of(text: str) -> str:
     """
     lines = [line.strip() for line in text.splitlines()]
     java = next((i for i, line in enumerate(lines) if line.startswith("at ")), len(lines))
-    if any(line.startswith("Traceback") for line in lines[:java]):
+    if any("Traceback (most recent call last)" in line for line in lines[:java]):
         return next(line for line in reversed(lines[:java]) if line)
     return next((line for line in lines if line), "no reason given")

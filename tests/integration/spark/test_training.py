@@ -76,18 +76,23 @@ def test_saved_and_loaded(spark, digits, make_network, tmp_path):
     np.testing.assert_array_equal(again.predict(features), network.predict(features))
 
 
-class Exploding(DenseNetwork):
-    """Raises in its fifth step."""
+def exploding() -> type[DenseNetwork]:
+    """A class that travels by value: executors cannot import tests."""
 
-    def step(self, batch):
-        self.taken = getattr(self, "taken", 0) + 1
-        if self.taken == 5:
-            raise ZeroDivisionError("on purpose")
-        return super().step(batch)
+    class Exploding(DenseNetwork):
+        """Raises in its fifth step."""
+
+        def step(self, batch):
+            self.taken = getattr(self, "taken", 0) + 1
+            if self.taken == 5:
+                raise ZeroDivisionError("on purpose")
+            return super().step(batch)
+
+    return Exploding
 
 
 def test_an_exception_in_training_ends_the_fit_with_its_cause(spark, digits, make_network):
-    network = make_network(Exploding([64, 32, 10]))
+    network = make_network(exploding()([64, 32, 10]))
     with pytest.raises(TrainingError, match="ZeroDivisionError: on purpose") as raised:
         network.fit(spark.sparkContext.parallelize(digits.rows(), 4), epochs=5)
     assert raised.value.partition in range(4)
