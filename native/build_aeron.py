@@ -1,7 +1,7 @@
 """Turn the C declarations into `_aeron.py`: cffi's out-of-line ABI mode, no compiler involved.
 
-setup.py names this file (``cffi_modules=["native/build_aeron.py:ffi"]``); in a checkout
-``python native/build_aeron.py`` writes the module in place.
+setup.py runs this at installation; in a checkout ``python native/build_aeron.py`` writes the
+module in place.
 """
 
 from __future__ import annotations

@@ -104,7 +104,6 @@ def run_batches(job: TrainingJob, batches: Iterator[pa.RecordBatch]) -> Iterator
 def run(job: TrainingJob, place: Place, read: partial[Arrays]) -> str:
     """Join, train, leave; return a report as JSON."""
     began_s = time.monotonic()
-    use_writable_cache(place)
     warm_up()
     failure: UsageError | None = None
     try:
@@ -150,13 +149,6 @@ def batches_of(job: TrainingJob, place: Place, features: Any, labels: Any) -> Ba
         partition=place.partition,
         first_epoch=job.first_epoch,
     )
-
-
-def use_writable_cache(place: Place) -> None:
-    """Compiled kernels come from a cache on disk; where the package's own is read-only, here."""
-    package = Path(__file__).resolve().parent.parent
-    if not os.access(package, os.W_OK) and "NUMBA_CACHE_DIR" not in os.environ:
-        os.environ["NUMBA_CACHE_DIR"] = str(place.scratch / "sparkstrom-kernels")
 
 
 class Session:

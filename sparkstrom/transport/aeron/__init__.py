@@ -2,5 +2,11 @@
 
     ensure_driver(...) -> DriverHandle -> AeronTransport(handle)
 
-Nothing is imported here: ``driver`` must load in a process that never sees Numba.
+Nothing heavy is imported here: ``driver`` must load in a process that never sees Numba.
 """
+
+import os
+
+from sparkstrom.base.kernel_cache import use_writable_cache
+
+use_writable_cache(os.environ)
