@@ -15,10 +15,15 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from sparkstrom.encoding import cuda_bitmaps, cuda_device, cuda_memory, cuda_scan, cuda_steps
 from sparkstrom.encoding.cuda_device import SIMULATED
 
 settings.register_profile("gpu", deadline=None, max_examples=10 if SIMULATED else 100)
 
+
+# The simulator's threads look through the globals of a kernel's module at every call. Python adds
+# a key to them at the first warning that comes from there; it has to be there before.
+KERNEL_MODULES = (cuda_bitmaps, cuda_device, cuda_memory, cuda_scan, cuda_steps)
 
 allocating = threading.Lock()
 
@@ -40,6 +45,8 @@ def pytest_configure() -> None:
         from numba.cuda.simulator import kernelapi
 
         kernelapi.FakeCUDAShared.array = shared_array
+        for module in KERNEL_MODULES:
+            vars(module).setdefault("__warningregistry__", {})
 
 
 @pytest.fixture(autouse=True, scope="session")
