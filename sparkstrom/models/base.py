@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 Flat = NDArray[np.float32]  # f32[n_params], contiguous
-Batch = tuple[NDArray[Any], NDArray[Any]]  # features [rows, ...], labels [rows] or [rows, outputs]
+# One array, or several by place or by name; rows first in each.
+Columns = NDArray[Any] | tuple[NDArray[Any], ...] | dict[str, NDArray[Any]]
 State = dict[str, "NDArray[Any] | float | int"]  # named arrays and plain scalars, nothing else
+
+
+class Batch(NamedTuple):
+    """A minibatch: features, labels, and how much each row counts, f32[rows], at least 0."""
+
+    features: Columns
+    labels: Columns
+    weights: NDArray[np.float32] | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many rows."""
+        return rows_of(self.features)
+
+
+def rows_of(columns: Columns) -> int:
+    """How many rows these columns have; all have equally many."""
+    return len(columns) if isinstance(columns, np.ndarray) else len(arrays_of(columns)[0])
+
+
+def arrays_of(columns: Columns) -> tuple[NDArray[Any], ...]:
+    """The arrays of columns: in their places, or in the order of the names' insertion."""
+    if isinstance(columns, np.ndarray):
+        return (columns,)
+    return tuple(columns.values()) if isinstance(columns, dict) else columns
 
 
 @runtime_checkable
@@ -33,10 +59,10 @@ class FlatModel(Protocol):
     def step(self, batch: Batch) -> float:
         """Train on one minibatch: change the bound parameters in place; return the mean loss."""
 
-    def predict(self, features: NDArray[Any]) -> NDArray[np.float32]:
-        """Outputs f32[rows, outputs] under the bound parameters."""
+    def predict(self, features: Columns) -> Any:
+        """Outputs under the bound parameters: f32[rows, outputs], or what the model puts out."""
 
-    def check(self, features: NDArray[Any], labels: NDArray[Any]) -> None:
+    def check(self, features: Columns, labels: Columns) -> None:
         """Raise UsageError naming value, reason and remedy if these rows do not fit this model."""
 
     def updater_state(self) -> State:
@@ -50,3 +76,22 @@ class FlatModel(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """JSON-able description from which the registry of ``models`` makes an equal model."""
+
+
+@runtime_checkable
+class Buffered(Protocol):
+    """A model with arrays that are not parameters, such as BatchNorm's statistics.
+
+    Each worker reports its own at an epoch's end; the average of the latest of each partition, in
+    partition order, is everybody's. Bytes are little-endian arrays one behind the other, as the
+    model lays them out: no names, no sizes, nothing to execute.
+    """
+
+    def buffers_bytes(self) -> bytes:
+        """The buffers as they are now; empty where the model has none."""
+
+    def load_buffers_bytes(self, buffers: bytes) -> None:
+        """Take what ``buffers_bytes`` of an equal model returned. Raise UsageError if it is not."""
+
+    def average_buffers(self, reports: list[bytes]) -> bytes:
+        """One for all: means in float64, added in the given order; integers take the largest."""

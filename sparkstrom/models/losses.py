@@ -14,13 +14,17 @@ from sparkstrom.models.layers import F32
 Labels = NDArray[Any]  # whole numbers [rows], or numbers [rows, outputs]
 
 
-class Loss(NamedTuple):
-    """``gradient(outputs, labels)`` -> (mean loss, d loss / d outputs); ``output`` for predict.
+Weights = F32 | None  # [rows], how much each row counts; None: all the same
 
-    ``check(labels, outputs)`` raises UsageError naming row and value of a label that does not fit.
+
+class Loss(NamedTuple):
+    """``gradient(outputs, labels, weights)`` -> (mean loss, d loss / d outputs).
+
+    ``output`` is for predict. ``check(labels, outputs)`` raises UsageError naming row and value
+    of a label that does not fit. With weights the mean is sum(weight * loss) / sum(weight).
     """
 
-    gradient: Callable[[F32, Labels], tuple[float, F32]]
+    gradient: Callable[[F32, Labels, Weights], tuple[float, F32]]
     output: Callable[[F32], F32]
     check: Callable[[Labels, int], None]
 
@@ -33,34 +37,42 @@ def softmax(z: F32) -> F32:
     return z
 
 
-def cross_entropy(z: F32, labels: Labels) -> tuple[float, F32]:
+def cross_entropy(z: F32, labels: Labels, weights: Weights = None) -> tuple[float, F32]:
     """Softmax cross-entropy from logits; labels [rows] of classes or [rows, outputs] of shares.
 
     The largest logit is taken out of each row first, so that nothing overflows.
     """
-    rows = len(z)
     z -= z.max(axis=1, keepdims=True)
     log_sum = np.log(np.exp(z).sum(axis=1, keepdims=True))
     log_p = z - log_sum
     gradient = np.exp(log_p)
     if labels.ndim == 1:
-        index = np.arange(rows), labels.astype(np.intp, copy=False)
-        loss = -float(log_p[index].mean(dtype=np.float64))
+        index = np.arange(len(z)), labels.astype(np.intp, copy=False)
+        losses = -log_p[index]
         gradient[index] -= 1
     else:
-        loss = -float((labels * log_p).sum(dtype=np.float64)) / rows
+        losses = -(labels * log_p).sum(axis=1, dtype=np.float64)
         gradient *= labels.sum(axis=1, keepdims=True, dtype=np.float32)
         gradient -= labels
-    gradient /= np.float32(rows)
-    return loss, gradient
+    return _mean(losses, gradient, weights)
 
 
-def squared_error(z: F32, labels: Labels) -> tuple[float, F32]:
+def squared_error(z: F32, labels: Labels, weights: Weights = None) -> tuple[float, F32]:
     """Mean over rows of the summed squared error; labels [rows] or [rows, outputs]."""
     gradient = z - labels.reshape(z.shape).astype(np.float32)
-    loss = float(np.square(gradient).sum(dtype=np.float64)) / len(z)
-    gradient *= np.float32(2 / len(z))
-    return loss, gradient
+    losses = np.square(gradient).sum(axis=1, dtype=np.float64)
+    gradient *= np.float32(2)
+    return _mean(losses, gradient, weights)
+
+
+def _mean(losses: NDArray[Any], gradient: F32, weights: Weights) -> tuple[float, F32]:
+    """The rows' mean loss, and its gradient in the rows' gradients' place."""
+    if weights is None:
+        gradient /= np.float32(len(losses))
+        return float(losses.mean(dtype=np.float64)), gradient
+    total = float(weights.sum(dtype=np.float64)) or 1.0  # rows of no weight teach nothing
+    gradient *= (weights / np.float32(total))[:, None]
+    return float(weights.astype(np.float64) @ losses) / total, gradient
 
 
 def _unchanged(z: F32) -> F32:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Flat, State
+from sparkstrom.models.base import Batch, Columns, Flat, State
+from sparkstrom.models.flat import bindable, one_array
 from sparkstrom.models.layers import ACTIVATIONS, F32
 from sparkstrom.models.losses import LOSSES
 from sparkstrom.models.updaters import UPDATERS, Sgd, Updater
@@ -78,21 +79,15 @@ class DenseNetwork:
 
     def bind(self, params: Flat) -> None:
         """Work on this memory from now on, f32[n_params]; the updater's state stays."""
-        fits = params.shape == (self.n_params,) and params.dtype == np.float32
-        if not (fits and params.flags.c_contiguous and params.flags.writeable):
-            raise UsageError(
-                f"parameters {params.dtype}{list(params.shape)}: need float32[{self.n_params}],"
-                " contiguous and writable"
-            )
-        self._params = params
+        self._params = bindable(params, self.n_params)
 
     def step(self, batch: Batch) -> float:
         """One minibatch: change the bound parameters; return the mean loss without L2."""
         params, gradient = self._bound(), self._gradient_memory()
-        features, labels = batch
+        features, labels = one_array(batch.features), one_array(batch.labels)
         layers, slopes = self._views(params), self._views(gradient)
         activations = self._forward(features, layers)
-        loss, upstream = LOSSES[self._loss].gradient(activations[-1], labels)
+        loss, upstream = LOSSES[self._loss].gradient(activations[-1], labels, batch.weights)
         for i in reversed(range(len(layers))):
             np.matmul(activations[i].T, upstream, out=slopes[i][0])
             np.sum(upstream, axis=0, out=slopes[i][1])
@@ -105,13 +100,14 @@ class DenseNetwork:
         params += self._updater.update(gradient, self._state)
         return loss
 
-    def predict(self, features: NDArray[Any]) -> F32:
+    def predict(self, features: Columns) -> F32:
         """Outputs f32[rows, outputs]: probabilities, or values for squared_error."""
-        outputs = self._forward(features, self._views(self._bound()))[-1]
+        outputs = self._forward(one_array(features), self._views(self._bound()))[-1]
         return LOSSES[self._loss].output(outputs)
 
-    def check(self, features: NDArray[Any], labels: NDArray[Any]) -> None:
+    def check(self, features: Columns, labels: Columns) -> None:
         """Raise UsageError naming row and value where rows do not fit this network."""
+        features, labels = one_array(features), one_array(labels, "labels")
         wide = features.reshape(len(features), -1)
         if wide.shape[1] != self._widths[0]:
             raise UsageError(

@@ -51,7 +51,7 @@ class Batches:
             chance = np.random.default_rng((self._seed, self._partition, self._first_epoch + epoch))
             self._epoch, self._order = epoch, chance.permutation(self.rows)
         rows = self._order[index * self._batch_rows : (index + 1) * self._batch_rows]
-        return self._features[rows], self._labels[rows]
+        return Batch(self._features[rows], self._labels[rows])
 
 
 def row_keys(features: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int64]:

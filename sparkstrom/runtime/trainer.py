@@ -166,7 +166,7 @@ class Trainer:
         if self._schedule.sleep_ms:
             time.sleep(self._schedule.sleep_ms / 1000)
         loss = self._replica.step(batch)
-        self._count(len(batch[0]), loss)
+        self._count(batch.rows, loss)
         stepped_s = time.monotonic()
         self._advance()
         self._publish_if_due()

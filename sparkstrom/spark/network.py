@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import UsageError
@@ -245,9 +244,13 @@ class SparkNetwork:
         self._model.bind(self._parameters.copy())
         return self._model
 
-    def predict(self, features: Any) -> NDArray[np.float32]:
-        """Outputs f32[rows, outputs] for features [rows, ...], computed in this process."""
-        return self.model.predict(np.asarray(features, np.float32))
+    def predict(self, features: Any) -> Any:
+        """Outputs f32[rows, outputs] for features [rows, ...], computed in this process.
+
+        A tuple or dict of arrays goes to a model with several inputs as it is.
+        """
+        several = isinstance(features, tuple | dict)
+        return self.model.predict(features if several else np.asarray(features, np.float32))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``path`` (npz: plain NumPy opens it) and a JSON description beside it."""

@@ -12,6 +12,7 @@ from sklearn.datasets import load_digits
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork, FlatModel
+from sparkstrom.models.base import Batch
 from sparkstrom.models.registry import from_description
 from sparkstrom.models.updaters import AdaGrad, Adam, Nesterov, RmsProp, Sgd, Updater
 
@@ -58,10 +59,10 @@ def test_gradients_are_those_of_finite_differences(
             for i in range(params.size)
             if network.layer_of(i).endswith("weights")
         )
-        return network.step((features, labels[labelled])) + penalty
+        return network.step(Batch(features, labels[labelled])) + penalty
 
     params[:] = start
-    network.step((features, labels[labelled]))
+    network.step(Batch(features, labels[labelled]))
     gradient = (start.astype(np.float64) - params) / RATE
     for i in np.random.default_rng(2).choice(start.size, 25, replace=False):
         step = np.zeros(start.size)
@@ -88,7 +89,7 @@ def test_digits_are_learnt(updater: Updater) -> None:
     for epoch in range(15):
         order = np.random.default_rng(epoch).permutation(len(features))
         for rows in np.array_split(order, 45):
-            network.step((features[rows], labels[rows]))
+            network.step(Batch(features[rows], labels[rows]))
     accuracy = (network.predict(held_out).argmax(axis=1) == answers).mean()
     assert accuracy >= 0.96
 
@@ -100,7 +101,7 @@ def test_the_same_seed_gives_the_same_bits() -> None:
         network = DenseNetwork([64, 16, 10], updater=Adam(), seed=seed)
         params = bound(network)
         for start in range(0, 320, 32):
-            network.step((features[start : start + 32], labels[start : start + 32]))
+            network.step(Batch(features[start : start + 32], labels[start : start + 32]))
         runs.append(params.tobytes())
     assert runs[0] == runs[1] != runs[2]
 
@@ -110,8 +111,8 @@ def test_the_loss_is_stable_for_huge_logits() -> None:
     params = bound(network)
     params[:] = [1e4, -1e4, 0, 0]
     one = np.ones((1, 1), np.float32)
-    assert network.step((one, np.array([0]))) == 0.0
-    assert network.step((one, np.array([1]))) == pytest.approx(2e4)
+    assert network.step(Batch(one, np.array([0]))) == 0.0
+    assert network.step(Batch(one, np.array([1]))) == pytest.approx(2e4)
     assert network.predict(one).tolist() == [[1.0, 0.0]]
 
 
@@ -121,7 +122,7 @@ def test_whole_numbers_in_floats_are_classes_too() -> None:
         network = DenseNetwork([3, 4])
         bound(network)
         network.check(np.ones((2, 3)), labels)
-        losses.append(network.step((np.ones((2, 3), np.float32), labels)))
+        losses.append(network.step(Batch(np.ones((2, 3), np.float32), labels)))
     assert losses[0] == losses[1]
 
 
@@ -131,7 +132,7 @@ def test_squared_error_takes_a_column_or_a_vector() -> None:
     params[:] = [1, 1, 0]
     features = np.array([[1, 1], [2, 2]], np.float32)
     for labels in (np.array([1.0, 4.0]), np.array([[1.0], [4.0]])):
-        assert network.step((features, labels)) == pytest.approx(0.5)
+        assert network.step(Batch(features, labels)) == pytest.approx(0.5)
     assert network.predict(features).shape == (2, 1)
 
 
@@ -141,7 +142,7 @@ def test_step_works_on_the_bound_memory_and_predict_changes_nothing() -> None:
     before = params.copy()
     network.predict(np.ones((2, 3), np.float32))
     np.testing.assert_array_equal(params, before)
-    network.step((np.ones((2, 3), np.float32), np.array([0, 1])))
+    network.step(Batch(np.ones((2, 3), np.float32), np.array([0, 1])))
     assert (params != before).any()
 
 
@@ -161,7 +162,7 @@ def test_updater_state_is_taken_back() -> None:
     features, labels, _, _ = digits()
     one, other = (DenseNetwork([64, 10], updater=Adam()) for _ in range(2))
     params = bound(one)
-    one.step((features[:32], labels[:32]))
+    one.step(Batch(features[:32], labels[:32]))
     state = {
         name: np.array(value) if isinstance(value, np.ndarray) else value
         for name, value in one.updater_state().items()
@@ -173,7 +174,7 @@ def test_updater_state_is_taken_back() -> None:
     other.bind(copied)
     other.load_updater_state(state)
     for network in (one, other):
-        network.step((features[32:64], labels[32:64]))
+        network.step(Batch(features[32:64], labels[32:64]))
     np.testing.assert_array_equal(params, copied)
 
 
@@ -257,3 +258,31 @@ def test_memory_that_cannot_be_bound_is_refused(params: Any) -> None:
 def test_an_unknown_kind_is_refused_by_name() -> None:
     with pytest.raises(UsageError, match=r"'transformer'.*knows dense"):
         from_description({"kind": "transformer"})
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "squared_error"])
+def test_a_row_of_weight_two_is_worth_two_rows(loss: str) -> None:
+    random = np.random.default_rng(3)
+    features = random.normal(size=(4, 3)).astype(np.float32)
+    labels = np.array([0, 3, 1, 2]) if loss == "cross_entropy" else random.normal(size=(4, 4))
+    once, twice = DenseNetwork([3, 4], loss=loss), DenseNetwork([3, 4], loss=loss)
+    weighted, repeated = bound(once), bound(twice)
+    weights = np.array([1, 2, 0, 1], np.float32)
+    rows = [0, 1, 1, 3]
+    loss_weighted = once.step(Batch(features, labels, weights))
+    loss_repeated = twice.step(Batch(features[rows], labels[rows]))
+    assert loss_weighted == pytest.approx(loss_repeated, rel=1e-6)
+    np.testing.assert_allclose(weighted, repeated, rtol=1e-6)
+
+
+def test_rows_of_no_weight_change_nothing() -> None:
+    network = DenseNetwork([3, 4])
+    params = bound(network)
+    assert network.step(Batch(ROWS, CLASSES, np.zeros(len(ROWS), np.float32))) == 0.0
+    np.testing.assert_array_equal(params, network.initial())
+
+
+@pytest.mark.parametrize("features", [(ROWS, ROWS), {"left": ROWS, "right": ROWS}])
+def test_several_inputs_are_refused(features: Any) -> None:
+    with pytest.raises(UsageError, match="2 arrays of features.*takes one"):
+        DenseNetwork([3, 4]).check(features, CLASSES)

@@ -39,7 +39,7 @@ class Pushing:
         self.params = params
 
     def step(self, batch: Batch) -> float:
-        self.seen.append((batch[0].copy(), batch[1].copy()))
+        self.seen.append(batch)
         self.params += np.float32(self.push)
         return self.losses.get(len(self.seen), float(len(self.seen)))
 

@@ -112,7 +112,7 @@ def test_two_epochs_are_six_minibatches_and_then_it_is_finished(
     assert all(isinstance(event, ev.Published) for event in events if positions([event]))
     assert events[0] == ev.Busy(Activity.STEPPING)
     assert events[-1] == ev.Busy(Activity.FINISHED)
-    assert [len(batch[0]) for batch in made.model.seen] == [4, 4, 2] * 2
+    assert [batch.rows for batch in made.model.seen] == [4, 4, 2] * 2
     assert made.trainer.counts.examples == 20
     assert made.trainer.counts.loss_sum == 4 * (1 + 2 + 4 + 5) + 2 * (3 + 6)
     assert made.trainer.counts.last_loss_sum == 4 * (4 + 5) + 2 * 6
