@@ -95,3 +95,21 @@ class Buffered(Protocol):
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
         """One for all: means in float64, added in the given order; integers take the largest."""
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A model that says how well it does without training: ``score`` and early stopping ask it.
+
+    Every model of this package is one; a model of yours needs it only for these.
+    """
+
+    @property
+    def outputs(self) -> str:
+        """What ``predict`` returns: "probabilities" (rows that sum to 1), "logits" or "values"."""
+
+    def loss(self, batch: Batch) -> tuple[float, float]:
+        """(sum of weight x loss, sum of weights) under the bound parameters, which stay the same.
+
+        Without weights each row weighs 1. No dropout, no statistics, no penalty on parameters.
+        """

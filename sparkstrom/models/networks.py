@@ -105,6 +105,19 @@ class DenseNetwork:
         outputs = self._forward(one_array(features), self._views(self._bound()))[-1]
         return LOSSES[self._loss].output(outputs)
 
+    @property
+    def outputs(self) -> str:
+        """What ``predict`` returns."""
+        return "probabilities" if self._loss == "cross_entropy" else "values"
+
+    def loss(self, batch: Batch) -> tuple[float, float]:
+        """(sum of weight x loss, sum of weights) without L2; nothing changes."""
+        outputs = self._forward(one_array(batch.features), self._views(self._bound()))[-1]
+        labels = one_array(batch.labels)
+        mean, _ = LOSSES[self._loss].gradient(outputs, labels, batch.weights)
+        weight = batch.rows if batch.weights is None else batch.weights.sum(dtype=np.float64)
+        return mean * float(weight), float(weight)
+
     def check(self, features: Columns, labels: Columns) -> None:
         """Raise UsageError naming row and value where rows do not fit this network."""
         features, labels = one_array(features), one_array(labels, "labels")
