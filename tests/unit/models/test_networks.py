@@ -276,7 +276,7 @@ def test_a_row_of_weight_two_is_worth_two_rows(loss: str) -> None:
 
 
 def test_rows_of_no_weight_change_nothing() -> None:
-    network = DenseNetwork([3, 4])
+    network = DenseNetwork([2, 4])
     params = bound(network)
     assert network.step(Batch(ROWS, CLASSES, np.zeros(len(ROWS), np.float32))) == 0.0
     np.testing.assert_array_equal(params, network.initial())
@@ -284,5 +284,5 @@ def test_rows_of_no_weight_change_nothing() -> None:
 
 @pytest.mark.parametrize("features", [(ROWS, ROWS), {"left": ROWS, "right": ROWS}])
 def test_several_inputs_are_refused(features: Any) -> None:
-    with pytest.raises(UsageError, match="2 arrays of features.*takes one"):
+    with pytest.raises(UsageError, match=r"2 arrays of features.*takes one"):
         DenseNetwork([3, 4]).check(features, CLASSES)
