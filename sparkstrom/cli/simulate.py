@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sparkstrom.simulation.runs import Result
 
 NODES_MAX = 256  # one heap of Python objects: beyond this a run takes minutes
-MODES = ("plain",)
+MODES = ("plain", "mesh")
 
 OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can be given
     "epochs": (int, "epochs per partition"),
@@ -24,6 +24,11 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
     "publish_every": (int, "steps between publications"),
     "max_lead": (int, "steps that a worker may be ahead of the slowest"),
     "log_bytes": (int, "the master's log"),
+    "merged_bytes": (int, "what a sum of commits costs"),
+    "fan_out": (int, "children of a node in a mesh"),
+    "depth": (int, "levels of a mesh"),
+    "per_executor": (int, "workers in one executor"),
+    "bandwidth": (float, "bytes per second that one host can send; 0: no bound"),
     "window_bytes": (int, "uncommitted updates of one worker"),
     "loss": (float, "share of messages that are lost"),
     "repeat": (float, "share of messages that arrive twice"),
@@ -42,6 +47,15 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
     "stop": (float, "chance that the fit is stopped early"),
     "failure": (float, "chance that training raises in a worker"),
 }
+AT_LEAST_ONE = (
+    "epochs",
+    "batches",
+    "publish_every",
+    "max_lead",
+    "fan_out",
+    "depth",
+    "per_executor",
+)
 SHARES = ("loss", "repeat", "late", "stop", "failure")
 
 
@@ -54,7 +68,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--nodes", type=int, default=4, help="workers (default: %(default)s)")
     parser.add_argument("--seeds", default="0:50", help="A:B, or one (default: %(default)s)")
-    parser.add_argument("--mode", default="plain", help="topology: plain")
+    parser.add_argument(
+        "--mode", default="plain", help="topology: plain or mesh (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per line and seed")
     parser.add_argument("--transcript", action="store_true", help="what happened, on stderr")
     parser.add_argument("--jobs", type=int, default=None, help="processes (default: all cores)")
@@ -72,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     jobs = args.jobs or os.cpu_count() or 1
     failed = 0
-    for result in play_all(seeds, args.nodes, given, jobs):
+    for result in play_all(seeds, args.nodes, args.mode, given, jobs):
         print(_as_json(result) if args.json else _as_text(result), flush=True)
         if args.transcript:
             print("\n".join(result.transcript), file=sys.stderr)
@@ -105,7 +121,7 @@ def _check(args: argparse.Namespace) -> None:
         if value is None:
             continue
         flag = "--" + name.replace("_", "-")
-        least = 1 if name in ("epochs", "batches", "publish_every", "max_lead") else 0
+        least = 1 if name in AT_LEAST_ONE else 0
         if value < least:
             raise UsageError(f"{flag} {value}: need at least {least}")
         if name in SHARES and value > 1:

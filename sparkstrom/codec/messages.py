@@ -1,7 +1,9 @@
 """The vocabulary of the mesh: every message as a frozen value.
 
-Three travel on data streams (``Update``, ``Committed``, ``Chunk``); the others are control. What a
-message means is decided by the machines in ``protocol``; how it looks as bytes by ``wire``.
+Four travel on data streams (``Update``, ``Committed``, ``MergedRange``, ``Chunk``); the others are
+control. What a message means is decided by the machines in ``protocol``; how it looks as bytes by
+``wire``. Neighbours in the tree speak over an edge; some things a node and the master tell each
+other directly, whoever stands between them.
 """
 
 from __future__ import annotations
@@ -46,19 +48,22 @@ class Address(msgspec.Struct, frozen=True):
     data_stream: U32
 
 
-# -- up: from a node to the master -------------------------------------------------------------
+LastSeqs = list[tuple[U32, U63]]  # id -> its newest committed seq
+
+
+# -- direct: from a node to the master ---------------------------------------------------------
 
 
 class Join(msgspec.Struct, frozen=True, tag="join", kw_only=True):
-    """Ask for a place in the mesh, or for a new edge to the old one (same token and count).
+    """Ask for a place in the mesh, or for a new edge upwards (same token and count).
 
-    ``token`` is random per process, ``count`` rises with each return of that process, ``edge``
-    with each reopening. ``attempt`` is Spark's taskAttemptId: the higher one owns the partition.
+    ``token`` is random per process, ``count`` rises with each return of that process, ``knock``
+    with each asking. ``attempt`` is Spark's taskAttemptId: the higher one owns the partition.
     """
 
     token: U63
     count: U32
-    edge: U32
+    knock: U32
     partition: U32
     attempt: U63
     rows: U63
@@ -69,20 +74,89 @@ class Join(msgspec.Struct, frozen=True, tag="join", kw_only=True):
     executor: Text  # same text = same executor process
     pid: U32
     version: Text
-    have: U63  # newest commit that this node holds in order; 0 with no replica yet
-    has_replica: bool
+    alone: bool  # it has no edges to children any more: they went with its media driver
 
 
-class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True):
-    """Lease renewal, acknowledgement and position in one; idempotent, the newest counts."""
+class Silent(msgspec.Struct, frozen=True, tag="silent"):
+    """A parent has not heard from its child over this edge for a lease."""
 
+    node: U32  # the parent
+    child: U32
     edge: U32
-    received: U63  # every commit up to here has been received in order
+
+
+class Here(msgspec.Struct, frozen=True, tag="here"):
+    """The answer to ``Probe``."""
+
+    node: U32
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
+    """Training failed here and must end everywhere."""
+
+    node: U32
+    reason: Trace
+    trace: Trace
+
+
+# -- up: over the edge to the parent -----------------------------------------------------------
+
+
+class Attach(msgspec.Struct, frozen=True, tag="attach", kw_only=True):
+    """The first words over a new edge: what the child holds, and what it needs."""
+
+    have: U63  # newest commit that it holds in order
+    whole: bool  # it has a replica as of ``have``; otherwise it needs a snapshot
+    catching: bool  # it holds the chunks of a snapshot and every commit since: go on with them
+    ids: list[U32]  # all that its process has had
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What a worker left on its executor's scratch for the next fit."""
+
+    path: Text
+    mass: float  # sum of absolute values of the residual (parameter units)
+
+
+class AuditAnswer(msgspec.Struct, frozen=True):
+    """SHA-256 of the replica's bytes at ``commit``, as hex, and what was kept for the next fit."""
+
+    commit: U63
+    digest: Annotated[str, msgspec.Meta(max_length=64)]
+    kept: Kept | None
+
+
+class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """What a node says of itself; goes up to the master as it is, never summed.
+
+    The newest counts: that of the newest edge, and there the highest count.
+    """
+
+    node: U32
+    edge: U32  # its edge upwards
+    count: U63  # rises with each change
     after_seq: U63  # ``epoch, batch`` counts once the node's update of this number is committed
     epoch: U32
     batch: U32
     steps: U63
     activity: Activity
+    final: U63 | None = None  # it publishes nothing after this seq
+    audit: AuditAnswer | None = None
+    stats: Annotated[dict[str, float], msgspec.Meta(max_length=64)] | None = None  # cumulative
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Of two of the same node the greater one is newer."""
+        return self.edge, self.count
+
+
+class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True):
+    """Lease renewal, acknowledgement, and news of the subtree; idempotent, the newest counts."""
+
+    received: U63  # every commit up to here has been received in order
+    catching: bool  # it takes a snapshot: commits one by one, no sums
+    stamp: U63  # the parent has heard all news up to here once it has this
+    news: list[Status]  # since the last stamp that the parent has acknowledged
 
 
 class AskAfter(msgspec.Struct, frozen=True, tag="ask-after"):
@@ -97,67 +171,55 @@ class AskChunk(msgspec.Struct, frozen=True, tag="ask-chunk"):
     index: U32
 
 
-class Final(msgspec.Struct, frozen=True, tag="final"):
-    """The node publishes nothing after its update ``seq``."""
+class Leaving(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
+    """A goodbye: to the parent at the end of a fit, to the master before that."""
 
-    seq: U63
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """What a worker left on its executor's scratch for the next fit."""
-
-    path: Text
-    mass: float  # sum of absolute values of the residual (parameter units)
-
-
-class AuditAnswer(msgspec.Struct, frozen=True, tag="audit-answer"):
-    """SHA-256 of the replica's bytes at ``commit``, as hex, and what was kept for the next fit."""
-
-    commit: U63
-    digest: Annotated[str, msgspec.Meta(max_length=64)]
-    kept: Kept | None
-
-
-class Stats(msgspec.Struct, frozen=True, tag="stats"):
-    """Counters of a worker by name, cumulative since it joined; opaque to the protocol."""
-
-    values: Annotated[dict[str, float], msgspec.Meta(max_length=64)]
-
-
-class Failed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
-    """Training failed here and must end everywhere."""
-
-    reason: Trace
-    trace: Trace
-
-
-class Leaving(msgspec.Struct, frozen=True, tag="leaving"):
-    """A goodbye: the node is done with this fit, and its lease may end at once."""
-
+    node: U32
     reason: Text
     kept: Kept | None
 
 
-# -- down: from the master to a node -----------------------------------------------------------
+# -- direct: from the master to a node ---------------------------------------------------------
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
-    """The answer to ``Join``: who you are, where to send, where to begin."""
+    """Your place: who you are, whom you stand under, where to begin. Answers a join, or moves."""
 
     token: U63
     count: U32
-    edge: U32
+    knock: U32  # of the newest join that the master has seen
     node: U32
-    up: Address
-    base: U63  # commits after this one follow on the data stream
-    snapshot: bool  # a replica as of ``base`` or later must be fetched in chunks first
+    parent: U32
+    edge: U32  # rises through the whole fit: a higher one replaces a lower one
+    up: Address  # where the parent listens for you
     chunks: U32
-    last: list[tuple[U32, U63]]  # per id of this process: its last committed seq at ``base``
-    closed: list[tuple[U32, U63]]  # former ids of this process and the seq they were closed at
+    closed: LastSeqs  # former ids of this process and the seq they were closed at
     epoch: U32
     batch: U32
     steps: U63  # the step count that a newcomer starts from
     grants: list[Text]  # files of an earlier fit on this executor, yours to add
+
+
+class Adopt(msgspec.Struct, frozen=True, tag="adopt", kw_only=True):
+    """A node is to stand under you: listen for it at ``local``, send to it at ``peer``."""
+
+    node: U32
+    edge: U32
+    local: Address
+    peer: Address
+
+
+class Disown(msgspec.Struct, frozen=True, tag="disown"):
+    """That node does not stand under you any more, by this edge or an older one."""
+
+    node: U32
+    edge: U32
+
+
+class Probe(msgspec.Struct, frozen=True, tag="probe"):
+    """Somebody does not hear you: say ``Here``."""
+
+    node: U32
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
@@ -167,30 +229,6 @@ class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
     count: U32
     reason: Trace
     fatal: bool
-
-
-class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
-    """Where the fit is. Answers reports, and is sent when it changes."""
-
-    phase: Phase
-    head: U63
-    final: U63  # the audited commit, from AUDIT on
-    slowest: U63  # steps of the slowest live, unfinished worker
-    last_seq: U63  # your newest committed update
-
-
-class Again(msgspec.Struct, frozen=True, tag="again"):
-    """Updates after ``seq`` did not arrive in order: send all uncommitted ones again."""
-
-    seq: U63
-
-
-class Behind(msgspec.Struct, frozen=True, tag="behind"):
-    """The log no longer reaches back to what you ask for: take a snapshot."""
-
-    base: U63
-    chunks: U32
-    last: list[tuple[U32, U63]]
 
 
 class Closed(msgspec.Struct, frozen=True, tag="closed", kw_only=True):
@@ -208,6 +246,42 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
     """Your partition is trained and another task needs the slot: keep your residual and leave."""
 
     reason: Text
+
+
+# -- down: over the edge to a child ------------------------------------------------------------
+
+
+class Attached(msgspec.Struct, frozen=True, tag="attached", kw_only=True):
+    """The answer to ``Attach``: commits after ``base`` follow on the data stream."""
+
+    base: U63
+    snapshot: bool  # a replica as of ``base`` or later must be fetched in chunks first
+    last: LastSeqs  # with a snapshot: of every id that published, as of ``base``
+
+
+class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
+    """Where the fit is. Comes from the master, handed on by parents; answers reports."""
+
+    phase: Phase
+    beat: U63  # the master is alive: this grows
+    head: U63  # of the parent
+    final: U63  # the audited commit, from AUDIT on
+    slowest: U63  # steps of the slowest live, unfinished worker
+    nodes: U32  # live ones, in the whole mesh
+    heard: U63  # newest stamp of your reports
+
+
+class Again(msgspec.Struct, frozen=True, tag="again"):
+    """``origin`` (0: everybody below) is to send all its uncommitted updates again."""
+
+    origin: U32
+
+
+class Behind(msgspec.Struct, frozen=True, tag="behind"):
+    """The log no longer reaches back to what you ask for: take a snapshot."""
+
+    base: U63
+    last: LastSeqs
 
 
 # -- data --------------------------------------------------------------------------------------
@@ -240,6 +314,15 @@ class Committed(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes
 
 
+class MergedRange(msgspec.Struct, frozen=True, kw_only=True):
+    """All commits in (after, commit] as one sum, for a child that is exactly at ``after``."""
+
+    after: U63
+    commit: U63
+    last: LastSeqs  # per id with an update in it: the newest seq in it
+    payload: bytes
+
+
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a snapshot: parameters of one index range, with all commits up to ``commit``."""
 
@@ -249,8 +332,10 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Control = (
-    Join | Report | AskAfter | AskChunk | Final | AuditAnswer | Stats | Failed | Leaving
-    | Welcome | Refused | State | Again | Behind | Closed | Release
+    Join | Silent | Here | Failed | Attach | Report | AskAfter | AskChunk | Leaving
+    | Welcome | Adopt | Disown | Probe | Refused | Closed | Release
+    | Attached | State | Again | Behind
 )  # fmt: skip
-Data = Update | Committed | Chunk
+Direct = Join | Silent | Here | Failed | Leaving
+Data = Update | Committed | MergedRange | Chunk
 Message = Control | Data

@@ -14,7 +14,15 @@ import struct
 import msgspec
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.codec.messages import Chunk, Committed, Control, Data, Message, Update
+from sparkstrom.codec.messages import (
+    Chunk,
+    Committed,
+    Control,
+    Data,
+    MergedRange,
+    Message,
+    Update,
+)
 
 
 class Kind(enum.IntEnum):
@@ -24,6 +32,7 @@ class Kind(enum.IntEnum):
     UPDATE = 2
     COMMITTED = 3
     CHUNK = 4
+    MERGED = 5
 
 
 # u32 origin | u64 seq | u64 seen | u32 epoch | u32 batch | u64 steps
@@ -37,7 +46,11 @@ COMMITTED_HEADER = struct.Struct("<QIQB3xIII")
 # u32 index | u64 commit | u32 payload_bytes | payload
 CHUNK_HEADER = struct.Struct("<IQI")
 
-CONTROL_BYTES_MAX = 65_536  # a traceback is cut to a quarter of this
+# u64 after | u64 commit | u32 origins | u32 payload_bytes | origins x (u32 id | u64 seq) | payload
+MERGED_HEADER = struct.Struct("<QQII")
+LAST_SEQ = struct.Struct("<IQ")
+
+CONTROL_BYTES_MAX = 1 << 20  # the longest lists how far each of 40,000 origins is
 
 _to_msgpack = msgspec.msgpack.Encoder().encode
 _control = msgspec.msgpack.Decoder(Control)
@@ -74,6 +87,12 @@ def encode(message: Message) -> tuple[Kind, bytes]:
         case Chunk():
             head = CHUNK_HEADER.pack(message.index, message.commit, len(message.payload))
             return Kind.CHUNK, head + message.payload
+        case MergedRange():
+            head = MERGED_HEADER.pack(
+                message.after, message.commit, len(message.last), len(message.payload)
+            )
+            last = b"".join(LAST_SEQ.pack(*pair) for pair in message.last)
+            return Kind.MERGED, head + last + message.payload
         case _:
             return Kind.CONTROL, _to_msgpack(message)
 
@@ -88,6 +107,8 @@ def decode_untrusted(kind: int, body: bytes) -> Message:
         return _decode_committed(body)
     if kind == Kind.CHUNK:
         return _decode_chunk(body)
+    if kind == Kind.MERGED:
+        return _decode_merged(body)
     raise WireError(f"unknown kind of message {kind}")
 
 
@@ -160,6 +181,21 @@ def _decode_chunk(body: bytes) -> Chunk:
     index, commit = fields
     _need_number("commit", commit, least=0)
     return Chunk(index=index, commit=commit, payload=payload)
+
+
+def _decode_merged(body: bytes) -> MergedRange:
+    if len(body) < MERGED_HEADER.size:
+        raise WireError(f"merged header needs {MERGED_HEADER.size} bytes, got {len(body)}")
+    after, commit, origins, payload_bytes = MERGED_HEADER.unpack_from(body)
+    begin = MERGED_HEADER.size + origins * LAST_SEQ.size
+    if begin + payload_bytes != len(body):
+        raise WireError(f"merged range announces {begin + payload_bytes} bytes, has {len(body)}")
+    _need_number("after", after, least=0)
+    _need_number("commit", commit, least=after + 1)
+    last = list(LAST_SEQ.iter_unpack(body[MERGED_HEADER.size : begin]))
+    for _, seq in last:
+        _need_number("seq", seq)
+    return MergedRange(after=after, commit=commit, last=last, payload=body[begin:])
 
 
 def _need_number(name: str, value: int, least: int = 1) -> None:

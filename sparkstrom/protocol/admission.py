@@ -7,15 +7,20 @@ owned its partition.
 
 from __future__ import annotations
 
-from sparkstrom.codec.messages import Address, Closed, Join, Phase, Refused, Welcome
+from sparkstrom.base.errors import UsageError
+from sparkstrom.codec.messages import Join, Phase, Refused
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Effect, Send
+from sparkstrom.protocol.events import Effect
 from sparkstrom.protocol.fit import Fit
 from sparkstrom.protocol.members import Member
 from sparkstrom.protocol.partitions import Partition
-from sparkstrom.protocol.replay import Downlink
-
-FIRST_STREAM = 1000  # up streams of edges; below is room for the lobby
+from sparkstrom.protocol.placing import (
+    SUPERSEDED,
+    closed_answer,
+    find_place,
+    on_knock,
+    order_places,
+)
 
 
 def on_join(fit: Fit, join: Join, now_s: float) -> list[Effect]:
@@ -26,24 +31,26 @@ def on_join(fit: Fit, join: Join, now_s: float) -> list[Effect]:
     node = fit.members.of(join)
     if node is not None and node in fit.members.live:
         return _on_join_again(fit, fit.members.live[node], join, now_s)
-    if any(token == join.token and count > join.count for token, count in fit.members.joins):
+    if fit.members.newest.get(join.token, 0) > join.count:
         return []  # sent before the process came back under its present id
     refusal = _refusal(fit, join)
     if refusal is not None:
         return [ev.Answer(join.address, refusal)]
     if node is not None:
-        return [ev.Answer(join.address, _closed_answer(fit, node, join))]
+        return [ev.Answer(join.address, closed_answer(fit, node, join))]
     return _admit(fit, join, now_s)
 
 
 def _on_join_again(fit: Fit, member: Member, join: Join, now_s: float) -> list[Effect]:
-    """The same join gets the same answer; a newer edge of it replaces the older one."""
-    fit.leases.renew(member.node, now_s)
-    if join.edge < member.join.edge:
+    """The same join gets the same answer; a newer knock wants another edge."""
+    if fit.leases.holds(member.node):
+        fit.leases.renew(member.node, now_s)
+    if join.knock < member.join.knock:
         return []
-    if join.edge == member.join.edge:
-        return [Send(member.node, member.welcome)]
-    return _welcome(fit, member.node, join, member, now_s)
+    if join.knock == member.join.knock:
+        return [] if member.order is None else [ev.Answer(join.address, member.order)]
+    member.join = join
+    return on_knock(fit, member, now_s) + order_places(fit, now_s)
 
 
 def _refusal(fit: Fit, join: Join) -> Refused | None:
@@ -61,28 +68,18 @@ def _refusal(fit: Fit, join: Join) -> Refused | None:
     return None
 
 
-def _closed_answer(fit: Fit, node: int, join: Join) -> Closed:
-    partition = fit.partitions[join.partition]
-    free = partition.owner is None and partition.last_owner == node
-    reason = "its lease ran out" if free else SUPERSEDED
-    return Closed(
-        token=join.token,
-        count=join.count,
-        node=node,
-        seq=fit.sequencer.closed[node],
-        reason=reason,
-        free=free,
-    )
-
-
 def _admit(fit: Fit, join: Join, now_s: float) -> list[Effect]:
     partition = fit.partitions[join.partition]
     if not partition.seen_before(join.rows, join.checksum, join.batches):
         return [_different_rows(join, partition)]
     effects: list[Effect] = []
     if partition.owner is not None:
-        effects += fit.close(fit.members.live[partition.owner], SUPERSEDED, now_s)
+        effects += fit.close(partition.owner, SUPERSEDED, now_s)
     node = fit.members.next_id
+    try:
+        find_place(fit, node, join.executor)
+    except UsageError as error:
+        return [*effects, ev.Abort(str(error), "", join.host, join.partition, "usage")]
     fit.sequencer.admit(node)
     former = fit.members.former(join.token)
     for id_before in former:
@@ -91,45 +88,10 @@ def _admit(fit: Fit, join: Join, now_s: float) -> list[Effect]:
         fit.keeping.grant(join.executor, node)
     partition.owner = partition.last_owner = node
     partition.attempt = join.attempt
-    fit.leases.renew(node, now_s)
+    fit.members.add(Member(node, join, frozenset([*former, node])))
+    fit.move(node, now_s)
     fit.phases.joined(now_s)
-    return effects + _welcome(fit, node, join, None, now_s)
-
-
-def _welcome(fit: Fit, node: int, join: Join, old: Member | None, now_s: float) -> list[Effect]:
-    """Open an edge to this node and tell it where to begin."""
-    fit.edges += 1
-    stream = FIRST_STREAM + 2 * fit.edges
-    local = Address(fit.host, fit.port, stream, stream + 1)
-    follows = join.has_replica and fit.sequencer.log.reaches(join.have)
-    base = join.have if follows else fit.sequencer.head
-    position = fit.partitions[join.partition].position
-    former = fit.members.former(join.token)
-    closed = fit.sequencer.closed
-    welcome = Welcome(
-        token=join.token,
-        count=join.count,
-        edge=join.edge,
-        node=node,
-        up=local,
-        base=base,
-        snapshot=not follows,
-        chunks=fit.chunks,
-        last=fit.last_of([*former, node]),
-        closed=[(former_id, closed[former_id]) for former_id in former if former_id in closed],
-        epoch=position.epoch,
-        batch=position.batch,
-        steps=fit.slowest,
-        grants=list(fit.keeping.granted(node)),
-    )
-    downlink = Downlink(node, base, fit.limits.downlink_bytes, now_s)
-    own = frozenset([*former, node])
-    member = Member(node, join, local, welcome, downlink, own)
-    if old is not None:
-        member.pending, member.steps = old.pending, old.steps
-        member.final, member.audit, member.activity = old.final, old.audit, old.activity
-    fit.members.add(member)
-    return [ev.OpenEdge(node, join.edge, local, join.address), Send(node, welcome)]
+    return effects + order_places(fit, now_s)
 
 
 def _refuse(join: Join, reason: str, *, fatal: bool) -> Refused:
@@ -149,4 +111,3 @@ def _different_rows(join: Join, partition: Partition) -> ev.Abort:
 DIFFERENT_VERSIONS = (
     "sparkstrom is {} on the driver and {} on the executor at {}: install the same version on all"
 )
-SUPERSEDED = "another attempt of its task has taken the partition over"

@@ -21,20 +21,17 @@ class Catchup:
     fast as they come are no progress.
     """
 
-    def __init__(
-        self, base: int, chunks: int, hold_bytes: int, now_s: float, before: Catchup | None = None
-    ) -> None:
+    def __init__(self, held: Log, chunks: int, now_s: float, before: Catchup | None = None) -> None:
         self._count = chunks
         self._chunks: dict[int, Chunk] = {}
         self._asked_s: dict[int, float] = {}
-        self._held = Log(hold_bytes, base)
+        self._held = held  # the node's log, which begins at the snapshot's base
         self._most: int = before._most if before is not None else 0
         self.took_s = now_s  # the newest chunk, whatever it is worth
         self.progress_s: float = before.progress_s if before is not None else now_s
 
-    def hold(self, committed: Committed) -> None:
-        """Keep the next commit; chunks older than what is still held are worthless now."""
-        self._held.append(committed)
+    def forget_old(self) -> None:
+        """Chunks older than what is still held are worthless now."""
         for index in [i for i, c in self._chunks.items() if c.commit < self._held.base]:
             del self._chunks[index]
 
@@ -79,4 +76,10 @@ class Catchup:
 
     @property
     def held(self) -> tuple[Committed, ...]:
-        return self._held.after(self._held.base)
+        held = tuple(self._held.after(self._held.base))
+        return tuple(entry for entry in held if isinstance(entry, Committed))
+
+    def resume(self, now_s: float) -> None:
+        """There is another parent: what was asked for will not come any more."""
+        self._asked_s.clear()
+        self.took_s = now_s

@@ -10,12 +10,22 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from sparkstrom.codec.messages import Address, Chunk, Committed, Kept, Message, Update
+from sparkstrom.codec.messages import (
+    Address,
+    Chunk,
+    Committed,
+    Direct,
+    Kept,
+    LastSeqs,
+    MergedRange,
+    Message,
+    Update,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message whose seal was good; ``sender`` is 0 for the master, -1 before an id is known."""
+    """A message whose seal was good; ``sender`` is 0 for the master, -1 for the master's lobby."""
 
     sender: int
     message: Message
@@ -31,9 +41,10 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """This node listens here now; the old edge, if any, is gone."""
+    """This node listens here now; the old edge upwards is gone, ``alone``: all edges are."""
 
     address: Address
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +87,13 @@ class Paused:
 @dataclass(frozen=True, slots=True)
 class Installed:
     """The trainer's replica is that of the last ``Install``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The trainer's replica has this commit now."""
+
+    commit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +151,8 @@ class GivenUp:
 
 
 Event = (
-    Received | Tick | Opened | Published | Progressed | Busy | Paused | Installed | Drained
-    | Hashed | Released | TrainerFailed | Moved | StopRequested | GivenUp
+    Received | Tick | Opened | Published | Progressed | Busy | Paused | Installed | Applied
+    | Drained | Hashed | Released | TrainerFailed | Moved | StopRequested | GivenUp
 )  # fmt: skip
 
 
@@ -150,8 +168,15 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
+class Tell:
+    """Say something to the master directly, whoever stands between; may be lost."""
+
+    message: Direct
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """Send one control message to somebody who has no edge; may be lost, will be asked again."""
+    """From the master directly to a node, whoever stands between; may be lost."""
 
     address: Address
     message: Message
@@ -159,7 +184,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class OpenEdge:
-    """Listen on ``local`` for this neighbour, and send to it at ``peer``; drop any older edge."""
+    """Listen on ``local`` for this neighbour, and send to it at ``peer``; drop any older edge.
+
+    A node listens for its parent where it said it listens.
+    """
 
     node: int
     edge: int
@@ -188,9 +216,17 @@ class Deliver:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """The node's own update is committed: it is in the replica already, which is at ``commit``."""
+    """The node's oldest own update is committed: it is in the replica, which is at ``commit``."""
 
     commit: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverMerged:
+    """Apply a sum of commits, less the node's oldest ``own`` updates, which it has already."""
+
+    merged: MergedRange
+    own: tuple[Update, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +260,17 @@ class SendChunk:
 
     to: int
     index: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendMerged:
+    """Sum what ``entries`` hold and send it as all of (after, commit]."""
+
+    to: int
+    after: int
+    commit: int
+    last: LastSeqs = field(hash=False)
+    entries: tuple[Committed | MergedRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,8 +312,8 @@ class Complete:
 
 
 Effect = (
-    Send | Answer | OpenEdge | CloseEdge | Reopen | Deliver | Passed | Install | Admitted
-    | SendChunk | Hash | Observed | Note | Abort | Complete
+    Send | Tell | Answer | OpenEdge | CloseEdge | Reopen | Deliver | Passed | DeliverMerged
+    | Install | Admitted | SendChunk | SendMerged | Hash | Observed | Note | Abort | Complete
 )  # fmt: skip
 
 

@@ -1,16 +1,21 @@
-"""Fit: what the master knows of the fit under way, and the one act that ends a membership."""
+"""Fit: what the master knows of the fit under way, and the one act that ends memberships."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from sparkstrom.base.identity import MASTER
+from sparkstrom.codec.messages import Join, LastSeqs
 from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.family import Family
 from sparkstrom.protocol.keeping import Keeping
 from sparkstrom.protocol.leases import Leases
 from sparkstrom.protocol.members import Departure, Member, Members
 from sparkstrom.protocol.partitions import Partition
 from sparkstrom.protocol.phases import Phases
 from sparkstrom.protocol.sequencer import Sequencer
+from sparkstrom.protocol.tree import FLAT, Tree
 
 GOOD_ENDS = ("done", "released")
 
@@ -27,6 +32,20 @@ class MasterLimits:
     end_s: float = 60.0  # draining or auditing without progress
     log_bytes: int = 64 << 20
     downlink_bytes: int = 4 << 20
+    merged_bytes: int = 1 << 62  # what the sum of any number of commits takes
+    fan_out: int = FLAT[0]
+    depth: int = FLAT[1]
+
+
+@dataclass(slots=True)
+class Goodbye:
+    """To somebody whose id is closed, and to the parent that may still have it."""
+
+    join: Join
+    parent: int
+    edge: int
+    until_s: float
+    next_s: float
 
 
 @dataclass(slots=True)
@@ -42,33 +61,77 @@ class Fit:
     partitions: list[Partition]
     phases: Phases
     keeping: Keeping
-    leases: Leases
+    leases: Leases  # of whoever stands right under the master, is on the move, or is in doubt
+    family: Family  # who stands right under the master
+    tree: Tree
     members: Members = field(default_factory=Members)
-    edges: int = 0  # opened so far
+    edges: int = 0  # ordered so far
     released_s: float = 0.0  # when a finished worker was last asked to give up its slot
     slowest: int = 0  # steps of the slowest live, unfinished worker, as last told
+    beat: int = 0
+    moving: dict[int, None] = field(default_factory=dict)  # nodes whose place is not confirmed
+    doubted: dict[int, float] = field(default_factory=dict)  # node -> when it was last asked
+    goodbyes: dict[int, Goodbye] = field(default_factory=dict)
 
     def partition_of(self, member: Member) -> Partition:
         return self.partitions[member.join.partition]
 
-    def last_of(self, nodes: list[int]) -> list[tuple[int, int]]:
-        """Per id its newest committed seq."""
-        known = {**self.sequencer.closed, **self.sequencer.last}
-        return [(node, known[node]) for node in sorted(set(nodes))]
+    def close(self, node: int, reason: str, now_s: float) -> list[ev.Effect]:
+        """End one membership."""
+        return self.close_all({node: reason}, now_s)
 
-    def close(self, member: Member, reason: str, now_s: float) -> list[ev.Effect]:
-        """End this id: its last seq and its partition's position are read in the same act."""
+    def close_all(self, reasons: Mapping[int, str], now_s: float) -> list[ev.Effect]:
+        """End these: each one's last seq and its partition's position are read in the same act.
+
+        Whoever stood under one of them gets another parent.
+        """
+        effects: list[ev.Effect] = []
+        before, self.tree = self.tree, self.tree.detach(reasons)
+        for node, reason in reasons.items():
+            member, parent = self.members.live[node], before.parent(node)
+            if parent != MASTER and member.order is not None:
+                until_s = now_s + 2 * self.limits.lease_s
+                edge = member.order.edge
+                self.goodbyes[node] = Goodbye(member.join, parent, edge, until_s, now_s)
+            effects += self._close(member, reason, now_s)
+        for node in _moved(before, self.tree, reasons):
+            self.move(node, now_s)
+        return effects
+
+    def move(self, node: int, now_s: float) -> None:
+        """Its edge upwards is gone, or leads to somebody else now: it needs another one."""
+        member = self.members.live[node]
+        self.leases.renew(node, now_s)
+        member.order, member.placed = None, False
+        self.moving[node] = None
+
+    def _close(self, member: Member, reason: str, now_s: float) -> list[ev.Effect]:
         node, partition = member.node, self.partition_of(member)
         self.sequencer.close(node)
         self.leases.drop(node)
-        del self.members.live[node]
+        self.moving.pop(node, None)
+        self.doubted.pop(node, None)
+        self.members.remove(node)
         self.members.departures.append(Departure(node, partition.index, member.join.host, reason))
         if partition.owner == node:
             partition.owner, partition.unowned_s = None, now_s
-        effects: list[ev.Effect] = [ev.CloseEdge(node)]
+        effects = self.family.disown(node)
         if reason in GOOD_ENDS:
             self.keeping.used(node)
         else:
             where = f"partition {partition.index} on {member.join.host}"
             effects.append(ev.Note(f"node {node} ({where}) left: {reason}"))
         return effects
+
+    def last_of(self, nodes: list[int]) -> LastSeqs:
+        """Per id its newest committed seq."""
+        known = {**self.sequencer.closed, **self.sequencer.last}
+        return [(node, known[node]) for node in sorted(set(nodes))]
+
+
+def _moved(before: Tree, after: Tree, gone: Iterable[int]) -> list[int]:
+    """Who has another parent once these are gone: their children and their successors."""
+    near = {child for node in gone for child in before.children(node)}
+    freed = [before.places[node] for node in gone]
+    near |= {after.nodes[place] for place in freed if place in after.nodes}
+    return sorted(near & after.places.keys(), key=after.depth)

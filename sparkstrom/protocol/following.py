@@ -1,9 +1,20 @@
-"""Following: a node takes the commits in order, or a snapshot where they are out of reach."""
+"""Following: a node takes the commits in order, or a snapshot where they are out of reach.
+
+Whatever it takes goes into its log, too, and from there to its children.
+"""
 
 from __future__ import annotations
 
-from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import AskAfter, AskChunk, Behind, Chunk, Committed, Update
+from sparkstrom.codec.messages import (
+    AskAfter,
+    AskChunk,
+    Behind,
+    Chunk,
+    Committed,
+    LastSeqs,
+    MergedRange,
+    Update,
+)
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.catchup import Catchup
 from sparkstrom.protocol.events import Effect, Send
@@ -16,26 +27,47 @@ HUNGRY_S = 0.5  # known to be behind and fed nothing for this long: ask
 def on_committed(me: Standing, committed: Committed, now_s: float) -> list[Effect]:
     """The next commit is delivered, or held; after a gap what is missing is asked for."""
     if committed.commit <= me.received:
+        me.news = True  # the parent does not know how far this node is
         return []
     if committed.commit > me.received + 1:
         return _ask(me, now_s)
-    me.received, me.news, me.fed_s, me.got_s = committed.commit, True, now_s, now_s
     own = committed.origin in me.ids
     if own:
         update = me.uplink.strike(committed.origin, committed.seq, now_s)
         assert update is not None, f"own update {committed.seq} was not kept until committed"
         committed = replace_payload(committed, update)
+    _take(me, committed, now_s)
     if me.catchup is not None:
-        me.catchup.hold(committed)
-        return catch_up(me, now_s)
-    return [ev.Passed(committed.commit) if own else ev.Deliver(committed)]
+        me.catchup.forget_old()
+        effects = catch_up(me, now_s)
+    else:
+        effects = [ev.Passed(committed.commit) if own else ev.Deliver(committed)]
+    return effects + me.family.feed_all(now_s)
+
+
+def on_merged(me: Standing, merged: MergedRange, now_s: float) -> list[Effect]:
+    """Many commits at once: only for a replica that is exactly where the sum begins."""
+    if merged.after != me.received or me.catchup is not None:
+        me.news = True
+        return _ask(me, now_s) if merged.commit > me.received else []
+    last = dict(merged.last)
+    own = [u for u in me.uplink.uncommitted if u.seq <= last.get(u.origin, 0)]
+    for update in own:
+        me.uplink.strike(update.origin, update.seq, now_s)
+    _take(me, merged, now_s)
+    return [ev.DeliverMerged(merged, tuple(own)), *me.family.feed_all(now_s)]
+
+
+def _take(me: Standing, entry: Committed | MergedRange, now_s: float) -> None:
+    me.history.append(entry)
+    me.news, me.fed_s, me.got_s = True, now_s, now_s
 
 
 def _ask(me: Standing, now_s: float) -> list[Effect]:
     if now_s < me.ask_due_s:
         return []
     me.ask_due_s = now_s + ASK_SPACING_S
-    return [Send(MASTER, AskAfter(me.received))]
+    return [Send(me.parent, AskAfter(me.received))]
 
 
 def ask_if_hungry(me: Standing, now_s: float) -> list[Effect]:
@@ -43,12 +75,12 @@ def ask_if_hungry(me: Standing, now_s: float) -> list[Effect]:
     if not me.behind or now_s - me.fed_s <= HUNGRY_S:
         return []
     me.fed_s = now_s
-    return [Send(MASTER, AskAfter(me.received))]
+    return [Send(me.parent, AskAfter(me.received))]
 
 
 def send_all(me: Standing, now_s: float, *, force: bool = False) -> list[Effect]:
     """All own uncommitted updates, again."""
-    return [Send(MASTER, update) for update in me.uplink.again(me.node, now_s, force=force)]
+    return [Send(me.parent, update) for update in me.uplink.again(me.node, now_s, force=force)]
 
 
 def send_overdue(me: Standing, now_s: float) -> list[Effect]:
@@ -65,20 +97,19 @@ def send_overdue(me: Standing, now_s: float) -> list[Effect]:
 def on_behind(me: Standing, behind: Behind, now_s: float) -> list[Effect]:
     """The log does not reach back to what this node has: take a snapshot."""
     if behind.base <= me.received:
+        me.news = True
         return []  # what was missing has come meanwhile
-    return begin_catchup(me, behind.base, behind.chunks, behind.last, now_s)
+    return begin_catchup(me, behind.base, behind.last, now_s)
 
 
-def begin_catchup(
-    me: Standing, base: int, chunks: int, last: list[tuple[int, int]], now_s: float
-) -> list[Effect]:
+def begin_catchup(me: Standing, base: int, last: LastSeqs, now_s: float) -> list[Effect]:
     """Fetch a replica as of ``base`` or later; commits after ``base`` are held meanwhile."""
-    assert base >= me.received, "a snapshot never takes back what is held"
-    me.uplink.strike_up_to(last, now_s)
-    me.received, me.news, me.fed_s, me.got_s = base, True, now_s, now_s
+    me.uplink.strike_up_to(last, set(me.ids), now_s)
+    me.history.begin_at(base, last)
+    me.news, me.fed_s, me.got_s = True, now_s, now_s
     me.pauses += 1
     me.paused = False
-    me.catchup = Catchup(base, chunks, me.limits.hold_bytes, now_s, me.catchup)
+    me.catchup = Catchup(me.history.log, me.chunks, now_s, me.catchup)
     return catch_up(me, now_s)
 
 
@@ -93,11 +124,11 @@ def on_chunk(me: Standing, chunk: Chunk, now_s: float) -> list[Effect]:
 def catch_up(me: Standing, now_s: float) -> list[Effect]:
     """Ask for chunks; once all is there and the trainer stands still, install."""
     catchup = me.catchup
-    if catchup is None or me.installing or not me.joined:
+    if catchup is None or me.installing or not me.attached:
         return []
     if not (catchup.ready(now_s) and me.paused):
-        return [Send(MASTER, AskChunk(index)) for index in catchup.wanted(now_s)]
-    me.installing, me.catchup = True, None
+        return [Send(me.parent, AskChunk(index)) for index in catchup.wanted(now_s)]
+    me.installing, me.catchup, me.news = True, None, True
     return [ev.Install(catchup.chunks, catchup.held, me.uplink.uncommitted, me.received)]
 
 

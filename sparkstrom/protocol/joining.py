@@ -1,82 +1,152 @@
-"""Joining: how a node gets its id and its edge, and comes back after its id was closed."""
+"""Joining: how a node gets its id and its place, and comes back after its id was closed.
+
+It knocks at the master's; the master answers with its place: an id, a parent and an edge to it.
+Over that edge the node says what it holds, and the parent goes on from there. Being moved is the
+same without the knock.
+"""
 
 from __future__ import annotations
 
-from sparkstrom.base.identity import MASTER, Position
-from sparkstrom.codec.messages import Address, Closed, Final, Join, Refused, Welcome
+from sparkstrom.base.identity import Position
+from sparkstrom.codec.messages import (
+    Again,
+    Attach,
+    Attached,
+    Closed,
+    Join,
+    Refused,
+    Welcome,
+)
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Effect, Order, Send
-from sparkstrom.protocol.following import begin_catchup, send_all
+from sparkstrom.protocol.following import begin_catchup, catch_up, send_all
 from sparkstrom.protocol.reporting import report
-from sparkstrom.protocol.standing import Standing
+from sparkstrom.protocol.standing import NOBODY, Standing
 
 JOIN_RETRY_S = 0.5
+ATTACH_RETRY_S = 0.25
 
 
-def on_opened(me: Standing, address: Address, now_s: float) -> list[Effect]:
+def on_opened(me: Standing, opened: ev.Opened, now_s: float) -> list[Effect]:
     """The node listens on fresh streams: ask for an edge there."""
-    me.address, me.joined = address, False
-    me.edge += 1
-    me.edge_heard_s = me.opened_s = now_s
-    return ask_to_join(me, now_s)
+    effects: list[Effect] = leave_parent(me)
+    if opened.alone:
+        effects += leave_children(me)
+    me.address, me.alone = opened.address, opened.alone
+    me.knock += 1
+    me.edge_heard_s = now_s
+    return effects + ask_to_join(me, now_s)
+
+
+def leave_parent(me: Standing) -> list[Effect]:
+    """Hear nothing more over the present edge upwards."""
+    parent, me.parent, me.attached = me.parent, NOBODY, False
+    return [ev.CloseEdge(parent)] if parent != NOBODY else []
+
+
+def leave_children(me: Standing) -> list[Effect]:
+    """Drop all edges downwards; the children will find out."""
+    effects: list[Effect] = []
+    for child in list(me.family.children):
+        effects += drop_child(me, child)
+    return effects
+
+
+def drop_child(me: Standing, node: int, edge: int | None = None) -> list[Effect]:
+    """One child less, unless it is there by a newer edge than this one."""
+    effects = me.family.disown(node, edge)
+    if effects:
+        me.ledger.forget(node)
+    return effects
 
 
 def ask_to_join(me: Standing, now_s: float) -> list[Effect]:
     """Join, or join again over a new edge."""
     assert me.address is not None
-    me.join_due_s = now_s + JOIN_RETRY_S
+    me.ask_s = now_s + JOIN_RETRY_S
     who = me.identity
-    return [
-        Send(
-            MASTER,
-            Join(
-                token=who.token,
-                count=me.count,
-                edge=me.edge,
-                partition=who.partition,
-                attempt=who.attempt,
-                rows=who.rows,
-                checksum=who.checksum,
-                batches=who.batches,
-                address=me.address,
-                host=who.host,
-                executor=who.executor,
-                pid=who.pid,
-                version=who.version,
-                have=me.received,
-                has_replica=me.has_replica and me.catchup is None,
-            ),
-        )
-    ]
+    join = Join(
+        token=who.token,
+        count=me.count,
+        knock=me.knock,
+        partition=who.partition,
+        attempt=who.attempt,
+        rows=who.rows,
+        checksum=who.checksum,
+        batches=who.batches,
+        address=me.address,
+        host=who.host,
+        executor=who.executor,
+        pid=who.pid,
+        version=who.version,
+        alone=me.alone,
+    )
+    return [ev.Tell(join)]
 
 
 def on_welcome(me: Standing, welcome: Welcome, now_s: float) -> list[Effect]:
-    """Take the place, and send what the master may lack."""
-    mine = (me.identity.token, me.count, me.edge)
-    if me.joined or (welcome.token, welcome.count, welcome.edge) != mine:
+    """Take the place."""
+    mine = (me.identity.token, me.count, me.knock)
+    if (welcome.token, welcome.count, welcome.knock) != mine or welcome.edge <= me.edge:
         return []
     assert me.address is not None
-    me.joined, me.news = True, True
-    effects: list[Effect] = [ev.OpenEdge(MASTER, me.edge, me.address, welcome.up)]
+    effects: list[Effect] = []
+    if welcome.parent in me.family.children:
+        effects += drop_child(me, welcome.parent)
+    if me.parent != welcome.parent:
+        effects += leave_parent(me)
+    me.parent, me.edge, me.attached = welcome.parent, welcome.edge, False
+    me.opened_s = me.edge_heard_s = me.steady_s = now_s
+    effects.append(ev.OpenEdge(me.parent, me.edge, me.address, welcome.up))
     if welcome.node != me.node:
         effects += _take_id(me, welcome, now_s)
-    if welcome.snapshot:
-        effects += begin_catchup(me, welcome.base, welcome.chunks, welcome.last, now_s)
-    elif welcome.base > me.received:
-        raise AssertionError("welcomed beyond what this node holds, without a snapshot")
-    return effects + send_all(me, now_s, force=True) + report(me, now_s)
+    me.chunks = welcome.chunks
+    return effects + ask_to_attach(me, now_s)
+
+
+def ask_to_attach(me: Standing, now_s: float) -> list[Effect]:
+    """Tell the parent what this node holds."""
+    me.ask_s = now_s + ATTACH_RETRY_S
+    catching = me.catchup is not None
+    attach = Attach(
+        have=me.received,
+        whole=(me.has_replica or me.installing) and not catching,
+        catching=catching,
+        ids=list(me.ids),
+    )
+    return [Send(me.parent, attach)]
+
+
+def on_attached(me: Standing, attached: Attached, now_s: float) -> list[Effect]:
+    """The parent goes on from here; whatever may have been lost before goes up again."""
+    if me.attached:
+        return []
+    me.attached, me.news = True, True
+    me.opened_s = now_s
+    me.ledger.tell_all_again()
+    effects: list[Effect] = []
+    if attached.snapshot:
+        effects += begin_catchup(me, attached.base, attached.last, now_s)
+    elif me.catchup is not None:
+        me.catchup.resume(now_s)
+        effects += catch_up(me, now_s)
+    effects += send_all(me, now_s, force=True)
+    for child in me.family.children:
+        effects.append(Send(child, Again(0)))
+    return effects + report(me, now_s)
 
 
 def _take_id(me: Standing, welcome: Welcome, now_s: float) -> list[Effect]:
     returned = me.has_replica or me.installing
+    me.ledger.forget(me.node)
     for node, seq in welcome.closed:
         me.ids[node] = seq
     me.ids[welcome.node] = None
-    me.node = welcome.node
+    me.node, me.status = welcome.node, None
     closed = {node: seq for node, seq in me.ids.items() if seq is not None}
     me.uplink.rekey(closed, me.node, now_s)
     if me.final is not None:
-        me.final = Final(me.uplink.last_seq)
+        me.final = me.uplink.last_seq
     if not returned:
         me.position, me.steps = Position(welcome.epoch, welcome.batch), welcome.steps
     me.keep_pace(welcome.steps)
@@ -114,5 +184,4 @@ def on_closed(me: Standing, closed: Closed) -> Command | list[Effect]:
         return Command(Order.FAIL, closed.reason)
     me.ids[closed.node] = closed.seq
     me.count += 1
-    me.joined = False
-    return [ev.Reopen()]
+    return [*leave_children(me), ev.Reopen()]

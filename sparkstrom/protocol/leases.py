@@ -18,6 +18,17 @@ class Leases:
     def renew(self, node: int, now_s: float) -> None:
         self._heard_s[node] = now_s
 
+    def holds(self, node: int) -> bool:
+        return node in self._heard_s
+
+    def remind(self, node: int, now_s: float) -> None:
+        """Its lease is over and somebody was told; bring it up again in a quarter of one."""
+        self._heard_s[node] = now_s - 3 / 4 * self._lease_s
+
+    def silent_for(self, seconds: float, now_s: float) -> list[int]:
+        """Who has not been heard of for so long, each time it has been so long again."""
+        return [n for n, at_s in self._heard_s.items() if now_s - at_s > seconds]
+
     def drop(self, node: int) -> None:
         self._heard_s.pop(node, None)
 

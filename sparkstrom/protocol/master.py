@@ -6,43 +6,43 @@ replica, which ``Deliver`` changes, and does not train.
 
 from __future__ import annotations
 
-import msgspec
-
-from sparkstrom.base.identity import Position
+from sparkstrom.base.identity import MASTER, Position
 from sparkstrom.codec.messages import (
-    Again,
     AskAfter,
     AskChunk,
-    AuditAnswer,
-    Behind,
+    Attach,
     Closed,
-    Committed,
     Failed,
-    Final,
+    Here,
     Join,
-    Kept,
     Leaving,
     Message,
     Phase,
     Release,
     Report,
+    Silent,
     State,
-    Stats,
+    Status,
     Update,
 )
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.admission import on_join
-from sparkstrom.protocol.events import Effect, Send
+from sparkstrom.protocol.events import Effect
+from sparkstrom.protocol.family import Child, Family
 from sparkstrom.protocol.fit import Fit, MasterLimits
 from sparkstrom.protocol.keeping import Keeping, KeptFiles
 from sparkstrom.protocol.leases import Leases
 from sparkstrom.protocol.members import Member
 from sparkstrom.protocol.partitions import Partition
 from sparkstrom.protocol.phases import Phases
+from sparkstrom.protocol.placing import ask_again, confirm, is_here, on_silent, order_places
 from sparkstrom.protocol.sequencer import Sequencer
+from sparkstrom.protocol.tree import Tree
 
-STATE_SPACING_S = 0.005
-AGAIN_SPACING_S = 0.05
+BEATS_PER_LEASE = 8
+RELEASE_SPACING_S = 0.25
+SCAN_S_PER_NODE = 20e-6  # looking at everybody takes its time: not more often than this allows
+SCAN_ALWAYS_NODES = 64  # below that, it takes none
 
 
 class Master:
@@ -61,40 +61,51 @@ class Master:
         now_s: float,
         kept: KeptFiles | None = None,
     ) -> None:
+        sequencer, leases = Sequencer(limits.log_bytes), Leases(limits.lease_s, now_s)
+        family = Family(limits.downlink_bytes, limits.merged_bytes, sequencer.history, leases)
         self.fit = Fit(
             version=version,
             chunks=chunks,
             limits=limits,
             host=host,
             port=port,
-            sequencer=Sequencer(limits.log_bytes),
+            sequencer=sequencer,
             partitions=[Partition(i, epochs, unowned_s=now_s) for i in range(partitions)],
             phases=Phases(limits.start_s, limits.workers_min, limits.end_s),
             keeping=Keeping(kept or {}),
-            leases=Leases(limits.lease_s, now_s),
+            leases=leases,
+            family=family,
+            tree=Tree(limits.fan_out, limits.depth),
         )
         self.aborted = False
+        self._scan_due_s = now_s
+        self._release_s = now_s
 
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
         """React, then go on to the next phase where it is time."""
         if self.aborted:
             return self._after_abort(event)
-        effects = self._react(event, now_s) + self._move_phase(now_s)
+        effects = self._react(event, now_s)
+        if now_s >= self._scan_due_s:
+            nodes = len(self.fit.members.live)
+            self._scan_due_s = now_s
+            if nodes > SCAN_ALWAYS_NODES:
+                self._scan_due_s += nodes * SCAN_S_PER_NODE
+            effects += self._move_phase(now_s)
         self.aborted = any(isinstance(effect, ev.Abort) for effect in effects)
         if self.aborted:
-            effects += [self._farewell(node) for node in self.fit.members.live]
+            effects += [self._farewell(member) for member in self.fit.members.live.values()]
         return effects
 
     def _react(self, event: ev.Event, now_s: float) -> list[Effect]:
         fit = self.fit
         match event:
-            case ev.Received(message=Join() as join):
-                return on_join(fit, join, now_s)
-            case ev.Received(sender=sender, message=message) if sender in fit.members.live:
+            case ev.Received(sender=sender, message=message):
+                child = fit.family.children.get(sender)
+                if child is None:
+                    return self._on_direct(message, now_s)
                 fit.leases.renew(sender, now_s)
-                return self._on_message(fit.members.live[sender], message, now_s)
-            case ev.Received():
-                fit.sequencer.dropped["stranger"] += 1
+                return self._on_child(child, message, now_s)
             case ev.Tick():
                 return self._on_tick(now_s)
             case ev.GivenUp(reason=reason):
@@ -103,59 +114,60 @@ class Master:
                 fit.phases.stop(reason)
             case ev.Moved(host=host, port=port):
                 fit.host, fit.port = host, port
-                return [self._forget_edge(member) for member in fit.members.live.values()]
+                return self._forget_edges(now_s)
             case ev.Hashed(digest=digest):
                 fit.phases.own_digest = digest
             case _:
                 raise AssertionError(f"no rule for {event}")
         return []
 
-    def _on_message(self, member: Member, message: Message, now_s: float) -> list[Effect]:
-        match message:
-            case Update():
-                return self._on_update(member, message, now_s)
-            case Report():
-                return self._on_report(member, message, now_s)
-            case AskAfter(commit=commit) if commit <= self.fit.sequencer.head:
-                member.downlink.rewind(commit, now_s)
-                return self._feed(member, now_s)
-            case AskChunk(index=index) if index < self.fit.chunks:
-                return [ev.SendChunk(member.node, index)]
-            case Final(seq=seq):
-                member.final = seq
-            case AuditAnswer():
-                if member.audit is None:
-                    self.fit.keeping.keep(member.join.executor, member.node, message.kept)
-                member.audit = message
-            case Stats(values=values):
-                return [ev.Observed(member.node, values)]
-            case Failed(reason=reason, trace=trace):
-                return self._on_failed(member, reason, trace)
-            case Leaving(reason=reason, kept=kept):
-                return self._on_leaving(member, reason, kept, now_s)
-            case _:
-                self.fit.sequencer.dropped["not for a master"] += 1
-        return []
-
-    def _on_leaving(
-        self, member: Member, reason: str, kept: Kept | None, now_s: float
-    ) -> list[Effect]:
-        """A released one stays until it knows that what it left behind is known."""
-        self.fit.keeping.keep(member.join.executor, member.node, kept)
-        effects = self.fit.close(member, reason, now_s)
-        if member.releasing is not None:
-            effects.append(ev.Answer(member.join.address, farewell(member.node, reason)))
+    def _forget_edges(self, now_s: float) -> list[Effect]:
+        """They went with the media driver; everybody who stood on one gets another."""
+        fit = self.fit
+        effects: list[Effect] = []
+        for node in list(fit.tree.children(MASTER)):
+            effects += fit.family.disown(node)
+            fit.move(node, now_s)
         return effects
 
-    def _forget_edge(self, member: Member) -> Effect:
-        """Its edge went with the media driver; whatever it says next in a join opens another."""
-        member.join = msgspec.structs.replace(member.join, edge=0)
-        return ev.CloseEdge(member.node)
+    # -- what nodes say to the master itself -----------------------------------------------------
+
+    def _on_direct(self, message: Message, now_s: float) -> list[Effect]:
+        fit = self.fit
+        if isinstance(message, Join):
+            known = fit.members.live.get(fit.members.of(message) or MASTER)
+            if known is not None and fit.phases.phase is Phase.DONE:
+                return [ev.Answer(message.address, self._state())]
+            return on_join(fit, message, now_s)
+        node = getattr(message, "node", MASTER)
+        member = fit.members.live.get(node)
+        if member is None:
+            fit.sequencer.dropped["stranger"] += 1
+            return []
+        match message:
+            case Silent(child=child, edge=edge):
+                return on_silent(fit, node, child, edge, now_s)
+            case Here():
+                is_here(fit, member, now_s)
+            case Failed(reason=reason, trace=trace):
+                return self._on_failed(member, reason, trace)
+            case Leaving():
+                return self._on_leaving(member, message, now_s)
+            case _:
+                fit.sequencer.dropped["not for a master"] += 1
+        return []
+
+    def _on_leaving(self, member: Member, leaving: Leaving, now_s: float) -> list[Effect]:
+        """A released one stays until it knows that what it left behind is known."""
+        self.fit.keeping.keep(member.join.executor, member.node, leaving.kept)
+        effects = self.fit.close(member.node, leaving.reason, now_s)
+        self.fit.goodbyes.pop(member.node, None)
+        return [*effects, ev.Answer(member.join.address, farewell(member.node, leaving.reason))]
 
     def _on_failed(self, member: Member, reason: str, trace: str) -> list[Effect]:
         """One failure ends the fit, unless the fit is done already."""
         if self.fit.phases.phase is Phase.DONE:
-            return [self._farewell(member.node)]
+            return [self._farewell(member)]
         return [ev.Abort(reason, trace, member.join.host, member.join.partition)]
 
     def _after_abort(self, event: ev.Event) -> list[Effect]:
@@ -163,50 +175,84 @@ class Master:
 
         Spark does not end the tasks of a stage that it is about to repeat.
         """
+        live = self.fit.members.live
         match event:
-            case ev.Received(sender=sender) if sender in self.fit.members.live:
-                return [self._farewell(sender)]
+            case ev.Received(message=Report(news=news)):
+                told = {s.node for s in news} | {getattr(event, "sender", MASTER)}
+            case ev.Received(sender=sender, message=Join() as join):
+                told = {sender, self.fit.members.of(join) or MASTER}
+            case ev.Received(sender=sender, message=message):
+                told = {sender, getattr(message, "node", MASTER)}
             case _:
                 return []
+        return [self._farewell(live[node]) for node in sorted(told) if node in live]
 
-    def _farewell(self, node: int) -> Effect:
-        return Send(node, farewell(node, "the fit has failed"))
+    def _farewell(self, member: Member) -> Effect:
+        return ev.Answer(member.join.address, farewell(member.node, "the fit has failed"))
 
-    # -- updates and acknowledgements ------------------------------------------------------------
+    # -- what comes up from the children ---------------------------------------------------------
 
-    def _on_update(self, member: Member, update: Update, now_s: float) -> list[Effect]:
-        if update.origin != member.node:
-            self.fit.sequencer.dropped["not its own"] += 1
+    def _on_child(self, child: Child, message: Message, now_s: float) -> list[Effect]:
+        fit = self.fit
+        match message:
+            case Update():
+                return self._on_update(child, message, now_s)
+            case Report():
+                effects: list[Effect] = []
+                for status in message.news:
+                    effects += self._on_status(status)
+                return effects + fit.family.on_report(child, message, now_s)
+            case Attach():
+                child.state_due = True
+                effects = fit.family.on_attach(child, message, now_s)
+                if child.answer is not None and child.node in fit.members.live:
+                    confirm(fit, fit.members.live[child.node], child.edge)
+                return effects
+            case AskAfter(commit=commit) if commit <= fit.sequencer.head:
+                child.downlink.rewind(commit, now_s)
+                return fit.family.feed(child, now_s)
+            case AskChunk(index=index) if index < fit.chunks:
+                return [ev.SendChunk(child.node, index)]
+            case Leaving() if child.node in fit.members.live:
+                return fit.family.disown(child.node)
+            case _:
+                fit.sequencer.dropped["not for a master"] += 1
+        return []
+
+    def _on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
+        fit, member = self.fit, self.fit.members.live.get(update.origin)
+        committed = fit.sequencer.number(update)
+        if member is None:
             return []
-        committed = self.fit.sequencer.number(update)
         member.steps = max(member.steps, update.steps)
         if committed is None:
-            ahead = update.seq > self.fit.sequencer.last[member.node] + 1
-            if ahead and not self.fit.sequencer.frozen and now_s >= member.again_s:
-                member.again_s = now_s + AGAIN_SPACING_S
-                return [Send(member.node, Again(self.fit.sequencer.last[member.node]))]
-            return []
-        self.fit.phases.progress_s = now_s
-        partition = self.fit.partition_of(member)
-        partition.advance(Position(update.epoch, update.batch))
+            last = fit.sequencer.last[member.node]
+            ahead = update.seq > last + 1 and not fit.sequencer.frozen
+            return fit.family.again(child, member.node, now_s) if ahead else []
+        fit.phases.progress_s = now_s
+        fit.partition_of(member).advance(Position(update.epoch, update.batch))
         self._count_pending(member)
-        effects: list[Effect] = [ev.Deliver(committed)]
-        for other in self.fit.members.live.values():
-            effects += self._feed(other, now_s)
-        return effects
+        return [ev.Deliver(committed), *fit.family.feed_all(now_s)]
 
-    def _on_report(self, member: Member, report: Report, now_s: float) -> list[Effect]:
-        if report.edge != member.join.edge:
+    def _on_status(self, status: Status) -> list[Effect]:
+        """A node's own words, whoever handed them on; the newest count."""
+        member = self.fit.members.live.get(status.node)
+        if member is None or status.age <= member.age:
             return []
-        member.downlink.acknowledge(report.received, now_s)
-        member.steps = max(member.steps, report.steps)
-        member.is_at(report.activity)
-        position = Position(report.epoch, report.batch)
-        if member.pending is None or member.pending <= (report.after_seq, position):
-            member.pending = (report.after_seq, position)
+        member.age = status.age
+        confirm(self.fit, member, status.edge)
+        member.steps = max(member.steps, status.steps)
+        member.is_at(status.activity)
+        position = Position(status.epoch, status.batch)
+        if member.pending is None or member.pending <= (status.after_seq, position):
+            member.pending = (status.after_seq, position)
         self._count_pending(member)
-        member.state_due = True
-        return self._feed(member, now_s)
+        member.final = status.final
+        if status.audit is not None:
+            if member.audit is None:
+                self.fit.keeping.keep(member.join.executor, member.node, status.audit.kept)
+            member.audit = status.audit
+        return [] if status.stats is None else [ev.Observed(member.node, status.stats)]
 
     def _count_pending(self, member: Member) -> None:
         if member.pending is None:
@@ -216,53 +262,55 @@ class Master:
             self.fit.partition_of(member).advance(position)
             member.pending = None
 
-    def _feed(self, member: Member, now_s: float) -> list[Effect]:
-        """Send down what this child misses and has room for."""
-        downlink, log = member.downlink, self.fit.sequencer.log
-        if not log.reaches(downlink.sent):
-            downlink.rewind(log.head, now_s)
-            last = self.fit.last_of(list(member.own))
-            return [Send(member.node, Behind(log.head, self.fit.chunks, last))]
-        out: list[Effect] = []
-        for committed in downlink.due(log, now_s):
-            own = committed.origin in member.own
-            out.append(Send(member.node, number_only(committed) if own else committed))
-        return out
-
     # -- time ------------------------------------------------------------------------------------
 
     def _on_tick(self, now_s: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for node, silent_s in self.fit.leases.expire(now_s):
-            reason = f"silent for {silent_s:.1f} s (lease {self.fit.limits.lease_s:g} s)"
-            effects += self.fit.close(self.fit.members.live[node], reason, now_s)
-        slowest = self.fit.members.slowest()
-        changed = slowest is not None and slowest != self.fit.slowest
-        self.fit.slowest = slowest if slowest is not None else self.fit.slowest
-        for member in self.fit.members.live.values():
-            if member.downlink.overdue(now_s):
-                member.downlink.back_off(now_s)
-            effects += self._feed(member, now_s)
-            effects += self._tell(member, changed, now_s)
-        return effects + self._check_partitions(now_s)
+        fit = self.fit
+        effects = self._close_silent(now_s)
+        if now_s >= self._scan_due_s:
+            slowest = fit.members.slowest()
+            if slowest is not None and slowest != fit.slowest:
+                fit.slowest = slowest
+                fit.family.tell_all()
+            effects += self._check_partitions(now_s)
+        beat = int(now_s / fit.limits.lease_s * BEATS_PER_LEASE)
+        if beat > fit.beat:
+            fit.beat = beat
+            fit.family.tell_all()
+        if fit.phases.phase is not Phase.DONE:
+            effects += order_places(fit, now_s) + ask_again(fit, now_s)
+        return effects + fit.family.tick(self._state(), now_s) + self._ask_to_release(now_s)
 
-    def _tell(self, member: Member, changed: bool, now_s: float) -> list[Effect]:
-        """The state, where there is news or the node has asked."""
-        member.state_due = member.state_due or changed
-        if not member.state_due or now_s < member.state_s + STATE_SPACING_S:
-            return []
-        member.state_due, member.state_s = False, now_s
-        state = State(
-            phase=self.fit.phases.phase,
-            head=self.fit.sequencer.head,
-            final=self.fit.phases.final,
-            slowest=self.fit.slowest,
-            last_seq=self.fit.sequencer.last[member.node],
+    def _close_silent(self, now_s: float) -> list[Effect]:
+        fit = self.fit
+        silent = {
+            node: f"silent for {silent_s:.1f} s (lease {fit.limits.lease_s:g} s)"
+            for node, silent_s in fit.leases.expire(now_s)
+        }
+        return fit.close_all(silent, now_s) if silent else []
+
+    def _state(self) -> State:
+        fit = self.fit
+        return State(
+            phase=fit.phases.phase,
+            beat=fit.beat,
+            head=fit.sequencer.head,
+            final=fit.phases.final,
+            slowest=fit.slowest,
+            nodes=len(fit.members.live),
+            heard=0,
         )
-        out: list[Effect] = [Send(member.node, state)]
-        if member.releasing is not None:
-            out.append(Send(member.node, Release(member.releasing)))
-        return out
+
+    def _ask_to_release(self, now_s: float) -> list[Effect]:
+        """Those that are to give up their slots, until they do."""
+        if now_s < self._release_s + RELEASE_SPACING_S:
+            return []
+        self._release_s = now_s
+        return [
+            ev.Answer(member.join.address, Release(member.releasing))
+            for member in self.fit.members.live.values()
+            if member.releasing is not None
+        ]
 
     def _check_partitions(self, now_s: float) -> list[Effect]:
         """Find a slot for a partition without a worker, and give up when none comes."""
@@ -289,7 +337,6 @@ class Master:
             if self.fit.partition_of(member).trained and member.releasing is None:
                 self.fit.released_s = now_s
                 member.releasing = f"partition {waiting} needs a task slot"
-                member.state_due = True
                 return
 
     # -- phases ----------------------------------------------------------------------------------
@@ -302,10 +349,9 @@ class Master:
         if self.fit.phases.phase is Phase.DONE and before is not Phase.DONE:
             self._settle_grants()
         if self.fit.phases.phase is not before:
-            for member in self.fit.members.live.values():
-                member.state_due, member.state_s = True, -1.0
+            self.fit.family.tell_all()
         for node, reason in self.fit.phases.overdue(self.fit.members, self.fit.sequencer, now_s):
-            effects += self.fit.close(self.fit.members.live[node], reason, now_s)
+            effects += self.fit.close(node, reason, now_s)
         return effects
 
     def _settle_grants(self) -> None:
@@ -324,16 +370,3 @@ NO_WORKER = (
 def farewell(node: int, reason: str) -> Closed:
     """To a node that failed or leaves: it was heard, and may end."""
     return Closed(token=0, count=0, node=node, seq=0, reason=reason, free=False)
-
-
-def number_only(committed: Committed) -> Committed:
-    """What the origin gets of its own update: it has the payload."""
-    return Committed(
-        commit=committed.commit,
-        origin=committed.origin,
-        seq=committed.seq,
-        form=0,
-        tau_quanta=0,
-        count=0,
-        payload=b"",
-    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import Activity, Address, AuditAnswer, Join, Welcome
-from sparkstrom.protocol.replay import Downlink
+from sparkstrom.codec.messages import Activity, AuditAnswer, Join, Welcome
 
 
 @dataclass(slots=True)
@@ -15,19 +14,22 @@ class Member:
 
     node: int
     join: Join  # its newest
-    local: Address  # where the master listens for it
-    welcome: Welcome
-    downlink: Downlink
     own: frozenset[int]  # every id that its process has had
+
+    # its place
+    order: Welcome | None = None  # the newest, with the edge that it is to open
+    order_s: float = -1.0  # when it was last sent
+    placed: bool = False  # its parent has confirmed that edge
+    broken: bool = False  # its parent does not hear it over that edge
+
+    # what it said of itself
+    age: tuple[int, int] = (0, 0)
     pending: tuple[int, Position] | None = None  # counts once this seq is committed
     steps: int = 0
     activity: Activity = Activity.CATCHING_UP
     final: int | None = None
     audit: AuditAnswer | None = None
     releasing: str | None = None
-    state_due: bool = True
-    state_s: float = -1.0  # when it was last told the state
-    again_s: float = -1.0
 
     def is_at(self, activity: Activity) -> None:
         """Nobody catches up again or unlearns: such a report was overtaken by a newer one."""
@@ -56,6 +58,9 @@ class Members:
     live: dict[int, Member] = field(default_factory=dict)
     joins: dict[tuple[int, int], int] = field(default_factory=dict)  # (token, count) -> id
     executors: dict[int, str] = field(default_factory=dict)  # of every id: where it ran
+    newest: dict[int, int] = field(default_factory=dict)  # token -> its highest count
+    tokens: dict[int, list[int]] = field(default_factory=dict)  # token -> its ids
+    neighbours: dict[str, list[int]] = field(default_factory=dict)  # executor -> live nodes there
     departures: list[Departure] = field(default_factory=list)
     next_id: int = 1
 
@@ -65,13 +70,21 @@ class Members:
 
     def former(self, token: int) -> list[int]:
         """All ids that this process has had."""
-        return [node for (t, _), node in self.joins.items() if t == token]
+        return self.tokens.get(token, [])
 
     def add(self, member: Member) -> None:
         self.live[member.node] = member
         self.executors[member.node] = member.join.executor
         self.joins[member.join.token, member.join.count] = member.node
+        self.newest[member.join.token] = member.join.count
+        self.tokens.setdefault(member.join.token, []).append(member.node)
+        self.neighbours.setdefault(member.join.executor, []).append(member.node)
         self.next_id = max(self.next_id, member.node + 1)
+
+    def remove(self, node: int) -> None:
+        """It is a member no more; its id stays known."""
+        member = self.live.pop(node)
+        self.neighbours[member.join.executor].remove(node)
 
     def slowest(self) -> int | None:
         """Steps of the slowest live, unfinished worker that holds a replica."""

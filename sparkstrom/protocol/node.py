@@ -1,4 +1,4 @@
-"""A worker's machine: join, catch up, publish, apply in commit order, come back, drain.
+"""A worker's machine: join, catch up, publish, apply in commit order, relay, come back, drain.
 
 Its trainer stands beside it: it reads ``command`` at each batch boundary and says what it did
 through events. The machine owns no replica; ``Deliver`` and ``Install`` change the one that the
@@ -10,21 +10,25 @@ from __future__ import annotations
 from sparkstrom.base.identity import MASTER, Position
 from sparkstrom.codec.messages import (
     Activity,
+    Adopt,
     Again,
+    Attached,
     AuditAnswer,
     Behind,
     Chunk,
     Closed,
     Committed,
+    Disown,
     Failed,
-    Final,
+    Here,
     Leaving,
+    MergedRange,
     Message,
     Phase,
+    Probe,
     Refused,
     Release,
     State,
-    Stats,
     Update,
     Welcome,
 )
@@ -36,15 +40,30 @@ from sparkstrom.protocol.following import (
     on_behind,
     on_chunk,
     on_committed,
-    send_all,
+    on_merged,
     send_overdue,
 )
-from sparkstrom.protocol.joining import ask_to_join, on_closed, on_opened, on_refused, on_welcome
+from sparkstrom.protocol.joining import (
+    ask_to_attach,
+    ask_to_join,
+    on_attached,
+    on_closed,
+    on_opened,
+    on_refused,
+    on_welcome,
+)
 from sparkstrom.protocol.orders import order
+from sparkstrom.protocol.relaying import (
+    look_after_children,
+    on_adopt,
+    on_again,
+    on_child,
+    on_disown,
+)
 from sparkstrom.protocol.reporting import report_if_due
-from sparkstrom.protocol.standing import Identity, NodeLimits, Standing
+from sparkstrom.protocol.standing import NOBODY, Identity, NodeLimits, Standing
 from sparkstrom.protocol.uplink import Uplink
-from sparkstrom.protocol.waiting import forget_sleep, is_edge_dead, waited_too_long
+from sparkstrom.protocol.waiting import FAREWELL_S, forget_sleep, is_edge_dead, waited_too_long
 
 __all__ = ["Identity", "Node", "NodeLimits"]
 
@@ -83,14 +102,12 @@ class Node:
     def _react(self, event: ev.Event, now_s: float) -> list[Effect]:
         me = self.standing
         match event:
-            case ev.Received(message=message):
-                me.heard_s = me.edge_heard_s = now_s
-                me.unanswered = 0
-                return self._on_message(message, now_s)
+            case ev.Received(sender=sender, message=message):
+                return self._on_message(sender, message, now_s)
             case ev.Tick():
                 return self._on_tick(now_s)
-            case ev.Opened(address=address):
-                return on_opened(me, address, now_s)
+            case ev.Opened():
+                return on_opened(me, event, now_s)
             case _:
                 return self._on_trainer(event, now_s)
 
@@ -109,19 +126,22 @@ class Node:
                 if not me.has_replica and me.state is not None:
                     me.keep_pace(me.state.slowest)
                 me.installing, me.paused, me.has_replica = False, False, True
+                me.history.whole = me.catchup is None
                 me.activity_s = now_s
+            case ev.Applied(commit=commit):
+                me.history.applied = max(me.history.applied, commit)
             case ev.Drained():
-                me.final = Final(me.uplink.last_seq)
-                return [Send(MASTER, me.final)]
+                me.final, me.news = me.uplink.last_seq, True
             case ev.Hashed(commit=commit, digest=digest, kept=kept):
-                me.audit = AuditAnswer(commit, digest, kept)
-                return [Send(MASTER, me.audit)]
+                me.audit, me.news = AuditAnswer(commit, digest, kept), True
             case ev.Released(kept=kept):
-                me.leaving, me.leaving_s = Leaving("released", kept), now_s
-                return [Send(MASTER, me.leaving)]
+                me.leaving = Leaving(node=me.node, reason="released", kept=kept)
+                me.leaving_s = now_s
+                return [ev.Tell(me.leaving)]
             case ev.TrainerFailed(reason=reason, trace=trace):
-                me.failed, me.failed_s = Failed(reason=reason, trace=trace), now_s
-                return [Send(MASTER, me.failed)]
+                me.failed = Failed(node=max(0, me.node), reason=reason, trace=trace)
+                me.failed_s = now_s
+                return [ev.Tell(me.failed)]
             case _:
                 raise AssertionError(f"no rule for {event}")
         return []
@@ -142,33 +162,68 @@ class Node:
             payload=made.payload,
         )
         me.uplink.add(update, now_s)
-        return [Send(MASTER, update)] if me.joined else []
+        return [Send(me.parent, update)] if me.attached else []
 
     # -- messages --------------------------------------------------------------------------------
 
-    def _on_message(self, message: Message, now_s: float) -> list[Effect]:
+    def _on_message(self, sender: int, message: Message, now_s: float) -> list[Effect]:
+        """Over which edge it came says what it may be."""
+        me = self.standing
+        if sender == MASTER:
+            me.heard_s = now_s
+            me.unanswered = 0
+        if sender in (me.parent, MASTER):
+            me.edge_heard_s = now_s
+        child = me.family.children.get(sender)
+        if child is not None:
+            return on_child(me, child, message, now_s)
+        if sender == MASTER and (effects := self._on_direct(message, now_s)) is not None:
+            return effects
+        return self._on_parent(message, now_s) if sender == me.parent else []
+
+    def _on_direct(self, message: Message, now_s: float) -> list[Effect] | None:
+        """What only the master says, whoever stands between; None for anything else."""
         me = self.standing
         match message:
             case Welcome():
                 return on_welcome(me, message, now_s)
+            case Adopt():
+                return on_adopt(me, message, now_s)
+            case Disown():
+                return on_disown(me, message)
+            case Probe(node=node) if node == me.node:
+                return [ev.Tell(Here(node))]
             case Refused():
                 self._end(on_refused(me, message))
             case Closed():
                 return self._on_closed(message)
-            case _ if not me.joined:
-                pass  # of an older edge, or overtaking the welcome: it will come again
-            case Committed():
-                return on_committed(me, message, now_s)
-            case Chunk():
-                return on_chunk(me, message, now_s)
-            case State():
-                return self._on_state(message, now_s)
-            case Again():
-                return send_all(me, now_s)
-            case Behind():
-                return on_behind(me, message, now_s)
             case Release(reason=reason):
                 self._end(Command(Order.RELEASE, reason))
+            case State(phase=Phase.DONE):
+                return self._on_state(message, now_s)
+            case _:
+                return None
+        return []
+
+    def _on_parent(self, message: Message, now_s: float) -> list[Effect]:
+        me = self.standing
+        match message:
+            case Attached():
+                return on_attached(me, message, now_s)
+            case State():
+                return self._on_state(message, now_s)
+            case _ if not me.attached:
+                pass  # it overtook the answer to the attach: it will come again
+            case Committed():
+                return on_committed(me, message, now_s)
+            case MergedRange():
+                return on_merged(me, message, now_s)
+            case Chunk():
+                return on_chunk(me, message, now_s)
+            case Again(origin=origin):
+                return on_again(me, origin, now_s)
+            case Behind():
+                return on_behind(me, message, now_s)
             case _:
                 pass  # a message that only masters take
         return []
@@ -182,14 +237,20 @@ class Node:
 
     def _on_state(self, state: State, now_s: float) -> list[Effect]:
         """Phases only go forward: a state that was overtaken by a newer one is history."""
-        me = self.standing
-        if me.state is not None and (state.phase, state.head) < (me.state.phase, me.state.head):
+        me, known = self.standing, self.standing.state
+        me.ledger.heard(state.heard)
+        if known is not None and (state.phase, state.beat) < (known.phase, known.beat):
             return []
+        if known is None or state.beat > known.beat:
+            if now_s - me.heard_s > me.limits.lease_s / 2:
+                me.steady_s = now_s
+            me.heard_s, me.unanswered = now_s, 0
         if not me.behind:
             me.got_s = now_s
         me.state = state
-        done = state.phase is Phase.DONE and me.audit is not None
-        return [Send(MASTER, Leaving("done", None))] if done else []
+        if known is None or _shared(state) != _shared(known):
+            me.family.tell_all()
+        return []
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -201,19 +262,47 @@ class Node:
             return []
         if me.address is None:
             return []
+        effects = look_after_children(me, now_s) + self._look_for_the_end(now_s)
+        if me.may_end:
+            return effects
         if is_edge_dead(me, now_s):
-            me.joined, me.edge_heard_s = False, now_s
+            me.attached, me.edge_heard_s = False, now_s
             me.unanswered += 1
-            return [ev.Reopen()]
-        if not me.joined:
-            return ask_to_join(me, now_s) if now_s >= me.join_due_s else []
+            return [*effects, ev.Reopen()]
+        if not me.attached:
+            return effects + self._ask_for_a_place(now_s)
         return [
+            *effects,
             *catch_up(me, now_s),
             *ask_if_hungry(me, now_s),
             *send_overdue(me, now_s),
             *report_if_due(me, now_s),
         ]
 
-    def stats(self, values: dict[str, float]) -> list[Effect]:
-        """Report counters to the master; best effort, the next ones are cumulative."""
-        return [Send(MASTER, Stats(values))] if self.standing.joined else []
+    def _ask_for_a_place(self, now_s: float) -> list[Effect]:
+        me = self.standing
+        if now_s < me.ask_s:
+            return []
+        effects = [ev.Tell(m) for m in (me.failed, me.leaving) if m is not None]
+        ask = ask_to_join if me.parent == NOBODY else ask_to_attach
+        return [*effects, *ask(me, now_s)]
+
+    def _look_for_the_end(self, now_s: float) -> list[Effect]:
+        """A fit that is done ends here once all below have heard so."""
+        me = self.standing
+        if me.state is None or me.state.phase is not Phase.DONE or me.audit is None:
+            return []
+        me.done_s = now_s if me.done_s is None else me.done_s
+        if me.may_end or (me.family.children and now_s - me.done_s <= FAREWELL_S):
+            return []
+        me.may_end = True
+        return [Send(me.parent, Leaving(node=me.node, reason="done", kept=None))]
+
+    def stats(self, values: dict[str, float]) -> None:
+        """Counters for the master; they go with the next report, and are cumulative."""
+        self.standing.stats, self.standing.news = values, True
+
+
+def _shared(state: State) -> tuple[int, ...]:
+    """What of a state is the same for all who hear it."""
+    return state.phase, state.beat, state.final, state.slowest, state.nodes

@@ -13,6 +13,7 @@ AHEAD = Command(Order.WAIT, "it is ahead of the slowest")
 NOT_THERE = Command(Order.WAIT, "the last updates have not come yet")
 TRAIN = Command(Order.TRAIN)
 DRAIN = Command(Order.DRAIN)
+LINGERING = Command(Order.WAIT, "others hear from it that the fit is done")
 DONE = Command(Order.END, "done")
 
 
@@ -24,7 +25,7 @@ def order(me: Standing) -> Command:
         return JOINING
     match me.state.phase:
         case Phase.DONE if me.audit is not None:
-            return DONE
+            return DONE if me.may_end else LINGERING
         case Phase.AUDIT | Phase.DONE:
             at_final = me.received >= me.state.final
             return Command(Order.AUDIT, commit=me.state.final) if at_final else NOT_THERE

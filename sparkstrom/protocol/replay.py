@@ -1,120 +1,186 @@
 """Replay: the recent commits, and a child's place in them.
 
 The root numbers every update, so "seen" is one integer, not a set that grows for ever. What a
-child misses is a range that it can name: sending is go-back-N over a bounded log, and whoever
-asks for more than the log still holds takes a snapshot.
+child misses is a range that it can name: sending is go-back-N over a bounded log. Where single
+commits would cost more than their sum, the sum is sent; whoever asks for more than the log still
+holds takes a snapshot.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 
-from sparkstrom.codec.messages import Committed
+from sparkstrom.codec.messages import Committed, LastSeqs, MergedRange
 
 HEADER_BYTES = 64  # what a commit costs in a log beside its payload
 RETRY_FIRST_S = 0.25  # a LAN answers in milliseconds; a busy core in tens of them
 RETRY_LONGEST_S = 4.0
 
+Entry = Committed | MergedRange
+
+
+def before(entry: Entry) -> int:
+    """The commit that a replica must be at to take this one."""
+    return entry.after if isinstance(entry, MergedRange) else entry.commit - 1
+
+
+def cost(entry: Entry) -> int:
+    """Bytes that an entry takes up in a log."""
+    return HEADER_BYTES + len(entry.payload)
+
 
 class Log:
     """The newest commits, without a gap, bounded in bytes: the oldest go first.
 
-    One commit of any size is always admitted.
+    One commit of any size is always admitted. Who was behind got some of them as one sum; nobody
+    can be served from inside of that.
     """
 
     def __init__(self, bytes_max: int, base: int = 0) -> None:
-        self._bytes_max = bytes_max
-        self._commits: deque[Committed] = deque()
-        self._bytes = 0
+        self.bytes_max = bytes_max
+        self._entries: dict[int, tuple[Entry, int]] = {}  # by ``before``; with the offset in bytes
+        self._begin = self._end = 0  # offsets, in bytes ever appended
         self.base = base  # the newest commit that is not in the log any more
-
-    @property
-    def head(self) -> int:
-        return self.base + len(self._commits)
+        self.head = base
 
     @property
     def bytes(self) -> int:
-        return self._bytes
+        return self._end - self._begin
 
-    def append(self, committed: Committed) -> None:
-        assert committed.commit == self.head + 1, "a log has no gaps"
-        self._commits.append(committed)
-        self._bytes += cost(committed)
-        while self._bytes > self._bytes_max and len(self._commits) > 1:
-            self._bytes -= cost(self._commits.popleft())
-            self.base += 1
+    def append(self, entry: Entry) -> None:
+        assert before(entry) == self.head, "a log has no gaps"
+        self._entries[self.head] = entry, self._end
+        self._end += cost(entry)
+        self.head = entry.commit
+        while self.bytes > self.bytes_max and len(self._entries) > 1:
+            oldest, _ = self._entries.pop(self.base)
+            self._begin += cost(oldest)
+            self.base = oldest.commit
 
-    def get(self, commit: int) -> Committed:
-        return self._commits[commit - self.base - 1]
+    def next(self, commit: int) -> Entry:
+        """What follows ``commit``, which the log reaches and is not its head."""
+        return self._entries[commit][0]
 
     def reaches(self, commit: int) -> bool:
-        """Does the log hold all that follows ``commit``?"""
-        return commit >= self.base
+        """Could somebody who is at ``commit`` go on from here?"""
+        return commit >= self.head or commit in self._entries
 
-    def after(self, commit: int) -> tuple[Committed, ...]:
-        return tuple(self.get(c) for c in range(commit + 1, self.head + 1))
+    def bytes_after(self, commit: int) -> int:
+        """Of all that follows ``commit``, which the log reaches."""
+        return self._end - self._entries[commit][1] if commit < self.head else 0
+
+    def after(self, commit: int) -> Iterator[Entry]:
+        """All that follows ``commit``, which the log reaches."""
+        while commit < self.head:
+            entry = self.next(commit)
+            yield entry
+            commit = entry.commit
 
 
-def cost(committed: Committed) -> int:
-    """Bytes that a commit takes up in a log."""
-    return HEADER_BYTES + len(committed.payload)
+@dataclass(slots=True)
+class History:
+    """What a node can tell others of the past: its log, and how far every origin's updates got."""
+
+    log: Log
+    last: dict[int, int] = field(default_factory=dict)  # id -> newest committed seq
+    applied: int = 0  # its replica has this commit at least
+    whole: bool = False  # it holds a replica that others may copy
+    merged: int = 0  # newest commit that came inside of a sum
+
+    @property
+    def base(self) -> int:
+        """From where a copy of this replica goes on."""
+        return max(self.applied, self.log.base, self.merged)
+
+    def append(self, entry: Entry) -> None:
+        """The next commits, in order."""
+        self.log.append(entry)
+        if isinstance(entry, MergedRange):
+            self.last.update(entry.last)
+            self.merged = entry.commit
+        else:
+            self.last[entry.origin] = entry.seq
+
+    def begin_at(self, base: int, last: LastSeqs) -> None:
+        """Start again from a snapshot as of ``base``."""
+        self.log, self.last = Log(self.log.bytes_max, base), dict(last)
+        self.applied, self.whole = base, False
+
+    def last_at(self, base: int) -> LastSeqs:
+        """How far every origin was at ``base``: the newest, less what the log has after it."""
+        last = dict(self.last)
+        for entry in self.log.after(base):
+            assert isinstance(entry, Committed), "a copy never begins before a sum"
+            last[entry.origin] = min(last[entry.origin], entry.seq - 1)
+        return list(last.items())
+
+
+def last_of(entries: Iterable[Entry]) -> LastSeqs:
+    """Per id with an update among these: the newest seq."""
+    last: dict[int, int] = {}
+    for entry in entries:
+        if isinstance(entry, MergedRange):
+            last.update(entry.last)
+        else:
+            last[entry.origin] = entry.seq
+    return list(last.items())
 
 
 class Downlink:
     """How far one child is: what was sent, what it acknowledged, when to send again."""
 
-    def __init__(self, node: int, acked: int, window_bytes: int, now_s: float) -> None:
-        self.node = node
+    def __init__(self, acked: int, window_bytes: int, now_s: float) -> None:
         self.acked = acked
-        self._sent = acked
+        self.sent = acked
         self._window_bytes = window_bytes
-        self._in_flight: deque[int] = deque()  # bytes of each commit in (acked, sent]
+        self._in_flight: deque[tuple[int, int]] = deque()  # commit and bytes of each after acked
         self._in_flight_bytes = 0
         self._retry_s = RETRY_FIRST_S
         self._deadline_s = now_s + self._retry_s
+
+    @property
+    def idle(self) -> bool:
+        """Everything that was sent is acknowledged."""
+        return self.sent == self.acked
 
     def acknowledge(self, received: int, now_s: float) -> None:
         """The child has everything up to ``received``."""
         if received <= self.acked:
             return
-        for _ in range(min(received, self._sent) - self.acked):
-            self._in_flight_bytes -= self._in_flight.popleft()
+        while self._in_flight and self._in_flight[0][0] <= received:
+            self._in_flight_bytes -= self._in_flight.popleft()[1]
         self.acked = received
-        self._sent = max(self._sent, received)
+        self.sent = max(self.sent, received)
         self._retry_s = RETRY_FIRST_S
         self._deadline_s = now_s + self._retry_s
 
     def rewind(self, commit: int, now_s: float) -> None:
         """Send everything after ``commit`` again."""
-        self.acked = self._sent = commit
+        self.acked = self.sent = commit
         self._in_flight.clear()
         self._in_flight_bytes = 0
         self._deadline_s = now_s + self._retry_s
 
     def overdue(self, now_s: float) -> bool:
-        return self._sent > self.acked and now_s >= self._deadline_s
+        return not self.idle and now_s >= self._deadline_s
 
     def back_off(self, now_s: float) -> None:
         """Nothing was acknowledged in time: go back, and wait longer before the next time."""
         self._retry_s = min(2 * self._retry_s, RETRY_LONGEST_S)
         self.rewind(self.acked, now_s)
 
-    def due(self, log: Log, now_s: float) -> list[Committed]:
-        """The commits that may go now. Only for a log that reaches ``sent``."""
-        if self._sent == self.acked:
-            self._deadline_s = now_s + self._retry_s
-        out: list[Committed] = []
-        while self._sent < log.head:
-            committed = log.get(self._sent + 1)
-            size = cost(committed)
-            if self._in_flight and self._in_flight_bytes + size > self._window_bytes:
-                break
-            self._in_flight.append(size)
-            self._in_flight_bytes += size
-            self._sent += 1
-            out.append(committed)
-        return out
+    def put(self, commit: int, size: int, now_s: float) -> bool:
+        """Everything up to ``commit`` is sent now, in so many bytes; False where there is no room.
 
-    @property
-    def sent(self) -> int:
-        return self._sent
+        An empty window takes one of any size.
+        """
+        if self._in_flight and self._in_flight_bytes + size > self._window_bytes:
+            return False
+        if self.idle:
+            self._deadline_s = now_s + self._retry_s
+        self._in_flight.append((commit, size))
+        self._in_flight_bytes += size
+        self.sent = commit
+        return True

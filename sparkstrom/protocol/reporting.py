@@ -1,16 +1,16 @@
-"""Reporting: a node renews its lease and acknowledges, and repeats what may not have been heard."""
+"""Reporting: a node renews its lease, acknowledges, and tells the news of all below it."""
 
 from __future__ import annotations
 
 import zlib
 
-from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import Message, Phase, Report
+from sparkstrom.codec.messages import Direct, Report, Status
+from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.standing import Standing
 
 REPORT_SPACING_S = 0.01  # news is told at once, but not more often than this
-REPEAT_S = 0.25  # between repeats of what the master has not shown to have heard
+REPEAT_S = 0.25  # between repeats of what has not been shown to be heard
 
 
 def report_if_due(me: Standing, now_s: float) -> list[Effect]:
@@ -20,22 +20,40 @@ def report_if_due(me: Standing, now_s: float) -> list[Effect]:
 
 
 def report(me: Standing, now_s: float) -> list[Effect]:
-    """Renew the lease, with whatever the master may have missed beside it."""
+    """Renew the lease, with whatever may not have been heard beside it."""
     me.news = False
     me.reports += 1
     me.report_due_s = now_s + REPORT_SPACING_S
-    unheard = _unheard(me)
-    me.lease_due_s = now_s + (REPEAT_S if unheard else _pause_s(me))
-    message = Report(
+    put_own_status(me)
+    direct = _unheard(me)
+    me.lease_due_s = now_s + (REPEAT_S if direct or me.ledger.has_news else _pause_s(me))
+    stamp, news = me.ledger.news()
+    received = Report(received=me.received, catching=me.catchup is not None, stamp=stamp, news=news)
+    return [Send(me.parent, received), *(ev.Tell(message) for message in direct)]
+
+
+def put_own_status(me: Standing) -> None:
+    """What changed since it was told last is news."""
+    known = me.status
+    status = Status(
+        node=me.node,
         edge=me.edge,
-        received=me.received,
+        count=known.count if known is not None else 1,
         after_seq=me.uplink.last_seq,
         epoch=me.position.epoch,
         batch=me.position.batch,
         steps=me.pace,
         activity=me.activity,
+        final=me.final,
+        audit=me.audit,
+        stats=me.stats,
     )
-    return [Send(MASTER, message), *(Send(MASTER, other) for other in unheard)]
+    if status != known:
+        me.status = Status(**{name: getattr(status, name) for name in _SAME}, count=me.reports)
+        me.ledger.put(me.status, me.node)
+
+
+_SAME = tuple(name for name in Status.__struct_fields__ if name != "count")
 
 
 def _pause_s(me: Standing) -> float:
@@ -44,16 +62,6 @@ def _pause_s(me: Standing) -> float:
     return me.limits.lease_s / 4 * (0.5 + 0.5 * jitter)
 
 
-def _unheard(me: Standing) -> list[Message]:
-    """What the master must know and has not shown to know."""
-    phase = me.state.phase if me.state is not None else Phase.GATHERING
-    out: list[Message] = []
-    if me.final is not None and phase < Phase.AUDIT:
-        out.append(me.final)
-    if me.audit is not None and phase < Phase.DONE:
-        out.append(me.audit)
-    if me.failed is not None:
-        out.append(me.failed)
-    if me.leaving is not None:
-        out.append(me.leaving)
-    return out
+def _unheard(me: Standing) -> list[Direct]:
+    """What the master itself must hear and has not shown to know."""
+    return [message for message in (me.failed, me.leaving) if message is not None]

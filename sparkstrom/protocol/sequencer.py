@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter, deque
 
 from sparkstrom.codec.messages import Committed, Update
-from sparkstrom.protocol.replay import Log
+from sparkstrom.protocol.replay import History, Log
 
 
 class Sequencer:
     """Numbers updates; remembers per id how far it got, also after the id was closed."""
 
     def __init__(self, log_bytes: int) -> None:
-        self.log = Log(log_bytes)
+        self.history = History(Log(log_bytes), whole=True)
         self.last: dict[int, int] = {}  # per open id: its newest numbered seq
         self.closed: dict[int, int] = {}  # per closed id: the seq it was closed at
         self.frozen = False  # from the audit on nothing is numbered
@@ -22,7 +22,7 @@ class Sequencer:
 
     @property
     def head(self) -> int:
-        return self.log.head
+        return self.history.log.head
 
     def admit(self, node: int) -> None:
         assert node not in {**self.last, **self.closed}, "ids are never reused"
@@ -60,7 +60,8 @@ class Sequencer:
             payload=update.payload,
         )
         self.staleness[self._unseen(update)] += 1
-        self.log.append(committed)
+        self.history.append(committed)
+        self.history.applied = committed.commit
         self._own[update.origin].append(committed.commit)
         self.last[update.origin] = update.seq
         return committed

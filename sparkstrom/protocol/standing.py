@@ -5,9 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import Activity, Address, AuditAnswer, Failed, Final, Leaving, State
+from sparkstrom.codec.messages import (
+    Activity,
+    Address,
+    AuditAnswer,
+    Failed,
+    Leaving,
+    State,
+    Status,
+)
 from sparkstrom.protocol.catchup import Catchup
+from sparkstrom.protocol.family import Family
+from sparkstrom.protocol.leases import Leases
+from sparkstrom.protocol.ledger import Ledger
+from sparkstrom.protocol.replay import History, Log
 from sparkstrom.protocol.uplink import Uplink
+
+NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +34,9 @@ class NodeLimits:
     stuck_s: float = 120.0  # window full or catching up, without any progress
     step_s: float = 600.0  # one step, or reading one batch
     window_bytes: int = 4 << 20
-    hold_bytes: int = 64 << 20
+    log_bytes: int = 64 << 20
+    downlink_bytes: int = 4 << 20  # under way to one child
+    merged_bytes: int = 1 << 62  # what the sum of any number of commits takes
     max_lead: int | None = None
 
 
@@ -53,19 +69,28 @@ class Standing:
     node: int = -1
     ids: dict[int, int | None] = field(default_factory=dict)  # all it had: closed at seq, or None
     count: int = 1
-    edge: int = 0
+    knock: int = 0
     address: Address | None = None
-    joined: bool = False  # the present edge has been welcomed
-    join_due_s: float = 0.0
-    heard_s: float = 0.0  # from the master, on whatever edge
+    alone: bool = False  # the last knock said that all edges are gone
+    parent: int = NOBODY
+    edge: int = 0  # upwards
+    attached: bool = False  # the parent has answered over that edge
+    chunks: int = 0  # of a snapshot
+    ask_s: float = 0.0  # when to knock, or to speak to the parent, again
+    heard_s: float = 0.0  # a sign that the master lives
     edge_heard_s: float = 0.0
     opened_s: float = 0.0  # the present edge
+    steady_s: float = 0.0  # since then signs of the master have come without a gap
     unanswered: int = 0  # edges opened since anything was heard: each gets twice the patience
     ticked_s: float = 0.0
 
+    # those below it
+    history: History = field(init=False)
+    family: Family = field(init=False)
+    ledger: Ledger = field(default_factory=Ledger)
+
     # its replica
     has_replica: bool = False
-    received: int = 0  # every commit up to here
     got_s: float = 0.0  # the newest commit; or, since then nothing was missing until now
     fed_s: float = 0.0
     ask_due_s: float = 0.0
@@ -80,7 +105,7 @@ class Standing:
     head_start: int = 0  # steps it is credited with: nobody waits for what it missed
     activity: Activity = Activity.CATCHING_UP
     activity_s: float = 0.0
-    final: Final | None = None
+    final: int | None = None  # it publishes nothing after this seq
     audit: AuditAnswer | None = None
     failed: Failed | None = None
     failed_s: float = 0.0
@@ -89,14 +114,27 @@ class Standing:
 
     # what the master says, and what it is told
     state: State | None = None
+    done_s: float | None = None  # since when the fit is done and this node audited
+    may_end: bool = False  # nobody below it needs it any more
+    stats: dict[str, float] | None = None
+    status: Status | None = None  # as last told
     news: bool = False
     reports: int = 0
     report_due_s: float = 0.0
     lease_due_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.heard_s = self.edge_heard_s = self.ticked_s = self.began_s
+        self.heard_s = self.edge_heard_s = self.ticked_s = self.steady_s = self.began_s
         self.opened_s = self.got_s = self.fed_s = self.activity_s = self.began_s
+        limits = self.limits
+        self.history = History(Log(limits.log_bytes))
+        leases = Leases(limits.lease_s, self.began_s)
+        self.family = Family(limits.downlink_bytes, limits.merged_bytes, self.history, leases)
+
+    @property
+    def received(self) -> int:
+        """Every commit up to here."""
+        return self.history.log.head
 
     @property
     def behind(self) -> bool:

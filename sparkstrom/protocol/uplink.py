@@ -6,7 +6,7 @@ was opened anew, or when the oldest is overdue; the root drops what it has numbe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import msgspec
 
@@ -62,9 +62,13 @@ class Uplink:
             self._restart_timer(now_s)
         return update
 
-    def strike_up_to(self, last: Iterable[tuple[int, int]], now_s: float) -> None:
-        """Per id everything up to a seq is committed."""
+    def strike_up_to(
+        self, last: Iterable[tuple[int, int]], ids: Container[int], now_s: float
+    ) -> None:
+        """Per id everything up to a seq is committed; only ``ids`` are our own."""
         for origin, seq in last:
+            if origin not in ids:
+                continue
             for key in [k for k in self._own if k[0] == origin and k[1] <= seq]:
                 self.strike(*key, now_s)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparkstrom.codec.messages import Activity
 from sparkstrom.protocol.events import Command, Order
-from sparkstrom.protocol.standing import Standing
+from sparkstrom.protocol.standing import NOBODY, Standing
 
 DOUBLINGS_MAX = 3  # of the patience with an edge that stays silent, on a network that is slow
 FAREWELL_S = 5.0  # how long a failing or leaving node waits for the master to have heard
@@ -21,6 +21,8 @@ def forget_sleep(me: Standing, now_s: float) -> None:
 
     me.began_s, me.heard_s, me.got_s = later(me.began_s), later(me.heard_s), later(me.got_s)
     me.activity_s = later(me.activity_s)
+    if me.done_s is not None:
+        me.done_s = later(me.done_s)
     me.failed_s, me.leaving_s = later(me.failed_s), later(me.leaving_s)
     me.uplink.progress_s = later(me.uplink.progress_s)
     if me.catchup is not None:
@@ -31,20 +33,24 @@ def forget_sleep(me: Standing, now_s: float) -> None:
 def is_edge_dead(me: Standing, now_s: float) -> bool:
     """Is it time for fresh streams?
 
-    Nothing at all was heard, also no answer to a join; or the master speaks, and data does not get
-    through one way or the other: a stream may have broken off for good, each for itself.
+    Nothing at all was heard, also no answer to a join; or signs of the master's life come over the
+    edge, and data does not get through one way or the other: a stream may have broken off for
+    good, each for itself. Where the master is silent, the trouble is further up.
     """
     lease_s = me.limits.lease_s
     if now_s - me.edge_heard_s > lease_s / 2 * 2 ** min(me.unanswered, DOUBLINGS_MAX):
         return True
-    if not me.joined or now_s - me.opened_s <= lease_s:
+    steady = now_s - max(me.opened_s, me.steady_s) > lease_s and now_s - me.heard_s <= lease_s / 2
+    if not me.attached or not steady:
         return False
     silences = (
         (len(me.uplink) > 0, me.uplink.progress_s),
         (me.behind, me.got_s),
         (me.catchup is not None, me.catchup.took_s if me.catchup is not None else now_s),
     )
-    return any(waiting and now_s - since_s > lease_s for waiting, since_s in silences)
+    return any(
+        waiting and now_s - max(since_s, me.steady_s) > lease_s for waiting, since_s in silences
+    )
 
 
 def waited_too_long(me: Standing, now_s: float) -> Command | None:
@@ -56,6 +62,7 @@ def waited_too_long(me: Standing, now_s: float) -> Command | None:
         (me.node < 0, now_s - me.began_s, limits.join_s, JOIN_FAILED),
         (me.node >= 0, now_s - me.heard_s, limits.master_silent_s, MASTER_SILENT),
         (me.catchup is not None, since_chunk_s, limits.stuck_s, NO_SNAPSHOT),
+        (_has_no_parent(me), now_s - me.opened_s, limits.stuck_s, NO_PARENT),
         (len(me.uplink) > 0, now_s - me.uplink.progress_s, limits.stuck_s, NO_COMMITS),
         (me.behind, now_s - me.got_s, limits.stuck_s, NOT_FED),
         (me.activity is Activity.STEPPING and not me.paused, working_s, limits.step_s, STEP_STUCK),
@@ -70,6 +77,10 @@ def waited_too_long(me: Standing, now_s: float) -> Command | None:
     return None
 
 
+def _has_no_parent(me: Standing) -> bool:
+    return me.parent != NOBODY and not me.attached
+
+
 JOIN_FAILED = (
     "no answer from the master for {:.0f} s: is UDP open between executors and driver in both "
     "directions (ports, security group), and do network mask and controller address name the "
@@ -82,6 +93,9 @@ MASTER_SILENT = (
 NO_SNAPSHOT = (
     "catching up made no progress for {:.0f} s: no part of the replica arrived, or each was out of "
     "date before the last one came; raise log_bytes, or publish less often"
+)
+NO_PARENT = (
+    "the node that it stands under has had no replica for it for {:.0f} s, although it answers"
 )
 NO_COMMITS = "none of its updates was committed for {:.0f} s, although the master answers"
 NOT_FED = "the updates of the others did not arrive for {:.0f} s, although the master answers"

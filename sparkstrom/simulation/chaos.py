@@ -164,7 +164,7 @@ class Chaos:
             self._world.step_master(ev.Moved("master", 1))
         else:
             self._happens("edge deaths", f"the media driver of {victim.name} dies")
-            self._world.open(victim)
+            self._world.open(victim, alone=True)
 
     def _stop(self) -> None:
         if self._world.phase is not Phase.DONE:

@@ -10,10 +10,10 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from sparkstrom.codec.messages import Committed, Phase
-from sparkstrom.protocol.admission import SUPERSEDED
 from sparkstrom.protocol.events import Abort
 from sparkstrom.protocol.master import Master
-from sparkstrom.protocol.replay import HEADER_BYTES, cost
+from sparkstrom.protocol.placing import SUPERSEDED
+from sparkstrom.protocol.replay import HEADER_BYTES
 from sparkstrom.simulation.process import FAILURE, SimProcess
 from sparkstrom.simulation.replica import SIZE, SimReplica, Theta, add
 
@@ -110,8 +110,8 @@ class Checks:
         if progress < self._progress:
             self.violation(f"I4: from {self._progress} back to {progress}")
         self._progress = progress
-        log = fit.sequencer.log
-        if log.bytes > fit.limits.log_bytes and log.head > log.base + 1:
+        log = fit.sequencer.history.log
+        if log.bytes > fit.limits.log_bytes and len(tuple(log.after(log.base))) > 1:
             self.violation(f"I4: the log holds {log.bytes} bytes")
         for partition in fit.partitions:
             if partition.position < self._reached.get(partition.index, (0, 0)):
@@ -127,10 +127,9 @@ class Checks:
             newest = HEADER_BYTES + len(me.uplink.uncommitted[-1].payload)
             if me.uplink.bytes - newest >= me.limits.window_bytes:
                 self.violation(f"I4: {process.name} has {me.uplink.bytes} bytes uncommitted")
-        if me.catchup is not None:
-            held = me.catchup.held
-            if len(held) > 1 and sum(map(cost, held)) > me.limits.hold_bytes:
-                self.violation(f"I4: {process.name} holds {len(held)} commits")
+        log = me.history.log
+        if log.bytes > me.limits.log_bytes and len(tuple(log.after(log.base))) > 1:
+            self.violation(f"I4: the log of {process.name} holds {log.bytes} bytes")
 
     def lead(self, processes: list[SimProcess], lead: int) -> None:
         """Nobody is further ahead of the slowest than allowed; only where nobody joins late."""

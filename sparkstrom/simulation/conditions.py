@@ -9,6 +9,7 @@ import random
 from dataclasses import replace
 from typing import Any
 
+from sparkstrom.protocol.tree import DEPTH
 from sparkstrom.simulation.faults import NO_FAULTS, Faults
 from sparkstrom.simulation.world import Size
 
@@ -16,8 +17,8 @@ CALM_SHARE = 0.05
 ROUGH_SHARE = 0.5
 
 
-def drawn(seed: int, nodes: int) -> tuple[Size, Faults]:
-    """Size and faults of this seed's run."""
+def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
+    """Size and faults of this seed's run; ``mode``: plain or mesh."""
     chance = random.Random(f"conditions of {seed}")
     publish_every = chance.choice((1, 1, 1, 3))
     size = Size(
@@ -26,11 +27,12 @@ def drawn(seed: int, nodes: int) -> tuple[Size, Faults]:
         publish_every=publish_every,
         log_bytes=chance.choice((1, 1_000, 4_000, 1_000_000)),
         window_bytes=chance.choice((1, 100, 600, 10_000)),
-        hold_bytes=chance.choice((2_000, 8_000, 1_000_000)),
         downlink_bytes=chance.choice((1, 300, 2_000)),
         empty_partitions=chance.choice((0, 0, 0, 0, 0, 0, 0, 0, 0, 1)) if nodes > 1 else 0,
         kept_files=chance.choice((0, 1, nodes)),
     )
+    if mode == "mesh":
+        size = _meshed(size, random.Random(f"mesh of {seed}"))
     luck = chance.random()
     if luck < CALM_SHARE:
         return size, NO_FAULTS
@@ -39,6 +41,21 @@ def drawn(seed: int, nodes: int) -> tuple[Size, Faults]:
     if luck < CALM_SHARE + ROUGH_SHARE:
         faults = _rougher(faults, nodes, chance)
     return size, faults
+
+
+def _meshed(size: Size, chance: random.Random) -> Size:
+    """Narrow trees, so that few nodes make many levels; small sums, so that some are sent."""
+    fan_out = chance.choice((2, 2, 3, 8))
+    depth = DEPTH
+    while fan_out == 2 and 2 ** (depth + 1) - 2 < 2 * size.nodes:
+        depth += 1
+    return replace(
+        size,
+        fan_out=fan_out,
+        depth=depth,
+        merged_bytes=chance.choice((200, 1_000, 1 << 30)),
+        per_executor=chance.choice((1, 2, 3)),
+    )
 
 
 def _rougher(faults: Faults, nodes: int, chance: random.Random) -> Faults:
@@ -62,6 +79,7 @@ def _rougher(faults: Faults, nodes: int, chance: random.Random) -> Faults:
         master_pauses=chance.randint(0, 2),
         edge_deaths=chance.randint(0, many),
         restart_s_max=chance.choice((1.0, 4.0, 8.0)),
+        bandwidth=chance.choice((0.0, 0.0, 0.0, 200_000.0)),
     )
 
 

@@ -13,6 +13,7 @@ class Faults:
     repeat: float = 0.03
     delay_ms_max: float = 40.0
     late: float = 0.02  # share of messages that come up to half a second late: reordering
+    bandwidth: float = 0.0  # bytes per second that one host can send; 0: no bound
     step_s_max: float = 0.03  # a slow trainer's steps take up to so long
     crashes: int = 2  # a worker process is gone; Spark starts another after a while
     executor_crashes: int = 0  # all workers of one executor are gone at once

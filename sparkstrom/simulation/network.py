@@ -1,20 +1,24 @@
-"""Network: edges between the master and its workers, on which anything may happen to a message."""
+"""Network: edges between neighbours, and the way to the master, on which anything may happen."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import Address, Chunk, Committed, Join, Message, Update
+from sparkstrom.codec.messages import Address, Data, Direct, Message
+from sparkstrom.codec.wire import encode
 from sparkstrom.protocol import events as ev
 from sparkstrom.simulation.faults import Faults
-from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.process import SimProcess, Slot
 from sparkstrom.simulation.timeline import Timeline
 
 DELAY_S_MIN = 0.0005
 LATE_S_MAX = 0.5
-NOBODY = -1  # who sends before it has an id, or over an edge that the master has closed
+NOBODY = -1  # who speaks in the master's lobby
+MASTERS_HOST = "master"
+CONTROL_BYTES = 100  # of a message without payload, about
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,59 +26,81 @@ class Cut:
     """A worker is out of reach."""
 
     until_s: float
-    up: bool
-    down: bool
+    up: bool  # what it sends is lost
+    down: bool  # what is sent to it is lost
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one host sent and received."""
+
+    messages: int = 0
+    bytes: int = 0
 
 
 class Network:
-    """``to_master`` takes what arrives there, with its sender."""
+    """``to_master`` takes what arrives there, with its sender. ``measured``: sizes are real."""
 
     def __init__(
-        self, time: Timeline, faults: Faults, to_master: Callable[[int, Message], None]
+        self,
+        time: Timeline,
+        faults: Faults,
+        to_master: Callable[[int, Message], None],
+        *,
+        measured: bool = False,
     ) -> None:
         self._time, self._faults, self._to_master = time, faults, to_master
         self._processes: dict[str, SimProcess] = {}  # by the host part of their addresses
-        self._edges: dict[int, tuple[SimProcess, int]] = {}  # node id -> whom it reaches
-        self._nodes: dict[tuple[SimProcess, int], int] = {}  # the other way round
+        self._master_slots: dict[int, Slot] = {}
         self._cuts: dict[SimProcess, Cut] = {}
-        self.messages = 0
-        self._broken: set[tuple[SimProcess, int, bool, bool]] = set()  # edge, up, data
+        self._measured = measured
+        self.traffic: dict[str, Traffic] = {}
+        self.kinds: Counter[str] = Counter()
+        self._free_s: dict[str, float] = {}  # when what a host has sent is on its way
+        self._broken: set[tuple[int, bool, bool]] = set()  # edge, upwards, data
         self._quiet = False
 
     def add(self, process: SimProcess) -> None:
         self._processes[process.name] = process
 
-    # -- the master's edges ----------------------------------------------------------------------
+    def process(self, host: str) -> SimProcess:
+        return self._processes[host]
 
-    def open(self, node: int, peer: Address) -> SimProcess:
-        """The master reaches ``node`` there from now on, and hears it from there only."""
-        self.close(node)
-        process = self._processes[peer.host]
-        self._edges[node] = (process, peer.port)
-        self._nodes[process, peer.port] = node
-        return process
+    # -- edges -----------------------------------------------------------------------------------
 
-    def close(self, node: int) -> None:
-        edge = self._edges.pop(node, None)
-        if edge is not None:
-            self._nodes.pop(edge, None)
+    def open(self, owner: SimProcess | None, effect: ev.OpenEdge) -> None:
+        """``owner`` (None: the master) speaks with this neighbour over this edge from now on."""
+        slots = self._master_slots if owner is None else owner.slots
+        slots[effect.node] = Slot(effect.edge, effect.peer)
+
+    def close(self, owner: SimProcess | None, node: int) -> None:
+        slots = self._master_slots if owner is None else owner.slots
+        slots.pop(node, None)
+
+    def break_stream(self, process: SimProcess, *, up: bool, data: bool) -> None:
+        """Nothing gets through on this stream of its present edge upwards any more."""
+        self._broken.add((process.node.standing.edge, up, data))
 
     # -- messages --------------------------------------------------------------------------------
 
-    def up(self, process: SimProcess, message: Message) -> None:
-        """From a worker over its present edge."""
-        self._transmit(self._arrive_up, process, process.edge, message)
+    def send(self, owner: SimProcess | None, to: int, message: Message) -> None:
+        """To a neighbour, if there is an edge."""
+        slot = (self._master_slots if owner is None else owner.slots).get(to)
+        if slot is None:
+            return
+        sender = MASTER if owner is None else owner.node.node
+        up = owner is not None and to == owner.node.standing.parent
+        if self._broken and (slot.edge, up, isinstance(message, Data)) in self._broken:
+            return
+        self._transmit(owner, slot.peer.host, self._arrive_at_edge, sender, slot.edge, message)
 
-    def down(self, node: int, message: Message) -> None:
-        """From the master, if it has an edge to that node."""
-        edge = self._edges.get(node)
-        if edge is not None:
-            self._transmit(self._arrive_down, *edge, message)
+    def tell(self, process: SimProcess, message: Direct) -> None:
+        """To the master's lobby."""
+        self._transmit(process, MASTERS_HOST, self._arrive_in_lobby, NOBODY, 0, message)
 
     def answer(self, address: Address, message: Message) -> None:
-        """From the master to somebody who has no edge."""
-        process = self._processes[address.host]
-        self._transmit(self._arrive_down, process, address.port, message)
+        """From the master, directly."""
+        self._transmit(None, address.host, self._arrive_directly, MASTER, address.port, message)
 
     def calm_down(self) -> None:
         """From now on every message arrives, once and in time."""
@@ -83,21 +109,24 @@ class Network:
     def cut(self, process: SimProcess, cut: Cut) -> None:
         self._cuts[process] = cut
 
-    def break_stream(self, process: SimProcess, *, up: bool, data: bool) -> None:
-        """Nothing gets through on this stream of its present edge any more."""
-        self._broken.add((process, process.edge, up, data))
+    def is_cut(self, process: SimProcess) -> bool:
+        cut = self._cuts.get(process)
+        return cut is not None and cut.until_s > self._time.now_s
 
     def _transmit(
         self,
-        arrive: Callable[[SimProcess, int, Message], None],
-        process: SimProcess,
+        owner: SimProcess | None,
+        host: str,
+        arrive: Callable[[str, int, int, Message], None],
+        sender: int,
         edge: int,
         message: Message,
     ) -> None:
         """Put a message on its way, once, twice, late or not at all."""
-        self.messages += 1
-        time, faults = self._time, self._faults
-        quiet = self._quiet
+        time, faults, quiet = self._time, self._faults, self._quiet
+        start_s = self._count(MASTERS_HOST if owner is None else owner.name, host, message)
+        if owner is not None and self._swallows(owner, up=True):
+            return
         luck = time.chance.random()
         if not quiet and luck < faults.loss:
             time.faults["lost"] += 1
@@ -111,37 +140,58 @@ class Network:
             if not quiet and time.chance.random() < faults.late:
                 time.faults["late"] += 1
                 delay_s += time.chance.random() * LATE_S_MAX
-            time.at(time.now_s + delay_s, arrive, process, edge, message)
+            time.at(start_s + delay_s, arrive, host, sender, edge, message)
 
-    def _arrive_up(self, process: SimProcess, edge: int, message: Message) -> None:
-        if self._swallows(process, up=True):
-            return
-        if isinstance(message, Join):
-            self._to_master(NOBODY, message)
-            return
-        node = self._nodes.get((process, edge))
-        if node is not None and not self._is_broken(process, edge, True, message):
-            self._to_master(node, message)
+    def _count(self, source: str, target: str, message: Message) -> float:
+        """Note what travels; return when it has left, which takes its time on a narrow link."""
+        if self._measured:
+            size = len(encode(message)[1])
+            self.kinds[type(message).__name__] += 1
+            for host in (source, target):
+                traffic = self.traffic.setdefault(host, Traffic())
+                traffic.messages += 1
+                traffic.bytes += size
+        now_s, bandwidth = self._time.now_s, self._faults.bandwidth
+        if not bandwidth:
+            return now_s
+        size = len(getattr(message, "payload", b"")) + CONTROL_BYTES
+        self._free_s[source] = max(now_s, self._free_s.get(source, 0.0)) + size / bandwidth
+        return self._free_s[source]
 
-    def _arrive_down(self, process: SimProcess, edge: int, message: Message) -> None:
-        """A worker that stands still finds the message when it goes on."""
-        if self._swallows(process, up=False) or not process.alive:
-            return
-        if self._is_broken(process, edge, False, message):
-            return
-        now_s = self._time.now_s
-        if now_s < process.awake_s:
-            self._time.at(process.awake_s, self._arrive_down, process, edge, message)
-        elif edge == process.edge:
-            process.feed(ev.Received(MASTER, message), now_s)
+    # -- arriving --------------------------------------------------------------------------------
 
-    def is_cut(self, process: SimProcess) -> bool:
-        cut = self._cuts.get(process)
-        return cut is not None and cut.until_s > self._time.now_s
+    def _arrive_in_lobby(self, host: str, sender: int, edge: int, message: Message) -> None:
+        self._to_master(NOBODY, message)
 
-    def _is_broken(self, process: SimProcess, edge: int, up: bool, message: Message) -> bool:
-        data = isinstance(message, Update | Committed | Chunk)
-        return bool(self._broken) and (process, edge, up, data) in self._broken
+    def _arrive_at_edge(self, host: str, sender: int, edge: int, message: Message) -> None:
+        """Only where both ends mean the same edge."""
+        if host == MASTERS_HOST:
+            slot = self._master_slots.get(sender)
+            if slot is not None and slot.edge == edge:
+                self._to_master(sender, message)
+            return
+        process = self._reached(host)
+        if process is None:
+            return
+        if self._time.now_s < process.awake_s:
+            self._time.at(process.awake_s, self._arrive_at_edge, host, sender, edge, message)
+            return
+        slot = process.slots.get(sender)
+        if slot is not None and slot.edge == edge:
+            process.feed(ev.Received(sender, message), self._time.now_s)
+
+    def _arrive_directly(self, host: str, sender: int, port: int, message: Message) -> None:
+        process = self._reached(host)
+        if process is None:
+            return
+        if self._time.now_s < process.awake_s:
+            self._time.at(process.awake_s, self._arrive_directly, host, sender, port, message)
+        elif port == process.port:
+            process.feed(ev.Received(MASTER, message), self._time.now_s)
+
+    def _reached(self, host: str) -> SimProcess | None:
+        process = self._processes[host]
+        return process if process.alive and not self._swallows(process, up=False) else None
 
     def _swallows(self, process: SimProcess, *, up: bool) -> bool:
         if not self.is_cut(process):

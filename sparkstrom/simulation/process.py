@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import Activity, Kept
+from sparkstrom.codec.messages import Activity, Address, Kept
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Effect, Order
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
-from sparkstrom.simulation.replica import SimLearner, SimReplica, Theta, add, mass
+from sparkstrom.simulation.replica import SimLearner, SimReplica, Theta, mass
 
+Item = ev.Deliver | ev.Passed | ev.DeliverMerged | ev.Install | ev.Admitted
 Perform = Callable[["SimProcess", Effect], None]
 FAILURE = "training raised"
 
@@ -30,6 +31,14 @@ class Made:
     last: int
     payload: bytes
     commit: int | None = None  # once it has one
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One end of an edge."""
+
+    edge: int
+    peer: Address
 
 
 class SimProcess:
@@ -56,7 +65,7 @@ class SimProcess:
         self.learner = SimLearner(random.Random(seed))
         self._end = Position(epochs if identity.rows else 0, 0)
         self._publish_every, self._unpublished = publish_every, 0
-        self._inbox: deque[ev.Deliver | ev.Passed | ev.Install | ev.Admitted] = deque()
+        self._inbox: deque[Item] = deque()
         self.position = Position(0, 0)
         self.steps = 0
         self._reached = 0  # minibatch ordinal up to which its updates reach
@@ -69,8 +78,10 @@ class SimProcess:
         self._said: set[tuple[Order, int, int]] = set()
         self._stepping = False
         self.installed = False
+        self._applied = 0  # as its machine knows it
         self.failing = False
-        self.edge = 0
+        self.port = 0  # a new one with each media driver, and each time it listens anew
+        self.slots: dict[int, Slot] = {}  # its neighbours
         self.awake_s = now_s
         self.turn = 0  # of its trainer: what was due for an earlier one is not done any more
         self.slowness_s = 0.0  # its steps take up to so long
@@ -80,7 +91,7 @@ class SimProcess:
         """One event for the machine, and its effects performed."""
         before = self.node.command
         for effect in self.node.step(event, now_s):
-            if isinstance(effect, ev.Deliver | ev.Passed | ev.Install | ev.Admitted):
+            if isinstance(effect, Item):
                 self._inbox.append(effect)
             else:
                 self._perform(self, effect)
@@ -118,6 +129,9 @@ class SimProcess:
         command = self.node.command
         while self._inbox:
             self._take(self._inbox.popleft(), now_s)
+        if self.replica.commit != self._applied:
+            self._applied = self.replica.commit
+            self.feed(ev.Applied(self._applied), now_s)
         if command.order not in (Order.END, Order.FAIL):
             self._obey(command, now_s)
         return changed
@@ -172,12 +186,14 @@ class SimProcess:
         self.left = Kept(path, mass(self.learner.residual))
         return self.left
 
-    def _take(self, item: ev.Deliver | ev.Passed | ev.Install | ev.Admitted, now_s: float) -> None:
+    def _take(self, item: Item, now_s: float) -> None:
         match item:
             case ev.Passed(commit=commit):
-                self.replica.commit = commit
+                self.replica.passed(commit)
             case ev.Deliver(update=update):
                 self.replica.apply(update)
+            case ev.DeliverMerged():
+                self.replica.apply_merged(item)
             case ev.Admitted(returned=False):
                 self.position, self.steps = Position(item.epoch, item.batch), item.steps
                 self._reached = self.ordinal
@@ -214,7 +230,7 @@ class SimProcess:
             self.quiet.add(self.ordinal)
             self.feed(ev.Progressed(*where), now_s)
             return
-        add(self.replica.theta, payload)
+        self.replica.publish(payload)
         self.made.append(Made(self._reached, self.ordinal, payload))
         self._reached = self.ordinal
         seen = self.replica.commit

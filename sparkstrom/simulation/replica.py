@@ -9,16 +9,18 @@ from __future__ import annotations
 import hashlib
 import random
 import struct
+from collections import deque
 from collections.abc import Iterable
 
-from sparkstrom.codec.messages import Chunk, Committed
-from sparkstrom.protocol.events import Install
+from sparkstrom.codec.messages import Chunk, Committed, MergedRange
+from sparkstrom.protocol.events import DeliverMerged, Install
 
 SIZE = 12
 CHUNK = 4
 CHUNKS = SIZE // CHUNK
 PAIR = struct.Struct("<Bb")
 CELL = struct.Struct(f"<{CHUNK}q")
+SUM = struct.Struct(f"<{SIZE}q")
 
 TAU = 3
 
@@ -39,17 +41,49 @@ def total(payloads: Iterable[bytes]) -> Theta:
     return theta
 
 
+def merge(entries: Iterable[Committed | MergedRange]) -> bytes:
+    """The sum of some entries of a log, as it travels."""
+    theta = [0] * SIZE
+    for entry in entries:
+        if isinstance(entry, MergedRange):
+            theta = [a + b for a, b in zip(theta, SUM.unpack(entry.payload), strict=True)]
+        else:
+            add(theta, entry.payload)
+    return SUM.pack(*theta)
+
+
 class SimReplica:
-    """theta as integers."""
+    """theta as integers; ``own``: what its trainer added and has not seen committed."""
 
     def __init__(self) -> None:
         self.theta: Theta = [0] * SIZE
         self.commit = 0
+        self.own: deque[bytes] = deque()
 
     def apply(self, committed: Committed) -> None:
         """Add the next commit of somebody else."""
         add(self.theta, committed.payload)
         self.commit = committed.commit
+
+    def publish(self, payload: bytes) -> None:
+        """Add an update of its own."""
+        add(self.theta, payload)
+        self.own.append(payload)
+
+    def passed(self, commit: int) -> None:
+        """Its oldest own update is committed."""
+        self.own.popleft()
+        self.commit = commit
+
+    def apply_merged(self, item: DeliverMerged) -> None:
+        """Add many commits at once, less its own."""
+        total_of_own = total(update.payload for update in item.own)
+        merged = SUM.unpack(item.merged.payload)
+        for i in range(SIZE):
+            self.theta[i] += merged[i] - total_of_own[i]
+        for _ in item.own:
+            self.own.popleft()
+        self.commit = item.merged.commit
 
     def install(self, install: Install) -> None:
         """Take a snapshot, what each chunk of it lacks, and the node's own uncommitted updates."""
@@ -59,13 +93,16 @@ class SimReplica:
             for index, amount in PAIR.iter_unpack(committed.payload):
                 if committed.commit > has[index // CHUNK]:
                     self.theta[index] += amount
-        for update in install.own:
-            add(self.theta, update.payload)
+        self.own = deque(update.payload for update in install.own)
+        for payload in self.own:
+            add(self.theta, payload)
         self.commit = install.commit
 
     def chunk(self, index: int) -> Chunk:
-        """Part of this replica, as it is now."""
-        part = self.theta[index * CHUNK : (index + 1) * CHUNK]
+        """Part of this replica as of its commit: without its own uncommitted updates."""
+        mine = total(self.own)
+        cells = range(index * CHUNK, (index + 1) * CHUNK)
+        part = [self.theta[i] - mine[i] for i in cells]
         return Chunk(index=index, commit=self.commit, payload=CELL.pack(*part))
 
     def digest(self) -> str:

@@ -26,9 +26,9 @@ class Result:
     transcript: list[str]
 
 
-def play(seed: int, nodes: int, given: dict[str, Any]) -> Result:
+def play(seed: int, nodes: int, mode: str, given: dict[str, Any]) -> Result:
     """One seed's run, under its own conditions but for what is ``given`` by name."""
-    size, faults = changed(*drawn(seed, nodes), given)
+    size, faults = changed(*drawn(seed, nodes, mode), given)
     world = World(seed, size, faults)
     try:
         violations = world.run()
@@ -41,9 +41,11 @@ def play(seed: int, nodes: int, given: dict[str, Any]) -> Result:
     )
 
 
-def play_all(seeds: range, nodes: int, given: dict[str, Any], processes: int) -> Iterator[Result]:
+def play_all(
+    seeds: range, nodes: int, mode: str, given: dict[str, Any], processes: int
+) -> Iterator[Result]:
     """All seeds, in their order."""
-    one = partial(play, nodes=nodes, given=given)
+    one = partial(play, nodes=nodes, mode=mode, given=given)
     if processes == 1 or len(seeds) < SEEDS_PER_TASK:
         yield from map(one, seeds)
         return

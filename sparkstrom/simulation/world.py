@@ -10,22 +10,23 @@ import itertools
 import math
 from dataclasses import dataclass
 
-from sparkstrom.codec.messages import Address, Failed, Message, Phase
+from sparkstrom.codec.messages import Address, Failed, MergedRange, Message, Phase
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Order, Send
 from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.node import Identity, NodeLimits
+from sparkstrom.protocol.tree import FLAT
 from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.checks import Checks
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.network import Network
 from sparkstrom.simulation.process import SimProcess
-from sparkstrom.simulation.replica import CHUNKS, SIZE, SimReplica, Theta, mass
+from sparkstrom.simulation.replica import CHUNKS, SIZE, SimReplica, Theta, mass, merge
 from sparkstrom.simulation.timeline import Timeline
 
 LEASE_S = 2.0
-SILENT_S = 3 * LEASE_S
+SILENT_S = 3 * LEASE_S  # of the master; twice that in a mesh, where its signs take a detour
 JOIN_S = 10.0
 TICK_S = 0.05
 STEP_S_MIN = 0.004
@@ -36,7 +37,6 @@ END_S = 300.0  # virtual; a run that is not over by then hangs
 LEAVE_S = 80.0  # from the end of the fit until the last task must have ended
 STARTS_S = 1.0  # Spark starts the tasks within this
 RESTART_S_MIN = 0.2
-SLOTS_PER_EXECUTOR = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,11 @@ class Size:
     publish_every: int = 1
     log_bytes: int = 4_000  # small on purpose: some must take snapshots
     window_bytes: int = 600
-    hold_bytes: int = 8_000
     downlink_bytes: int = 2_000
+    merged_bytes: int = 1 << 30  # what the machines take a sum of commits to cost
+    fan_out: int = FLAT[0]
+    depth: int = FLAT[1]
+    per_executor: int = 2  # tasks
     empty_partitions: int = 0
     kept_files: int = 2  # of an earlier fit
 
@@ -67,7 +70,6 @@ class World:
         self.master = self._new_master()
         self.checks = Checks({path: mass(theta) for path, theta in self.scratch.items()})
         self.network = Network(self.time, faults, self._arrive_at_master)
-        self.nodes: dict[int, SimProcess] = {}  # node id -> the process that has had it
         self.processes: list[SimProcess] = []
         self.chaos = Chaos(self, faults)
         self._attempts = itertools.count(100)
@@ -83,10 +85,13 @@ class World:
             end_s=30.0,
             log_bytes=self.size.log_bytes,
             downlink_bytes=self.size.downlink_bytes,
+            merged_bytes=self.size.merged_bytes,
+            fan_out=self.size.fan_out,
+            depth=self.size.depth,
         )
         kept: dict[str, dict[str, float]] = {}
         for index in range(self.size.kept_files):
-            executor = f"e{index // SLOTS_PER_EXECUTOR}"
+            executor = f"e{index // self.size.per_executor}"
             path = f"{executor}/kept{index}"
             self.scratch[path] = [self.time.chance.randint(-2, 2) for _ in range(SIZE)]
             kept.setdefault(executor, {})[path] = mass(self.scratch[path])
@@ -139,6 +144,10 @@ class World:
         nobody_came = len(fit.members.live) == len(self.processes) == self._began_with
         return self.phase is Phase.RUNNING and nobody_came and not fit.members.departures
 
+    def _process_of(self, node: int) -> SimProcess:
+        """Whose id this is."""
+        return self.network.process(self.master.fit.members.live[node].join.address.host)
+
     def _has_worker(self) -> bool:
         """Does anybody hold a replica, who can be reached?"""
         now_s = self.time.now_s
@@ -168,7 +177,7 @@ class World:
             checksum=partition,
             batches=0 if empty else self.size.batches,
             host="h",
-            executor=f"e{partition // SLOTS_PER_EXECUTOR}",
+            executor=f"e{partition // self.size.per_executor}",
             pid=attempt,
             version="sim",
         )
@@ -181,9 +190,11 @@ class World:
         limits = NodeLimits(
             lease_s=LEASE_S,
             join_s=JOIN_S,
-            master_silent_s=SILENT_S,
+            master_silent_s=SILENT_S * (2 if self.size.depth > 1 else 1),
             window_bytes=self.size.window_bytes,
-            hold_bytes=self.size.hold_bytes,
+            log_bytes=self.size.log_bytes,
+            downlink_bytes=self.size.downlink_bytes,
+            merged_bytes=self.size.merged_bytes,
             max_lead=self.size.max_lead,
         )
         process = SimProcess(
@@ -219,10 +230,11 @@ class World:
         if not self.master_is_lost and partition not in (p.identity.partition for p in self.alive):
             self.start(partition)
 
-    def open(self, process: SimProcess) -> None:
+    def open(self, process: SimProcess, *, alone: bool = False) -> None:
         """It listens on fresh streams."""
-        process.edge += 1
-        process.feed(ev.Opened(Address(process.name, process.edge, 1, 2)), self.time.now_s)
+        process.port += 1
+        address = Address(process.name, process.port, 1, 2)
+        process.feed(ev.Opened(address, alone), self.time.now_s)
 
     def _tick(self, process: SimProcess) -> None:
         if not process.alive:
@@ -277,12 +289,20 @@ class World:
     def _perform(self, process: SimProcess, effect: Effect) -> None:
         """An effect of a node's machine."""
         match effect:
-            case Send(message=message):
-                self.network.up(process, message)
+            case Send(to=to, message=message):
+                self.network.send(process, to, message)
+            case ev.Tell(message=message):
+                self.network.tell(process, message)
             case ev.Reopen():
                 self.open(process)
             case ev.OpenEdge():
-                pass
+                self.network.open(process, effect)
+            case ev.CloseEdge(node=node):
+                self.network.close(process, node)
+            case ev.SendChunk(to=to, index=index):
+                self.network.send(process, to, process.replica.chunk(index))
+            case ev.SendMerged(to=to):
+                self.network.send(process, to, merged_range(effect))
             case _:
                 raise AssertionError(f"a node cannot want {effect}")
 
@@ -299,18 +319,20 @@ class World:
     def _perform_master(self, effect: Effect) -> None:
         match effect:
             case Send(to=to, message=message):
-                self.network.down(to, message)
+                self.network.send(None, to, message)
             case ev.Answer(address=address, message=message):
                 self.network.answer(address, message)
-            case ev.OpenEdge(node=node, peer=peer):
-                self.nodes[node] = self.network.open(node, peer)
+            case ev.OpenEdge():
+                self.network.open(None, effect)
             case ev.CloseEdge(node=node):
-                self.network.close(node)
+                self.network.close(None, node)
             case ev.Deliver(update=update):
-                self.checks.committed(self.nodes[update.origin], update)
+                self.checks.committed(self._process_of(update.origin), update)
                 self.replica.apply(update)
             case ev.SendChunk(to=to, index=index):
-                self.network.down(to, self.replica.chunk(index))
+                self.network.send(None, to, self.replica.chunk(index))
+            case ev.SendMerged(to=to):
+                self.network.send(None, to, merged_range(effect))
             case ev.Hash(commit=commit):
                 self.time.after(0.0, self._hash, commit)
             case ev.Abort():
@@ -343,10 +365,11 @@ class World:
         if self.time.now_s < self._master_awake_s:
             self.time.at(self._master_awake_s, self._arrive_at_master, sender, message)
             return
-        counts = sender in self.master.fit.members.live and self.phase is not Phase.DONE
+        counts = isinstance(message, Failed) and message.node in self.master.fit.members.live
+        counts = counts and self.phase is not Phase.DONE
         self.step_master(ev.Received(sender, message))
-        if isinstance(message, Failed) and counts and not self.master.aborted:
-            self.checks.violation(f"I5: the failure of node {sender} was heard and nothing done")
+        if counts and not self.master.aborted:
+            self.checks.violation(f"I5: a failure was heard and nothing done: {message}")
 
     def _tick_master(self) -> None:
         if self.time.now_s >= self._master_awake_s:
@@ -356,3 +379,10 @@ class World:
     def pause_master(self, seconds: float) -> None:
         """The driver program stands still, perhaps for ever."""
         self._master_awake_s = max(self._master_awake_s, self.time.now_s + seconds)
+
+
+def merged_range(effect: ev.SendMerged) -> MergedRange:
+    """The message that the effect asks for."""
+    return MergedRange(
+        after=effect.after, commit=effect.commit, last=effect.last, payload=merge(effect.entries)
+    )

@@ -1,0 +1,90 @@
+"""Relaying: what a worker in a mesh does for those below it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sparkstrom.codec.messages import (
+    Adopt,
+    Again,
+    AskAfter,
+    AskChunk,
+    Attach,
+    Disown,
+    Leaving,
+    Message,
+    Report,
+    Silent,
+    Update,
+)
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.events import Effect, Send
+from sparkstrom.protocol.family import Child
+from sparkstrom.protocol.following import send_all
+from sparkstrom.protocol.joining import drop_child
+from sparkstrom.protocol.standing import Standing
+
+
+def on_adopt(me: Standing, order: Adopt, now_s: float) -> list[Effect]:
+    """One child more; never the own parent, or there would be a circle for a moment."""
+    if order.node == me.parent:
+        return []
+    known = me.family.children.get(order.node)
+    if known is not None and known.edge < order.edge:
+        me.ledger.forget(order.node)
+    return me.family.adopt(order, now_s)
+
+
+def on_disown(me: Standing, order: Disown) -> list[Effect]:
+    """One child less."""
+    return drop_child(me, order.node, order.edge)
+
+
+def on_child(me: Standing, child: Child, message: Message, now_s: float) -> list[Effect]:
+    """What comes up from below."""
+    me.family.leases.renew(child.node, now_s)
+    match message:
+        case Attach():
+            child.state_due = True
+            return me.family.on_attach(child, message, now_s)
+        case Update() if me.attached:
+            return [Send(me.parent, message)]
+        case Report():
+            for status in message.news:
+                me.news = me.ledger.put(status, child.node) or me.news
+            return me.family.on_report(child, message, now_s)
+        case AskAfter(commit=commit) if commit <= me.received:
+            child.downlink.rewind(commit, now_s)
+            return me.family.feed(child, now_s)
+        case AskChunk(index=index) if index < me.chunks and me.history.whole:
+            return [ev.SendChunk(child.node, index)]
+        case Leaving():
+            return drop_child(me, child.node)
+        case _:
+            return []  # not for a parent, or it will be asked for again
+
+
+def on_again(me: Standing, origin: int, now_s: float) -> list[Effect]:
+    """Updates got lost above: whoever made them sends them again."""
+    effects: list[Effect] = []
+    if origin == 0 or origin in me.ids:
+        effects += send_all(me, now_s)
+    if origin == 0:
+        effects += [Send(child, Again(0)) for child in me.family.children]
+        return effects
+    via = me.ledger.via(origin)
+    child = me.family.children.get(via) if via is not None else None
+    return effects if child is None else effects + me.family.again(child, origin, now_s)
+
+
+def look_after_children(me: Standing, now_s: float) -> list[Effect]:
+    """Feed them, tell them the state, and complain of those that are silent."""
+    effects: list[Effect] = []
+    for node, _ in me.family.leases.expire(now_s):
+        child = me.family.children[node]
+        me.family.leases.remind(node, now_s)
+        effects.append(ev.Tell(Silent(me.node, node, child.edge)))
+    if me.state is not None:
+        head = me.received if me.history.whole else 0
+        effects += me.family.tick(msgspec.structs.replace(me.state, head=head), now_s)
+    return effects
