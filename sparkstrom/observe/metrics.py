@@ -234,7 +234,8 @@ def _share(part: Any, whole: Any) -> F64:
     """part / whole, and 0 where there is nothing."""
     part, whole = np.asarray(part, np.float64), np.asarray(whole, np.float64)
     out: F64 = np.zeros(np.broadcast(part, whole).shape)
-    return np.divide(part, whole, out=out, where=whole != 0)
+    np.divide(part, whole, out=out, where=whole != 0)
+    return out
 
 
 def _sums(columns: F64) -> tuple[ExactSum, ...]:
