@@ -35,8 +35,9 @@ except ImportError as missing:
         f"{missing}: JaxModel needs it here and on every executor; do pip install 'sparkstrom[jax]'"
     ) from missing
 
+OUTPUTS = ("logits", "probabilities", "values")
 KEY_STEPS = "key_steps"  # in the updater's state: how many keys were drawn
-OPTIONS = ("init", "apply", "loss", "optimizer", "apply_train", "seed")
+OPTIONS = ("init", "apply", "loss", "optimizer", "apply_train", "outputs", "seed")
 
 
 class JaxModel:
@@ -46,8 +47,10 @@ class JaxModel:
     makes the outputs. ``loss(outputs, labels)`` returns one loss per row [rows, ...], as optax's
     losses do, or their mean; weighted rows need the former. ``optimizer`` is an optax
     GradientTransformation. ``apply_train(params, features, key)``, where given, is applied in
-    training instead, with a fresh random key in each step: dropout. Features and labels come as
-    one array, or a tuple or dict of them. Same ``seed``, same initial parameters and keys.
+    training instead, with a fresh random key in each step: dropout. ``outputs`` says what ``apply``
+    returns, for metrics: logits, probabilities or values; by default logits if the loss is called
+    something with cross_entropy, else values. Features and labels come as one array, or a tuple
+    or dict of them. Same ``seed``, same initial parameters and keys.
 
     A new number of rows compiles anew, so a worker compiles twice: a full and the last minibatch.
     """
@@ -60,9 +63,11 @@ class JaxModel:
         optimizer: optax.GradientTransformation,
         *,
         apply_train: Callable[[Any, Any, Any], Any] | None = None,
+        outputs: str | None = None,
         seed: int = 0,
     ) -> None:
         need_callables(init=init, apply=apply, loss=loss)
+        self._outputs = outputs_of(outputs, loss)
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
             raise UsageError(
                 f"optimizer is a {type(optimizer).__name__}: pass optax's own, such as"
@@ -79,6 +84,7 @@ class JaxModel:
         self._key_steps = 0
         self._jit_step = jax.jit(self._next, donate_argnums=1)
         self._jit_predict = jax.jit(lambda flat, x: apply(self.parameters(flat), x))
+        self._jit_loss = jax.jit(self._measure)
         self._jit_init = jax.jit(lambda flat: self._optimizer.init(self.parameters(flat)))
 
     # -- the flat-parameter protocol -------------------------------------------------------------
@@ -112,6 +118,17 @@ class JaxModel:
         outputs = self._jit_predict(self._bound(), features)
         return jax.tree_util.tree_map(np.asarray, outputs)
 
+    @property
+    def outputs(self) -> str:
+        """What ``predict`` returns: logits, probabilities or values."""
+        return self._outputs
+
+    def loss(self, batch: Batch) -> tuple[float, float]:
+        """(sum of weight x loss, sum of weights), with ``apply``; nothing changes."""
+        mean = float(self._jit_loss(self._bound(), *batch))
+        weight = batch.rows if batch.weights is None else batch.weights.sum(dtype=np.float64)
+        return mean * float(weight), float(weight)
+
     def check(self, features: Columns, labels: Columns) -> None:
         """Raise UsageError naming row and value, or what JAX says about the shapes."""
 
@@ -119,7 +136,7 @@ class JaxModel:
             flat = jnp.zeros(self.n_params, jnp.float32)
             words = np.zeros(2, np.uint32)
             self._next(flat, self._jit_init(flat), features, labels, None, words)
-            outputs = self._outputs(self.parameters(flat), features, words)
+            outputs = self._forward(self.parameters(flat), features, words)
             return outputs, self._loss(outputs, labels)
 
         check_rows(features, labels, trial)
@@ -169,7 +186,7 @@ class JaxModel:
         """One step as a pure function: (flat, state) -> (flat, state, loss)."""
 
         def objective(params: Any) -> Any:
-            outputs = self._outputs(params, features, words)
+            outputs = self._forward(params, features, words)
             return mean_loss(self._loss(outputs, labels), first_rows(features), weights)
 
         params = self.parameters(flat)
@@ -179,7 +196,12 @@ class JaxModel:
         params = optax.apply_updates(params, steps)
         return ravel_pytree(params)[0], state, loss
 
-    def _outputs(self, params: Any, features: Any, words: Any) -> Any:
+    def _measure(self, flat: Any, features: Any, labels: Any, weights: Any) -> Any:
+        """The mean loss as a pure function, without anything random."""
+        outputs = self._apply(self.parameters(flat), features)
+        return mean_loss(self._loss(outputs, labels), first_rows(features), weights)
+
+    def _forward(self, params: Any, features: Any, words: Any) -> Any:
         if self._apply_train is None:
             return self._apply(params, features)
         key = jax.random.key(self._seed)
@@ -188,7 +210,7 @@ class JaxModel:
         return self._apply_train(params, features, key)
 
     def _key_words(self, batch: Batch) -> Any:
-        """Two numbers that make a step's key: its count, and its rows, as workers differ in them."""
+        """What makes a step's key: its count, and its rows, which differ among workers."""
         if self._apply_train is None:
             return None
         first = np.ascontiguousarray(arrays_of(batch.features)[0])
@@ -217,6 +239,16 @@ def need_callables(**functions: Any) -> None:
     for name, function in functions.items():
         if not callable(function):
             raise UsageError(f"{name} is a {type(function).__name__}: pass a function")
+
+
+def outputs_of(outputs: str | None, loss: Any) -> str:
+    """What the model puts out. Raise UsageError for a word that says nothing."""
+    if outputs is None:
+        called = getattr(loss, "__name__", type(loss).__name__)
+        return "logits" if "cross_entropy" in called else "values"
+    if outputs not in OUTPUTS:
+        raise UsageError(f"outputs={outputs!r}: must be one of {', '.join(OUTPUTS)}")
+    return outputs
 
 
 def need_parameters(tree: Any) -> None:
