@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Columns, Measured, arrays_of
+from sparkstrom.models.base import Batch, Columns, Measured, arrays_of
 
 PROBABILITIES, LOGITS, VALUES = KINDS = ("probabilities", "logits", "values")
 BLOCK_ROWS = 256
@@ -52,6 +53,14 @@ def rows_at(columns: Columns, index: NDArray[Any] | slice) -> Columns:
     return tuple(array[index] for array in columns)
 
 
+def blocks_of(batch: Batch) -> Iterator[Batch]:
+    """The batch in parts of at most ``BLOCK_ROWS``, so that memory stays small."""
+    for first in range(0, batch.rows, BLOCK_ROWS):
+        part = slice(first, first + BLOCK_ROWS)
+        weights = None if batch.weights is None else batch.weights[part]
+        yield Batch(rows_at(batch.features, part), rows_at(batch.labels, part), weights)
+
+
 def class_count(outputs: Outputs) -> int:
     """One output is a logit of class 1 against class 0."""
     return max(2, int(outputs.shape[1]))
@@ -61,7 +70,8 @@ def classes_of(outputs: Outputs) -> NDArray[np.int64]:
     """The likeliest class of each row; of equal ones the first."""
     if outputs.shape[1] == 1:
         return (outputs[:, 0] > 0).astype(np.int64)
-    return outputs.argmax(axis=1).astype(np.int64, copy=False)
+    classes: NDArray[np.int64] = outputs.argmax(axis=1).astype(np.int64, copy=False)
+    return classes
 
 
 def raw_of(outputs: Outputs, kind: str) -> NDArray[np.float64]:

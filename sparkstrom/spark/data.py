@@ -99,11 +99,11 @@ def features_and_label(frame: DataFrame, features: str | list[str], label: str) 
             "RDD"
         )
     return frame.select(
-        _feature_column(frame, features).alias(FEATURES), _label_column(frame, label).alias(LABEL)
+        feature_column(frame, features).alias(FEATURES), _label_column(frame, label).alias(LABEL)
     )
 
 
-def _feature_column(frame: DataFrame, features: str | list[str]) -> Any:
+def feature_column(frame: DataFrame, features: str | list[str]) -> Any:
     """One array column, vector column, or several numeric columns, as array<float>."""
     from pyspark.sql import functions as sql
     from pyspark.sql.types import ArrayType, NumericType

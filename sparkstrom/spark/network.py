@@ -37,8 +37,9 @@ from sparkstrom.spark.settings import resolve
 from sparkstrom.spark.shared import SharedTrainingMaster
 from sparkstrom.spark.summary import TrainingSummary, summarize
 
+from sparkstrom.spark.using import Using
 
-class SparkNetwork:
+class SparkNetwork(Using):
     """Trains a model on Spark executors, again and again, and holds its parameters.
 
     ``spark`` is a SparkSession or SparkContext; ``progress=False`` is silent. Raises UsageError
@@ -244,8 +245,9 @@ class SparkNetwork:
         self._model.bind(self._parameters.copy())
         return self._model
 
-    def predict(self, features: Any) -> Any:
-        """Outputs f32[rows, outputs] for features [rows, ...], computed in this process.
+    @property
+    def module(self) -> Any:
+        """A TorchModel's module with a copy of the shared parameters, its buffers and own keys.
 
         A tuple or dict of arrays goes to a model with several inputs as it is.
         """

@@ -1,0 +1,91 @@
+"""Using: what can be done with a network's parameters once they are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.models.base import Batch, Flat, FlatModel
+from sparkstrom.spark import data as spreading
+from sparkstrom.spark.evaluation import (
+    Evaluation,
+    evaluate_batch,
+    evaluate_frame,
+    evaluate_rdd,
+    merged,
+    wanted_for,
+)
+from sparkstrom.spark.inference import Trained, column_of, plain, predict_rows
+
+
+class Using:
+    """Prediction and evaluation, on executors or in this process; mixed into ``SparkNetwork``."""
+
+    _model: FlatModel
+    _parameters: Flat
+    _context: Any  # SparkContext
+    _broadcast: Any = None  # of the parameters that were used last on executors
+
+    @property
+    def model(self) -> FlatModel:
+        """The model, bound to a copy of the shared parameters."""
+        raise NotImplementedError
+
+    def predict(
+        self, data: Any, *, features: str | list[str] = "features", output: str = "prediction"
+    ) -> Any:
+        """Outputs under the shared parameters.
+
+        Of features [rows, ...] f32[rows, outputs], computed in this process; a tuple or dict of
+        arrays goes to a model with several inputs as it is. Of an RDD of features an RDD of
+        f32[outputs]; of a DataFrame the same with one more column ``output``, array<float>: on
+        the executors, when Spark runs it, under the parameters of now.
+        """
+        if spreading.is_dataframe(data):
+            column = spreading.feature_column(data, features)
+            made = column_of(self._shipped(), plain, "array<float>", column)
+            return data.withColumn(output, made)
+        if hasattr(data, "mapPartitions"):
+            return data.mapPartitions(partial(predict_rows, self._shipped()))
+        several = isinstance(data, tuple | dict)
+        return self.model.predict(data if several else np.asarray(data, np.float32))
+
+    def evaluate(
+        self,
+        data: Any,
+        metrics: str | Sequence[str] | None = None,
+        *,
+        features: str | list[str] = "features",
+        label: str = "label",
+        positive: int = 1,
+    ) -> Evaluation:
+        """How well the shared parameters do on ``data``, as ``fit`` takes it, or on two arrays.
+
+        ``metrics``: among classification, regression, roc (of class ``positive``) and loss; None:
+        what fits the model. Counted on the executors and merged exactly: see docs/evaluation.md.
+        """
+        wanted = wanted_for(self._model, metrics, positive)
+        if isinstance(data, tuple):
+            batch = Batch(*data)
+            return merged([evaluate_batch(self.model, wanted, batch)])
+        spreading.check_data(data)
+        if spreading.is_dataframe(data):
+            frame = spreading.features_and_label(data, features, label)
+            return evaluate_frame(self._shipped(), wanted, frame)
+        return evaluate_rdd(self._shipped(), wanted, data)
+
+    def score(
+        self, data: Any, *, features: str | list[str] = "features", label: str = "label"
+    ) -> float:
+        """The model's own loss on ``data``, mean over rows: smaller is better (DL4J's score)."""
+        return self.evaluate(data, "loss", features=features, label=label).loss
+
+    def _shipped(self) -> Any:
+        """The model with its parameters, as a broadcast; one as long as they stay the same."""
+        trained = Trained.of(self.model, self._parameters.copy())
+        if self._broadcast is None or self._broadcast.value.digest != trained.digest:
+            self._broadcast = self._context.broadcast(trained)
+        return self._broadcast
