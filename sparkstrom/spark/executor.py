@@ -27,6 +27,7 @@ from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import Kept
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.models.base import Placeable, Share
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Order
 from sparkstrom.protocol.node import Identity, NodeLimits
@@ -63,6 +64,8 @@ class Place:
     host: str
     jvm: str  # names the executor's process among those of this host
     scratch: Path
+    cpus: int = 1  # of the task
+    gpu: int | None = None  # the first that Spark assigned to the task
 
 
 def here() -> Place:
@@ -74,12 +77,15 @@ def here() -> Place:
     jvm = find_executor()
     host = socket.gethostname()
     directories = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")
+    gpus = context.resources().get("gpu")
     return Place(
         context.partitionId(),
         context.taskAttemptId(),
         host,
         f"{jvm.pid}-{jvm.start_time}",
         Path(directories[0]),
+        context.cpus(),
+        int(gpus.addresses[0]) if gpus is not None else None,
     )
 
 
@@ -109,6 +115,7 @@ def run(job: TrainingJob, place: Place, read: partial[Arrays]) -> str:
     try:
         features, labels = read()
         need_all_rows(job, place, len(features))
+        settle(job, place)
         batches = batches_of(job, place, features, labels)
     except UsageError as error:  # anything else is Spark's: lost shuffle files, a stage to repeat
         failure = error
@@ -125,6 +132,14 @@ def run(job: TrainingJob, place: Place, read: partial[Arrays]) -> str:
         session.thread.stop()
     seconds = time.monotonic() - began_s
     return json.dumps({"partition": place.partition, "ended": reason, "seconds": seconds})
+
+
+def settle(job: TrainingJob, place: Place) -> None:
+    """Tell a model that asks for it what this task has of the machine."""
+    if isinstance(job.model, Placeable):
+        chance = (job.master.rng_seed, place.partition, job.first_epoch)
+        seed = int(np.random.SeedSequence(chance).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        job.model.place(Share(place.cpus, place.gpu, seed))
 
 
 def need_all_rows(job: TrainingJob, place: Place, rows: int) -> None:

@@ -20,7 +20,7 @@ from sparkstrom.codec.frames import KEY_BYTES, Seal
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.grid import first_exponent, next_exponent, round_to_grid
 from sparkstrom.encoding.layers import layers_of
-from sparkstrom.models.base import Flat, FlatModel
+from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
 from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.keeping import KeptFiles
@@ -35,9 +35,10 @@ from sparkstrom.spark.fitting import Fitting, SparkJob
 from sparkstrom.spark.job import BYTES_PER_PARAM_MAX, FRAME_ROOM_BYTES, TrainingJob
 from sparkstrom.spark.settings import resolve
 from sparkstrom.spark.shared import SharedTrainingMaster
+from sparkstrom.spark.shipping import need_picklable
 from sparkstrom.spark.summary import TrainingSummary, summarize
-
 from sparkstrom.spark.using import Using
+
 
 class SparkNetwork(Using):
     """Trains a model on Spark executors, again and again, and holds its parameters.
@@ -60,6 +61,7 @@ class SparkNetwork(Using):
                 f"model is a {type(model).__name__}: pass a model of sparkstrom.models, such as "
                 "DenseNetwork"
             )
+        need_picklable(model)
         self._context = getattr(spark, "sparkContext", spark)
         conf = dict(self._context.getConf().getAll())
         self._master = resolve(master or SharedTrainingMaster(), conf, os.environ)
@@ -249,14 +251,30 @@ class SparkNetwork(Using):
     def module(self) -> Any:
         """A TorchModel's module with a copy of the shared parameters, its buffers and own keys.
 
-        A tuple or dict of arrays goes to a model with several inputs as it is.
+        Raises UsageError for a model that is none.
         """
-        several = isinstance(features, tuple | dict)
-        return self.model.predict(features if several else np.asarray(features, np.float32))
+        model: Any = self.model
+        if not hasattr(model, "module"):
+            raise UsageError(
+                f"a {type(model).__name__} has no module: network.module is for a TorchModel; "
+                "network.model and network.parameters are there for every model"
+            )
+        return model.module
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write ``path`` (npz: plain NumPy opens it) and a JSON description beside it."""
-        save_model(Path(path), self._model.describe(), self._parameters, self._epochs_trained)
+        """Write ``path`` (npz: plain NumPy opens it) and a JSON description beside it.
+
+        A TorchModel adds ``path`` + ".pt", a state_dict that ``torch.load`` opens.
+        """
+        model = self.model
+        save_model(
+            Path(path),
+            model.describe(),
+            self._parameters,
+            self._epochs_trained,
+            buffers=model.buffers_bytes() if isinstance(model, Buffered) else b"",
+            exported=model.exported() if isinstance(model, Exporting) else None,
+        )
 
     @classmethod
     def load(
@@ -265,10 +283,14 @@ class SparkNetwork(Using):
         spark: Any,
         master: SharedTrainingMaster | None = None,
         *,
+        model: FlatModel | None = None,
         progress: bool = True,
     ) -> SparkNetwork:
-        """A network with the model and parameters that ``save`` wrote."""
-        model, parameters, epochs = load_model(Path(path))
+        """A network with the model and parameters that ``save`` wrote.
+
+        ``model``: one like the saved one, where its code was not saved, as a TorchModel's is not.
+        """
+        model, parameters, epochs = load_model(Path(path), model)
         network = cls(spark, model, master, progress=progress)
         network.parameters = parameters
         network._epochs_trained = epochs

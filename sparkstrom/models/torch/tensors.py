@@ -58,7 +58,8 @@ def outputs_of(outputs: Tensors) -> Any:
 
     def array(value: torch.Tensor) -> NDArray[Any]:
         value = value.float() if value.is_floating_point() else value
-        return value.cpu().numpy().copy()
+        values: NDArray[Any] = value.cpu().numpy().copy()
+        return values
 
     return mapped(array, outputs)
 
@@ -70,7 +71,7 @@ def joined(pieces: list[Any]) -> Any:
         return {name: joined([piece[name] for piece in pieces]) for name in first}
     if isinstance(first, tuple):
         return tuple(joined(list(column)) for column in zip(*pieces, strict=True))
-    return np.concatenate(pieces) if first.ndim else first
+    return np.concatenate(pieces, dtype=first.dtype) if np.ndim(first) else first
 
 
 def parts_of(batch: TorchBatch, rows: int, count: int) -> Iterator[tuple[TorchBatch, Any]]:

@@ -17,6 +17,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.models.base import Batch
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Order
 from sparkstrom.runtime.inbox import Inbox, Item
@@ -41,7 +42,7 @@ K, WORKERS = 20, 4
 CHANCE = np.random.default_rng(0)
 FEATURES = CHANCE.normal(size=(20, 6)).astype(np.float32)
 LABELS = CHANCE.integers(0, 3, 20)
-BATCH = (FEATURES, LABELS)
+BATCH = Batch(FEATURES, LABELS)
 PLACE = Place(1, 5, "host", "jvm", Path("/nowhere"))
 
 
