@@ -7,18 +7,18 @@ bound memory, because JAX arrays cannot be changed in place.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Columns, Flat, State, arrays_of
+from sparkstrom.models.base import Batch, Columns, Flat, Share, State
 from sparkstrom.models.flat import Layout, bindable
+from sparkstrom.models.outputs import KINDS, LOGITS, VALUES
 from sparkstrom.models.xla import (
     check_rows,
-    keep_to_task_cpus,
+    keep_to_task,
     leaves_of,
     mean_loss,
     named_leaves,
@@ -35,8 +35,6 @@ except ImportError as missing:
         f"{missing}: JaxModel needs it here and on every executor; do pip install 'sparkstrom[jax]'"
     ) from missing
 
-OUTPUTS = ("logits", "probabilities", "values")
-KEY_STEPS = "key_steps"  # in the updater's state: how many keys were drawn
 OPTIONS = ("init", "apply", "loss", "optimizer", "apply_train", "outputs", "seed")
 
 
@@ -81,7 +79,7 @@ class JaxModel:
         self._layout = Layout.of((name, leaf.shape) for name, leaf in named_leaves(shapes))
         self._params: Flat | None = None
         self._state: Any = None  # the optimizer's, a pytree; made at the first step
-        self._key_steps = 0
+        self._draw = [0, 0]  # this worker's seed and step, for random keys
         self._jit_step = jax.jit(self._next, donate_argnums=1)
         self._jit_predict = jax.jit(lambda flat, x: apply(self.parameters(flat), x))
         self._jit_loss = jax.jit(self._measure)
@@ -103,14 +101,19 @@ class JaxModel:
         """Read from and write into this memory from now on, f32[n_params]."""
         self._params = bindable(params, self.n_params)
 
+    def place(self, share: Share) -> None:
+        """Keep XLA to these threads, if it has not begun; draw this worker's own keys."""
+        keep_to_task(share.threads)
+        self._draw = [share.seed % 2**32, 0]
+
     def step(self, batch: Batch) -> float:
         """One minibatch: change the bound parameters; return the mean loss."""
         params = self._bound()
         changed, self._state, loss = self._jit_step(
-            params, self._optimizer_state(), *batch, self._key_words(batch)
+            params, self._optimizer_state(), *batch, np.array(self._draw, np.uint32)
         )
         np.copyto(params, changed)
-        self._key_steps += 1
+        self._draw[1] += 1
         return float(loss)
 
     def predict(self, features: Columns) -> Any:
@@ -134,26 +137,22 @@ class JaxModel:
 
         def trial(features: Columns, labels: Columns) -> tuple[Any, Any]:
             flat = jnp.zeros(self.n_params, jnp.float32)
-            words = np.zeros(2, np.uint32)
-            self._next(flat, self._jit_init(flat), features, labels, None, words)
-            outputs = self._forward(self.parameters(flat), features, words)
+            draw = np.zeros(2, np.uint32)
+            self._next(flat, self._jit_init(flat), features, labels, None, draw)
+            outputs = self._forward(self.parameters(flat), features, draw)
             return outputs, self._loss(outputs, labels)
 
         check_rows(features, labels, trial)
 
     def updater_state(self) -> State:
         """The optimizer's arrays and scalars, by their path in optax's state; copies."""
-        state = state_of(named_leaves(self._optimizer_state()))
-        return state | ({KEY_STEPS: self._key_steps} if self._apply_train else {})
+        return state_of(named_leaves(self._optimizer_state()))
 
     def load_updater_state(self, state: State) -> None:
         """Take a state that ``updater_state`` of an equal model returned."""
-        state = dict(state)
-        key_steps = int(state.pop(KEY_STEPS, 0)) if self._apply_train else 0
         like = jax.eval_shape(self._jit_init, np.zeros(self.n_params, np.float32))
         leaves = leaves_of(state, named_leaves(like))
         self._state = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
-        self._key_steps = key_steps
 
     def layer_of(self, index: int) -> str:
         """The array that parameter ``index`` is in, by its path, like ``params/Dense_0/kernel``."""
@@ -169,7 +168,7 @@ class JaxModel:
         """Raise UsageError: functions are not in a description."""
         raise UsageError(
             "a JaxModel is made of functions, which are not in a saved file: make the model as"
-            " before, and assign the file's parameters to the network's"
+            " before, and load it with SparkNetwork.load(path, spark, model=JaxModel(...))"
         )
 
     def parameters(self, flat: Any) -> Any:
@@ -181,12 +180,12 @@ class JaxModel:
     # -- inside ----------------------------------------------------------------------------------
 
     def _next(
-        self, flat: Any, state: Any, features: Any, labels: Any, weights: Any, words: Any
+        self, flat: Any, state: Any, features: Any, labels: Any, weights: Any, draw: Any
     ) -> tuple[Any, Any, Any]:
         """One step as a pure function: (flat, state) -> (flat, state, loss)."""
 
         def objective(params: Any) -> Any:
-            outputs = self._forward(params, features, words)
+            outputs = self._forward(params, features, draw)
             return mean_loss(self._loss(outputs, labels), first_rows(features), weights)
 
         params = self.parameters(flat)
@@ -201,20 +200,13 @@ class JaxModel:
         outputs = self._apply(self.parameters(flat), features)
         return mean_loss(self._loss(outputs, labels), first_rows(features), weights)
 
-    def _forward(self, params: Any, features: Any, words: Any) -> Any:
+    def _forward(self, params: Any, features: Any, draw: Any) -> Any:
         if self._apply_train is None:
             return self._apply(params, features)
         key = jax.random.key(self._seed)
         for i in range(2):
-            key = jax.random.fold_in(key, words[i])
+            key = jax.random.fold_in(key, draw[i])
         return self._apply_train(params, features, key)
-
-    def _key_words(self, batch: Batch) -> Any:
-        """What makes a step's key: its count, and its rows, which differ among workers."""
-        if self._apply_train is None:
-            return None
-        first = np.ascontiguousarray(arrays_of(batch.features)[0])
-        return np.array([self._key_steps, zlib.crc32(first)], np.uint32)
 
     def _optimizer_state(self) -> Any:
         if self._state is None:
@@ -230,7 +222,7 @@ class JaxModel:
         return {name: getattr(self, f"_{name}") for name in OPTIONS}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        keep_to_task_cpus()
+        keep_to_task()
         self.__init__(**state)  # type: ignore[misc]
 
 
@@ -245,9 +237,9 @@ def outputs_of(outputs: str | None, loss: Any) -> str:
     """What the model puts out. Raise UsageError for a word that says nothing."""
     if outputs is None:
         called = getattr(loss, "__name__", type(loss).__name__)
-        return "logits" if "cross_entropy" in called else "values"
-    if outputs not in OUTPUTS:
-        raise UsageError(f"outputs={outputs!r}: must be one of {', '.join(OUTPUTS)}")
+        return LOGITS if "cross_entropy" in called else VALUES
+    if outputs not in KINDS:
+        raise UsageError(f"outputs={outputs!r}: must be one of {', '.join(KINDS)}")
     return outputs
 
 

@@ -7,7 +7,7 @@ between two steps: one copy of it each way is the price of a step on JAX.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -28,14 +28,16 @@ INT32 = np.iinfo(np.int32)
 TASK_CPUS = "OMP_NUM_THREADS"  # Spark tells its Python workers spark.task.cpus by this
 
 
-def keep_to_task_cpus(environment: Mapping[str, str] = os.environ) -> None:
+def keep_to_task(threads: int | None = None) -> None:
     """In a Spark task: as many XLA threads as it has CPUs, and the CPU unless told otherwise.
 
     XLA reads ``NPROC`` and takes the platform when it computes for the first time in a process,
-    so this comes before that, and does nothing afterwards. What the user set stays.
+    so this comes before that, and does nothing afterwards. ``JAX_PLATFORMS`` stays as it is.
     """
-    if cpus := environment.get(TASK_CPUS):
-        os.environ.setdefault("NPROC", cpus)
+    cpus = threads or os.environ.get(TASK_CPUS)
+    if cpus is None:
+        return  # no task
+    os.environ["NPROC"] = str(cpus)
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     if not jax.config.jax_platforms:
         jax.config.update("jax_platforms", "cpu")

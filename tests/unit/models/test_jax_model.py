@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, FlatModel, Measured
+from sparkstrom.models.base import Batch, FlatModel, Measured, Placeable, Share
 
 pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom[jax]'")
 optax = pytest.importorskip("optax", reason="optax is not installed: 'sparkstrom[jax]'")
@@ -123,7 +123,7 @@ WITH_SCALARS_KEYS_AND_HALVES = ["adam in bfloat16", "clipped, accumulated", "noi
 
 @pytest.mark.parametrize("name", WITH_SCALARS_KEYS_AND_HALVES)
 def test_optimizer_state_goes_on_in_another_process_s_model(name: str) -> None:
-    model = make(OPTIMIZERS[name](), apply_train=apply_train)
+    model = make(OPTIMIZERS[name]())
     params = bound(model)
     for i in range(3):
         model.step(batch(seed=i))
@@ -176,6 +176,7 @@ def test_names_and_views() -> None:
     model = make()
     assert isinstance(model, FlatModel)
     assert isinstance(model, Measured)
+    assert isinstance(model, Placeable)
     assert model.n_params == 6 * 5 + 5 + 5 * 3 + 3
     assert [model.layer_of(i) for i in (0, 30, 35, 38)] == [
         "hidden/0",
@@ -207,8 +208,11 @@ def test_two_sizes_of_minibatch_are_two_compilations() -> None:
     assert traced == [(8, 6), (5, 6)]
 
 
-def test_dropout_keys_differ_by_step_and_rows_and_repeat_by_seed() -> None:
-    def keys(seed: int) -> list[float]:
+def test_dropout_keys_differ_by_step_worker_and_seed_and_repeat(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("NPROC", "2")  # and back: place sets it
+    def keys(seed: int, worker: int) -> list[float]:
         model = JaxModel(
             lambda key: jnp.zeros(1),
             lambda params, features: features[:, 0] * 0,
@@ -217,12 +221,12 @@ def test_dropout_keys_differ_by_step_and_rows_and_repeat_by_seed() -> None:
             apply_train=lambda p, x, key: jnp.full(len(x), jax.random.uniform(key)) + p * 0,
             seed=seed,
         )
+        model.place(Share(threads=2, gpu=None, seed=worker))
         bound(model)
-        return [model.step(batch(seed=i)) for i in (1, 1, 2)]
+        return [model.step(batch()) for _ in range(2)]
 
-    assert len(set(keys(0))) == 3
-    assert keys(0) == keys(0)
-    assert not set(keys(0)) & set(keys(1))
+    assert keys(0, 1) == keys(0, 1)
+    assert len({*keys(0, 1), *keys(0, 2), *keys(1, 1)}) == 6
 
 
 def test_several_inputs_and_outputs_by_name() -> None:
@@ -360,7 +364,7 @@ def test_a_description_names_the_arrays_and_makes_no_model() -> None:
 
     described = make().describe()
     assert described["arrays"][0] == ["hidden/0", [6, 5]]
-    with pytest.raises(UsageError, match="make the model as before"):
+    with pytest.raises(UsageError, match="make the model as before, and load"):
         from_description(described)
 
 
@@ -390,23 +394,25 @@ def test_plain_pickle_takes_functions_that_have_a_name() -> None:
 
 IN_A_TASK = """
 import os, sys
-import sparkstrom.models.xla as xla
-import jax, jax.numpy as jnp
-xla.keep_to_task_cpus()
-jax.jit(lambda x: x @ x)(jnp.ones((300, 300))).block_until_ready()
-names = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
+from pyspark import cloudpickle
+from sparkstrom.models.base import Share
+model = cloudpickle.loads(bytes.fromhex(sys.stdin.read()))
+{place}
+model.bind(model.initial())
+names = [open(f"/proc/self/task/{{t}}/comm").read() for t in os.listdir("/proc/self/task")]
+import jax
 print(sum("XLAEigen" in name for name in names), jax.devices()[0].platform)
 """
 
 
-@pytest.mark.parametrize("cpus", ["1", "3"])
-def test_xla_keeps_to_the_task_s_cpus(cpus: str) -> None:
+@pytest.mark.parametrize("place", ["", "model.place(Share(threads=3, gpu=None, seed=1))"])
+def test_xla_keeps_to_the_task_s_cpus(place: str) -> None:
     environment = {k: v for k, v in os.environ.items() if k not in ("NPROC", "JAX_PLATFORMS")}
     done = subprocess.run(
-        [sys.executable, "-c", IN_A_TASK],
-        env=environment | {"OMP_NUM_THREADS": cpus},
+        [sys.executable, "-c", IN_A_TASK.format(place=place)],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        input=cloudpickle.dumps(make()).hex(),
         capture_output=True,
         text=True,
-        check=True,
     )
-    assert done.stdout.split() == [cpus, "cpu"]
+    assert done.stdout.split() == ["3" if place else "1", "cpu"], done.stderr
