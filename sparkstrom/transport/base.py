@@ -75,8 +75,8 @@ class Transport(Protocol):
         """Listen on a stream (1 <= stream < 2^31) of this endpoint. Raise SetupError if refused.
 
         ``local``: take frames of local senders, and only those. A stream that is open already
-        stays as it is; UsageError where it is open as the other kind. One that was closed is best
-        not opened again: senders of its former life may go on in the middle.
+        stays as it is; UsageError where it is open as the other kind. One that was closed is not
+        opened again while old senders to it live: it would hear them from the middle, or again.
         """
 
     def close_receiver(self, stream: int) -> None:

@@ -4,6 +4,7 @@ on local streams of one."""
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -30,7 +31,9 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
         there = network.open(beside=here) if local else network.open()
     else:
         drivers = request.getfixturevalue("shared_drivers")
-        here, there = drivers.transport("here"), drivers.transport("here" if local else "there")
+        # One test's local receivers must not meet another's senders, which may be still closing.
+        keys = [secrets.token_hex(4)] * 2 if local else ["here", "there"]
+        here, there = map(drivers.transport, keys)
     if local:
         for transport in (here, there):
             transport.open_sender = partial(transport.open_sender, local=True)
