@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, Measured, arrays_of
+from sparkstrom.models.flat import one_array
 
 PROBABILITIES, LOGITS, VALUES = KINDS = ("probabilities", "logits", "values")
 BLOCK_ROWS = 256
@@ -72,6 +73,24 @@ def classes_of(outputs: Outputs) -> NDArray[np.int64]:
         return (outputs[:, 0] > 0).astype(np.int64)
     classes: NDArray[np.int64] = outputs.argmax(axis=1).astype(np.int64, copy=False)
     return classes
+
+
+def class_labels(labels: Columns) -> NDArray[Any]:
+    """Class indices [rows]; of shares per class the largest. Raise UsageError for two arrays."""
+    array = one_array(labels, "labels")
+    wide = array.ndim > 1 and array.shape[1] > 1
+    classes: NDArray[Any] = array.argmax(axis=1) if wide else array.reshape(len(array))
+    return classes
+
+
+def measured(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
+    """(sum of weight x loss, sum of weights), or for "accuracy" (weights of hits, of all)."""
+    if metric == "loss":
+        total, weight = model.loss(batch)
+        return float(total), float(weight)
+    hits = classes_of(predict_in_blocks(model, batch.features)) == class_labels(batch.labels)
+    weights = np.ones(batch.rows) if batch.weights is None else batch.weights.astype(np.float64)
+    return float(weights[hits].sum()), float(weights.sum())
 
 
 def raw_of(outputs: Outputs, kind: str) -> NDArray[np.float64]:

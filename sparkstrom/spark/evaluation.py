@@ -23,6 +23,7 @@ from sparkstrom.models.outputs import (
     Outputs,
     blocks_of,
     class_count,
+    class_labels,
     classes_of,
     kind_of,
     predict_in_blocks,
@@ -117,7 +118,7 @@ def evaluate_batch(model: FlatModel, wanted: Wanted, batch: Batch) -> Evaluation
             out["classification"] = _classified(outputs, labels)
         if asked["roc"]:
             scores = score_of_class(outputs, kind_of(model), wanted.positive)
-            out["roc"] = Roc.of(_classes(labels) == wanted.positive, scores)
+            out["roc"] = Roc.of(class_labels(labels) == wanted.positive, scores)
         if asked["regression"]:
             out["regression"] = Regression.of(labels, outputs)
     if asked["loss"]:
@@ -151,14 +152,7 @@ def merged(parts: Sequence[Evaluation]) -> Evaluation:
 
 
 def _classified(outputs: Outputs, labels: NDArray[Any]) -> Classification:
-    return Classification.of(_classes(labels), classes_of(outputs), class_count(outputs))
-
-
-def _classes(labels: NDArray[Any]) -> NDArray[Any]:
-    """Class indices; of shares per class the largest."""
-    wide = labels.ndim > 1 and labels.shape[1] > 1
-    classes: NDArray[Any] = labels.argmax(axis=1) if wide else labels.reshape(len(labels))
-    return classes
+    return Classification.of(class_labels(labels), classes_of(outputs), class_count(outputs))
 
 
 # -- on executors ----------------------------------------------------------------------------------
