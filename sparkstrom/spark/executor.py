@@ -15,14 +15,13 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sparkstrom.base.clock import SystemClock
-from sparkstrom.base.errors import SparkstromError, UsageError
+from sparkstrom.base.errors import SetupError, SparkstromError, UsageError
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import Kept
 from sparkstrom.encoding.backends import warm_up
@@ -36,17 +35,15 @@ from sparkstrom.runtime.inbox import Inbox
 from sparkstrom.runtime.node import Meeting, NodeThread
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.station import Station
+from sparkstrom.runtime.store import Store
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.trainer import Schedule, Trainer
 from sparkstrom.spark import kept
 from sparkstrom.spark.addresses import executor_address, opener
+from sparkstrom.spark.blocks import Block, check_block
 from sparkstrom.spark.job import TrainingJob
-from sparkstrom.spark.parcels import Parcel, arrays_of_parcels
-from sparkstrom.spark.rows import Arrays, arrays_of_batches, arrays_of_rows
+from sparkstrom.spark.parcels import Blocks
 from sparkstrom.transport.aeron.processes import find_executor
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 log = logging.getLogger(__name__)
 
@@ -89,37 +86,24 @@ def here() -> Place:
     )
 
 
-def run_parcels(job: TrainingJob, index: int, parcels: Iterable[Parcel]) -> Iterator[str]:
-    """Train on one partition of rows that were dealt out."""
-    yield run(job, here(), partial(arrays_of_parcels, job.sources, parcels))
+def run_partition(
+    job: TrainingJob, blocks: Blocks, index: int, items: Iterable[Any]
+) -> Iterator[str]:
+    """Train on one partition, whatever its rows come from."""
+    yield run(job, here(), blocks(index, items))
 
 
-def run_rows(job: TrainingJob, index: int, rows: Iterable[Any]) -> Iterator[str]:
-    """Train on one partition of an RDD of (features, label)."""
-    yield run(job, here(), partial(arrays_of_rows, rows))
-
-
-def run_batches(job: TrainingJob, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Train on one partition of a DataFrame, which comes as Arrow batches."""
-    import pyarrow as pa
-
-    report = run(job, here(), partial(arrays_of_batches, batches))
-    yield pa.RecordBatch.from_pydict({"report": [report]})
-
-
-def run(job: TrainingJob, place: Place, read: partial[Arrays]) -> str:
+def run(job: TrainingJob, place: Place, blocks: Iterator[Block]) -> str:
     """Join, train, leave; return a report as JSON."""
     began_s = time.monotonic()
     warm_up()
-    failure: UsageError | None = None
+    failure: UsageError | SetupError | None = None
     try:
-        features, labels = read()
-        need_all_rows(job, place, len(features))
         settle(job, place)
-        batches = batches_of(job, place, features, labels)
-    except UsageError as error:  # anything else is Spark's: lost shuffle files, a stage to repeat
+        batches = batches_of(job, place, blocks)
+    except (UsageError, SetupError) as error:  # anything else is Spark's: a stage to repeat
         failure = error
-        batches = batches_of(job, place, np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
+        batches = batches_of(job, place, None)
     session = Session(job, place, batches)
     try:
         if failure is not None:
@@ -130,6 +114,7 @@ def run(job: TrainingJob, place: Place, read: partial[Arrays]) -> str:
         raise
     finally:
         session.thread.stop()
+        batches.close()
     seconds = time.monotonic() - began_s
     return json.dumps({"partition": place.partition, "ended": reason, "seconds": seconds})
 
@@ -152,15 +137,23 @@ def need_all_rows(job: TrainingJob, place: Place, rows: int) -> None:
         )
 
 
-def batches_of(job: TrainingJob, place: Place, features: Any, labels: Any) -> Batches:
-    """The partition's minibatches, checked against the model."""
-    if len(features):
-        job.model.check(features, labels)
-    return Batches(
-        features,
-        labels,
-        batch_rows=job.master.batch_size_per_worker,
-        seed=job.master.rng_seed,
+def batches_of(job: TrainingJob, place: Place, blocks: Iterator[Block] | None) -> Batches:
+    """The partition's minibatches, checked against the model; of None there are none."""
+    master = job.master
+    store = Store(
+        master.batch_memory_bytes, place.scratch, seed=master.rng_seed, fraction=job.fraction
+    )
+    rows = 0
+    for block in blocks or ():
+        check_block(job.model, block)
+        store.add(block.form, block.records)
+        rows += len(block.records)
+    if blocks is not None:
+        need_all_rows(job, place, rows)
+    return Batches.of_store(
+        store.finish(),
+        batch_rows=master.batch_size_per_worker,
+        seed=master.rng_seed,
         partition=place.partition,
         first_epoch=job.first_epoch,
     )

@@ -29,8 +29,9 @@ from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark import data as spreading
 from sparkstrom.spark.addresses import driver_address, opener
 from sparkstrom.spark.cluster import check_conf, refuse_connect, slots_of, workers_for
-from sparkstrom.spark.data import Runner, Spread
-from sparkstrom.spark.executor import forget_kept, run_batches, run_parcels, run_rows
+from sparkstrom.spark.columns import Chosen, Names
+from sparkstrom.spark.data import Spread
+from sparkstrom.spark.executor import forget_kept, run_partition
 from sparkstrom.spark.fitting import Fitting, SparkJob
 from sparkstrom.spark.job import BYTES_PER_PARAM_MAX, FRAME_ROOM_BYTES, TrainingJob
 from sparkstrom.spark.settings import resolve
@@ -82,13 +83,17 @@ class SparkNetwork(Using):
         data: Any,
         epochs: int = 1,
         *,
-        features: str | list[str] = "features",
-        label: str = "label",
+        features: Names = "features",
+        label: Names = "label",
+        weight: str | None = None,
+        validation: float | str | None = None,
     ) -> TrainingSummary:
         """Train for ``epochs`` epochs; return what happened.
 
-        ``data`` is an RDD of (features, label), or a DataFrame: ``features`` names an array or
-        vector column, or several numeric ones; ``label`` a class index, a value, or an array.
+        ``data`` is an RDD of (features, label) or (features, label, weight), or a DataFrame:
+        ``features`` and ``label`` name a column, a list of numeric columns that stand side by
+        side, or a tuple or dictionary of these for several arrays; ``weight`` names a column.
+        ``validation`` holds rows out: a fraction, by seed and content, or a boolean column.
         Raises UsageError, SetupError or TrainingError (with host, partition and traceback).
         """
         began_s = time.monotonic()
@@ -102,11 +107,14 @@ class SparkNetwork(Using):
         for warning in warnings:
             progress.say(f"sparkstrom warns: {warning}")
         theta = self._theta()
-        spread = self._spread(data, features, label, workers)
+        chosen = Chosen(features, label, weight, validation)
+        spread = self._spread(data, chosen, workers)
         workers = spread.workers
         key, job_id = secrets.token_bytes(KEY_BYTES), secrets.randbits(63)
         master = self._master_thread(theta, Seal(key, job_id), job_id, workers, epochs)
-        runner = self._runner(spread, self._job(master, key, job_id, theta, spread, epochs))
+        job = self._job(master, key, job_id, theta, spread, epochs, chosen.fraction)
+        run = partial(run_partition, job, spread.blocks)
+        runner = spread.rdd.mapPartitionsWithIndex(run).collect
         group = f"sparkstrom-{job_id:016x}"
         submitted_s = time.monotonic()
         self._kept, self._may_have_files = {}, True  # granted once: a fit that fails uses them up
@@ -141,26 +149,11 @@ class SparkNetwork(Using):
         theta.values[:] = round_to_grid(self._parameters, self._k)
         return theta
 
-    def _spread(self, data: Any, features: str | list[str], label: str, workers: int) -> Spread:
+    def _spread(self, data: Any, chosen: Chosen, workers: int) -> Spread:
         """The data over one partition per worker."""
-        seed, move = self._master.rng_seed, self._master.repartition == "always"
-        if spreading.is_dataframe(data):
-            frame = spreading.features_and_label(data, features, label)
-            if move:
-                return spreading.deal_out_frame(frame, workers, seed)
-            return spreading.leave_frame_in_place(frame, workers)
-        if move:
-            return spreading.deal_out(data, workers, seed)
-        return spreading.leave_in_place(data, workers)
-
-    @staticmethod
-    def _runner(spread: Spread, job: TrainingJob) -> Runner:
-        """The one Spark job of this fit."""
-        if spread.sources:
-            return spreading.rows_job(spread.data, partial(run_parcels, job))
-        if spreading.is_dataframe(spread.data):
-            return spreading.frame_job(spread.data, partial(run_batches, job))
-        return spreading.rows_job(spread.data, partial(run_rows, job))
+        source = spreading.source_of(data, chosen)
+        move = self._master.repartition == "always"
+        return spreading.spread_out(source, workers, self._master.rng_seed, move=move)
 
     def _master_thread(
         self, theta: Theta, seal: Seal, job_id: int, workers: int, epochs: int
@@ -200,6 +193,7 @@ class SparkNetwork(Using):
         theta: Theta,
         spread: Spread,
         epochs: int,
+        fraction: float,
     ) -> TrainingJob:
         return TrainingJob(
             job=job_id,
@@ -216,8 +210,8 @@ class SparkNetwork(Using):
             endpoint=master.endpoint,
             lobby=master.lobby,
             network=self._id,
-            sources=spread.sources,
             rows=spread.rows,
+            fraction=fraction,
         )
 
     # -- the result ------------------------------------------------------------------------------
