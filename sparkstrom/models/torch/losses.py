@@ -14,6 +14,20 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models.torch.tensors import TINY, Tensors
 
 Loss = Callable[..., torch.Tensor]
+OUTPUTS = ("logits", "probabilities", "values")
+OF_CLASSES = ("crossentropy", "nll", "withlogits")  # in the name of a loss of logits
+
+
+def outputs_kind(wanted: str | None, loss: Any) -> str:
+    """What a module with this loss puts out. Raise UsageError for an unknown word."""
+    if wanted is None:
+        name = getattr(loss, "func", loss)  # of a partial
+        name = getattr(name, "__name__", type(name).__name__).replace("_", "").lower()
+        of_classes = loss is None or any(word in name for word in OF_CLASSES)
+        return "logits" if of_classes else "values"
+    if wanted not in OUTPUTS:
+        raise UsageError(f"outputs={wanted!r}: must be one of {', '.join(OUTPUTS)}")
+    return wanted
 
 
 def check_loss(loss: Any) -> None:
@@ -51,6 +65,15 @@ def weighted(loss: Loss, output: Tensors, target: Tensors, weights: torch.Tensor
         "rows have weights, but the loss takes none: give it a parameter `weights` (f32[rows]) and"
         " let it return sum(weights * losses) / sum(weights), or use a loss with `reduction`"
     )
+
+
+def number_of(loss: Any) -> float:
+    """The loss of a step as a number. Raise UsageError if it is none."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return float(loss.detach())
+    if isinstance(loss, int | float):
+        return float(loss)
+    raise UsageError(f"step(module, optimizer, batch) returned {loss!r}: it must return the loss")
 
 
 def _mean(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,6 @@ import contextlib
 import inspect
 import io
 from collections.abc import Callable, Iterator
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, Flat, Share, State, rows_of
 from sparkstrom.models.flat import Layout, bindable
 from sparkstrom.models.torch import buffers
-from sparkstrom.models.torch.losses import Loss, check_loss, weighted
+from sparkstrom.models.torch.losses import Loss, check_loss, number_of, outputs_kind, weighted
 from sparkstrom.models.torch.optimizers import (
     Groups,
     OptimizerFactory,
@@ -36,6 +35,7 @@ from sparkstrom.models.torch.parameters import (
     Views,
     gathered,
     layout_of,
+    move_buffers,
     named_parameters,
     without_storage,
 )
@@ -46,12 +46,16 @@ from sparkstrom.models.torch.tensors import (
     check_rows,
     features_to,
     joined,
-    mapped,
     outputs_of,
     parts_of,
+    slices_of,
 )
 
 PREDICT_ROWS = 1024  # at once, so that activations of a large table do not fill the memory
+OPTIONS = (
+    *("_loss", "_custom", "_factories", "_device_wanted", "_clip_norm", "_accumulate"),
+    *("_autocast", "_outputs_kind"),
+)
 Step = Callable[[nn.Module, Optimizer, TorchBatch], Any]
 
 
@@ -65,7 +69,9 @@ class TorchModel:
     Spark assigned to the task, or else the CPU. ``clip_norm`` bounds the gradient's norm;
     ``accumulate`` computes a minibatch in so many parts, one after the other;
     ``autocast="bfloat16"`` computes in bfloat16. ``step(module, optimizer, batch: TorchBatch) ->
-    loss`` replaces loss, clipping, accumulation and autocast by what a user wants.
+    loss`` does a whole step as a user wants it; then ``loss`` is for scores only, and may be None.
+    ``outputs`` says what the module puts out, for metrics: logits, probabilities or values; by
+    default logits for torch's losses of classes, else values.
     Raise UsageError for what cannot train here, with reason and remedy.
     """
 
@@ -82,11 +88,13 @@ class TorchModel:
         accumulate: int = 1,
         autocast: str | torch.dtype | None = None,
         step: Step | None = None,
+        outputs: str | None = None,
     ) -> None:
         self._set_up(module)
         self._loss, self._custom = loss, step
+        self._outputs_kind = outputs_kind(outputs, loss)
         self._factories = optimizer, groups, scheduler
-        self._device_wanted = None if device is None else str(torch.device(device))
+        self._device_wanted = _device(device)
         self._clip_norm, self._accumulate = clip_norm, accumulate
         self._autocast = None if autocast is None else _short(autocast)
         self._check_options()
@@ -108,9 +116,9 @@ class TorchModel:
         self._initial = None
 
     def _check_options(self) -> None:
-        if self._custom is None:
+        if self._loss is not None or self._custom is None:
             check_loss(self._loss)
-        else:
+        if self._custom is not None:
             self._refuse_beside_step()
         if not (isinstance(self._accumulate, int) and self._accumulate >= 1):
             raise UsageError(f"accumulate={self._accumulate!r}: must be a whole number from 1")
@@ -124,7 +132,6 @@ class TorchModel:
 
     def _refuse_beside_step(self) -> None:
         options = {
-            "loss": self._loss,
             "clip_norm": self._clip_norm,
             "accumulate": None if self._accumulate == 1 else self._accumulate,
             "autocast": self._autocast,
@@ -134,7 +141,7 @@ class TorchModel:
             raise UsageError(
                 f"step={self._custom!r} with {', '.join(given) or 'nothing else'}: a step of your"
                 " own is a function (module, optimizer, batch) -> loss, and does the rest itself;"
-                " pass loss=None and none of clip_norm, accumulate, autocast"
+                " pass none of clip_norm, accumulate, autocast"
             )
 
     # -- the flat-parameter protocol -------------------------------------------------------------
@@ -177,7 +184,7 @@ class TorchModel:
         self._host = bindable(params, self.n_params)
         on_host = torch.from_numpy(params)
         flat = on_host if self._device.type == "cpu" else on_host.to(self._device)
-        self._move_buffers()
+        move_buffers(self._device, self._module, self._loss)
         self._views = Views(self._named, self._layout, flat)
 
     def step(self, batch: Batch) -> float:
@@ -191,9 +198,9 @@ class TorchModel:
             views.flat.copy_(torch.from_numpy(self._host))
         tensors = batch_to(self._device, batch)
         if self._custom is None:
-            loss = float(self._gradient_step(optimizer, tensors, batch.rows))
+            loss = number_of(self._gradient_step(optimizer, tensors, batch.rows))
         else:
-            loss = float(self._custom(self._module, optimizer, tensors))
+            loss = number_of(self._custom(self._module, optimizer, tensors))
         if isinstance(scheduler, ReduceLROnPlateau):
             scheduler.step(loss)
         elif scheduler is not None:
@@ -205,15 +212,23 @@ class TorchModel:
 
     def predict(self, features: Columns) -> Any:
         """What the module puts out in evaluation mode, as arrays [rows, ...]."""
-        self._bound()
-        modes = [(part, part.training) for part in self._module.modules()]
-        self._module.eval()
-        try:
-            with torch.inference_mode():
-                return joined([self._outputs(rows) for rows in _slices(features)])
-        finally:
-            for part, training in modes:
-                part.training = training
+        with self._evaluating():
+            return joined([self._outputs(rows) for rows in slices_of(features, PREDICT_ROWS)])
+
+    @property
+    def outputs(self) -> str:
+        """What ``predict`` returns: logits, probabilities or values."""
+        return self._outputs_kind
+
+    def loss(self, batch: Batch) -> tuple[float, float]:
+        """(sum of weight x loss, sum of weights) in evaluation mode; nothing changes."""
+        if self._loss is None:
+            raise UsageError("this TorchModel has a step of its own and no loss: pass loss= for it")
+        tensors = batch_to(self._device, batch)
+        with self._evaluating(), self._precision():
+            mean = float(self._loss_of(called(self._module, tensors.features), tensors))
+        weight = batch.rows if tensors.weights is None else float(tensors.weights.double().sum())
+        return mean * weight, weight
 
     def check(self, features: Columns, labels: Columns) -> None:
         """Raise UsageError naming row and value where rows do not fit."""
@@ -245,6 +260,7 @@ class TorchModel:
         return {
             "kind": "torch",
             "module": type(self._module).__qualname__,
+            "text": str(self._module),
             "parameters": [list(pair) for pair in zip(self._layout.names, shapes, strict=True)],
         }
 
@@ -325,31 +341,34 @@ class TorchModel:
         with self._precision():
             return outputs_of(called(self._module, features_to(self._device, features)))
 
+    @contextlib.contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Evaluation mode; afterwards each part is in the mode that it was in."""
+        self._bound()
+        modes = [(part, part.training) for part in self._module.modules()]
+        self._module.eval()
+        try:
+            with torch.inference_mode():
+                yield
+        finally:
+            for part, training in modes:
+                part.training = training
+
     def _precision(self) -> Any:
         if self._autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, dtype=torch.bfloat16)
 
-    def _move_buffers(self) -> None:
-        """And what else of tensors the module and the loss have, but no parameter."""
-        losses = [self._loss] if isinstance(self._loss, nn.Module) else []
-        for whole in (self._module, *losses):
-            for part in whole.modules():
-                for name, buffer in part._buffers.items():
-                    if buffer is not None:
-                        part._buffers[name] = buffer.to(self._device)
-
     # -- travelling ------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         """What ships: the module without the parameters' storage, buffers, factories, options."""
-        own = ("_loss", "_custom", "_factories", "_device_wanted", "_clip_norm")
-        state = {name: self.__dict__[name] for name in (*own, "_accumulate", "_autocast")}
+        state = {name: self.__dict__[name] for name in OPTIONS}
         return {**state, "_module": without_storage(self._module, self._named)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._set_up(state["_module"])
-        self.__dict__.update({name: state[name] for name in state if name != "_module"})
+        self.__dict__.update({name: state[name] for name in OPTIONS})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TorchModel:
         """A model of its own for another fit, with the same initial parameters."""
@@ -363,8 +382,10 @@ def _short(dtype: str | torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _slices(features: Columns) -> Iterator[Columns]:
-    rows = rows_of(features)
-    for start in range(0, max(rows, 1), PREDICT_ROWS):
-        cut = slice(start, start + PREDICT_ROWS)
-        yield mapped(itemgetter(cut), features)
+def _device(name: str | None) -> str | None:
+    if name is None or name == "cpu" or name.partition(":")[0] == "cuda":
+        return name
+    raise UsageError(
+        f"device={name!r}: must be 'cpu', 'cuda', 'cuda:NUMBER', or None for the GPU that Spark"
+        " assigned to the task, if any"
+    )

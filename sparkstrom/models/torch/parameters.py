@@ -104,6 +104,15 @@ class Views:
                 )
 
 
+def move_buffers(device: torch.device, *modules: Any) -> None:
+    """Bring to ``device`` what modules among these have of tensors, but their parameters."""
+    for whole in modules:
+        for part in whole.modules() if isinstance(whole, nn.Module) else ():
+            for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    part._buffers[name] = buffer.to(device)
+
+
 def without_storage(module: nn.Module, named: Named) -> nn.Module:
     """A copy of the module whose parameters have shape but one element of memory each.
 

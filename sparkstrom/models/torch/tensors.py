@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Columns
+from sparkstrom.models.base import Batch, Columns, rows_of
 
 Tensors = Any  # a tensor, or a tuple or dict of tensors
 
@@ -91,6 +91,12 @@ def parts_of(batch: TorchBatch, rows: int, count: int) -> Iterator[tuple[TorchBa
             weights,
         )
         yield part, (stop - start if weights is None else weights.sum()) / whole
+
+
+def slices_of(columns: Columns, size: int) -> Iterator[Columns]:
+    """The columns in parts of at most ``size`` rows; of no rows, one part of none."""
+    for start in range(0, max(rows_of(columns), 1), size):
+        yield mapped(itemgetter(slice(start, start + size)), columns)
 
 
 def called(function: Callable[..., Any], features: Tensors) -> Any:
