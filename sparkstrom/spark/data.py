@@ -7,17 +7,15 @@ on the driver, the JVM's own Arrow writer does neither (3.5 and 4.0).
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.base.errors import UsageError
 from sparkstrom.spark.arrow import blocks_of_arrow, count_arrow
 from sparkstrom.spark.blocks import blocks_of_rows, count_rows
 from sparkstrom.spark.columns import Chosen, check_chosen, chosen_columns, is_image, is_vector
 from sparkstrom.spark.parcels import Blocks, blocks_of_parcels, deal
-from sparkstrom.spark.rows import FEATURES, LABEL
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -110,65 +108,3 @@ def _rows_of_a_message(frame: DataFrame) -> int:
         return IMAGE_ROWS
     wide = any(is_vector(kind) or isinstance(kind, ArrayType) for kind in kinds)
     return ARRAY_ROWS if wide else NARROW_ROWS
-
-
-def features_and_label(frame: DataFrame, features: str | list[str], label: str) -> DataFrame:
-    """Two columns: ``features`` array<float>, and ``label``."""
-    if importlib.util.find_spec("pandas") is None:
-        raise SetupError(
-            "Spark hands DataFrames to Python by Arrow, and its code for that imports pandas, "
-            "which is not here: pip install pandas on the driver and the executors, or train on an "
-            "RDD"
-        )
-    return frame.select(
-        feature_column(frame, features).alias(FEATURES), _label_column(frame, label).alias(LABEL)
-    )
-
-
-def feature_column(frame: DataFrame, features: str | list[str]) -> Any:
-    """One array column, vector column, or several numeric columns, as array<float>."""
-    from pyspark.sql import functions as sql
-    from pyspark.sql.types import ArrayType, NumericType
-
-    names = [features] if isinstance(features, str) else list(features)
-    for name in names:
-        _need_column(frame, name)
-    kind = frame.schema[names[0]].dataType
-    if len(names) == 1 and kind.typeName() == "vectorudt":
-        from pyspark.ml.functions import vector_to_array
-
-        return vector_to_array(sql.col(names[0]), "float32")
-    if (
-        len(names) == 1
-        and isinstance(kind, ArrayType)
-        and isinstance(kind.elementType, NumericType)
-    ):
-        return sql.col(names[0]).cast("array<float>")
-    for name in names:
-        if not isinstance(frame.schema[name].dataType, NumericType):
-            raise UsageError(
-                f"features column {name!r} is {frame.schema[name].dataType.simpleString()}: "
-                "it must be an array of numbers, an ml vector, or a list of numeric columns"
-            )
-    return sql.array(*(sql.col(name).cast("float") for name in names))
-
-
-def _label_column(frame: DataFrame, label: str) -> Any:
-    from pyspark.sql import functions as sql
-    from pyspark.sql.types import ArrayType, BooleanType, FractionalType, NumericType
-
-    _need_column(frame, label)
-    kind = frame.schema[label].dataType
-    if isinstance(kind, ArrayType) and isinstance(kind.elementType, NumericType):
-        return sql.col(label).cast("array<float>")
-    if not isinstance(kind, NumericType | BooleanType):
-        raise UsageError(
-            f"label column {label!r} is {kind.simpleString()}: it must be a number (a class index "
-            "or a value) or an array of numbers"
-        )
-    return sql.col(label).cast("float" if isinstance(kind, FractionalType) else "bigint")
-
-
-def _need_column(frame: DataFrame, name: str) -> None:
-    if name not in frame.columns:
-        raise UsageError(f"there is no column {name!r}; the DataFrame has {frame.columns}")

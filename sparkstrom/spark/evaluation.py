@@ -6,18 +6,17 @@ the figures are those of all rows in one place, whatever the partitions.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, FlatModel, Measured
+from sparkstrom.models.flat import one_array
 from sparkstrom.models.outputs import (
     VALUES,
     Outputs,
@@ -31,11 +30,10 @@ from sparkstrom.models.outputs import (
 )
 from sparkstrom.observe.exact import ExactSum
 from sparkstrom.observe.metrics import Classification, Regression, Roc
-from sparkstrom.spark.inference import ROWS_AT_ONCE, opened
-from sparkstrom.spark.rows import arrays_of_batches, arrays_of_rows
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from sparkstrom.spark.blocks import check_block
+from sparkstrom.spark.data import Source
+from sparkstrom.spark.inference import opened
+from sparkstrom.spark.parcels import Blocks
 
 METRICS = ("classification", "regression", "roc", "loss")
 
@@ -107,13 +105,11 @@ def wanted_for(model: FlatModel, metrics: str | Sequence[str] | None, positive: 
 
 def evaluate_batch(model: FlatModel, wanted: Wanted, batch: Batch) -> Evaluation:
     """The figures of some rows."""
-    model.check(batch.features, batch.labels)
     asked = {name: name in wanted.metrics for name in METRICS}
     out: dict[str, Any] = {}
     if asked["classification"] or asked["regression"] or asked["roc"]:
         outputs = predict_in_blocks(model, batch.features)
-        labels = batch.labels
-        assert isinstance(labels, np.ndarray), "several labels have no common figures"
+        labels = one_array(batch.labels, "labels")
         if asked["classification"]:
             out["classification"] = _classified(outputs, labels)
         if asked["roc"]:
@@ -155,41 +151,19 @@ def _classified(outputs: Outputs, labels: NDArray[Any]) -> Classification:
     return Classification.of(class_labels(labels), classes_of(outputs), class_count(outputs))
 
 
-# -- on executors ----------------------------------------------------------------------------------
-
-
-def evaluate_rows(shipped: Any, wanted: Wanted, rows: Iterable[Any]) -> Iterator[bytes]:
-    """The figures of one partition of an RDD of (features, label)."""
-    model, parts, rows = opened(shipped.value), [], iter(rows)
-    while held := list(islice(rows, ROWS_AT_ONCE)):
-        parts.append(evaluate_batch(model, wanted, Batch(*arrays_of_rows(held))))
+def evaluate_partition(
+    shipped: Any, wanted: Wanted, blocks: Blocks, index: int, items: Iterable[Any]
+) -> Iterator[Evaluation]:
+    """The figures of one partition, whatever its rows come from; runs on an executor."""
+    model, parts = opened(shipped.value), []
+    for block in blocks(index, items):
+        check_block(model, block)
+        parts.append(evaluate_batch(model, wanted, block.form.batch(block.records)))
     if parts:
-        yield pickle.dumps(merged(parts))
+        yield merged(parts)
 
 
-def evaluate_arrow(
-    shipped: Any, wanted: Wanted, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """The figures of one partition of a DataFrame."""
-    import pyarrow as pa
-
-    model = opened(shipped.value)
-    parts = [
-        evaluate_batch(model, wanted, Batch(*arrays_of_batches(iter([batch]))))
-        for batch in batches
-        if batch.num_rows
-    ]
-    if parts:
-        yield pa.RecordBatch.from_pydict({"part": [pickle.dumps(merged(parts))]})
-
-
-def evaluate_rdd(shipped: Any, wanted: Wanted, rdd: Any) -> Evaluation:
-    """The figures of an RDD of (features, label)."""
-    found = rdd.mapPartitions(partial(evaluate_rows, shipped, wanted)).collect()
-    return merged([pickle.loads(part) for part in found])
-
-
-def evaluate_frame(shipped: Any, wanted: Wanted, frame: Any) -> Evaluation:
-    """The figures of a DataFrame with the columns ``features`` and ``label``."""
-    found = frame.mapInArrow(partial(evaluate_arrow, shipped, wanted), "part binary").collect()
-    return merged([pickle.loads(row.part) for row in found])
+def evaluate_source(shipped: Any, wanted: Wanted, source: Source) -> Evaluation:
+    """The figures of all partitions."""
+    run = partial(evaluate_partition, shipped, wanted, source.blocks)
+    return merged(source.rdd.mapPartitionsWithIndex(run).collect())

@@ -8,6 +8,7 @@ the jobs of a notebook, share one.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
@@ -16,13 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.models.base import Buffered, Flat, FlatModel
 from sparkstrom.models.outputs import predict_in_blocks
-from sparkstrom.spark.rows import short
+from sparkstrom.spark.blocks import short
+from sparkstrom.spark.columns import is_vector
 
 if TYPE_CHECKING:
     import pandas as pd
-    from pyspark.sql import Column
+    from pyspark.sql import Column, DataFrame
 
 Make = Callable[[Flat], Any]  # outputs f32[rows, outputs] -> Series or DataFrame
 
@@ -126,3 +129,39 @@ def column_of(shipped: Any, make: Make, schema: str, features: Column) -> Column
     run.__annotations__ = {"columns": Iterator[pd.Series], "return": Iterator[made]}
     column: Column = pandas_udf(run, schema)(features)  # type: ignore[call-overload]
     return column
+
+
+def feature_column(frame: DataFrame, features: str | list[str]) -> Column:
+    """An array, a vector, a number, or several numbers side by side, as array<float>.
+
+    Raise UsageError naming the column that is none of these, SetupError without pandas.
+    """
+    from pyspark.sql import functions as sql
+    from pyspark.sql.types import ArrayType, NumericType
+
+    if importlib.util.find_spec("pandas") is None:
+        raise SetupError(
+            "Spark hands columns to Python with pandas, which is not here: pip install pandas on "
+            "the driver and the executors, or predict an RDD of features"
+        )
+    names = [features] if isinstance(features, str) else list(features)
+    for name in names:
+        if name not in frame.columns:
+            raise UsageError(f"there is no column {name!r}; the DataFrame has {frame.columns}")
+    kinds = [frame.schema[name].dataType for name in names]
+    columns = [sql.col("`" + name.replace("`", "``") + "`") for name in names]
+    if isinstance(features, str) and is_vector(kinds[0]):
+        from pyspark.ml.functions import vector_to_array
+
+        return vector_to_array(columns[0], "float32")
+    element = kinds[0].elementType if isinstance(kinds[0], ArrayType) else None
+    if isinstance(features, str) and isinstance(element, NumericType):
+        return columns[0].cast("array<float>")
+    for name, kind in zip(names, kinds, strict=True):
+        if not isinstance(kind, NumericType):
+            raise UsageError(
+                f"features column {name!r} is {kind.simpleString()}: predicting takes an array of "
+                "numbers, an ml vector, a number, or a list of numeric columns; for anything else "
+                "predict arrays, or an RDD"
+            )
+    return sql.array(*(column.cast("float") for column in columns))

@@ -10,15 +10,21 @@ import numpy as np
 
 from sparkstrom.models.base import Batch, Flat, FlatModel
 from sparkstrom.spark import data as spreading
+from sparkstrom.spark.columns import Chosen, Names
 from sparkstrom.spark.evaluation import (
     Evaluation,
     evaluate_batch,
-    evaluate_frame,
-    evaluate_rdd,
+    evaluate_source,
     merged,
     wanted_for,
 )
-from sparkstrom.spark.inference import Trained, column_of, plain, predict_rows
+from sparkstrom.spark.inference import (
+    Trained,
+    column_of,
+    feature_column,
+    plain,
+    predict_rows,
+)
 
 
 class Using:
@@ -45,7 +51,7 @@ class Using:
         the executors, when Spark runs it, under the parameters of now.
         """
         if spreading.is_dataframe(data):
-            column = spreading.feature_column(data, features)
+            column = feature_column(data, features)
             made = column_of(self._shipped(), plain, "array<float>", column)
             return data.withColumn(output, made)
         if hasattr(data, "mapPartitions"):
@@ -58,30 +64,36 @@ class Using:
         data: Any,
         metrics: str | Sequence[str] | None = None,
         *,
-        features: str | list[str] = "features",
-        label: str = "label",
+        features: Names = "features",
+        label: Names = "label",
+        weight: str | None = None,
         positive: int = 1,
     ) -> Evaluation:
         """How well the shared parameters do on ``data``, as ``fit`` takes it, or on two arrays.
 
         ``metrics``: among classification, regression, roc (of class ``positive``) and loss; None:
-        what fits the model. Counted on the executors and merged exactly: see docs/evaluation.md.
+        what fits the model. ``weight`` counts in the loss. Counted on the executors and merged
+        exactly: see docs/evaluation.md.
         """
         wanted = wanted_for(self._model, metrics, positive)
         if isinstance(data, tuple):
-            batch = Batch(*data)
-            return merged([evaluate_batch(self.model, wanted, batch)])
-        spreading.check_data(data)
-        if spreading.is_dataframe(data):
-            frame = spreading.features_and_label(data, features, label)
-            return evaluate_frame(self._shipped(), wanted, frame)
-        return evaluate_rdd(self._shipped(), wanted, data)
+            batch, model = Batch(*data), self.model
+            model.check(batch.features, batch.labels)
+            return merged([evaluate_batch(model, wanted, batch)])
+        source = spreading.source_of(data, Chosen(features, label, weight))
+        return evaluate_source(self._shipped(), wanted, source)
 
     def score(
-        self, data: Any, *, features: str | list[str] = "features", label: str = "label"
+        self,
+        data: Any,
+        *,
+        features: Names = "features",
+        label: Names = "label",
+        weight: str | None = None,
     ) -> float:
         """The model's own loss on ``data``, mean over rows: smaller is better (DL4J's score)."""
-        return self.evaluate(data, "loss", features=features, label=label).loss
+        chosen: dict[str, Any] = {"features": features, "label": label, "weight": weight}
+        return self.evaluate(data, "loss", **chosen).loss
 
     def _shipped(self) -> Any:
         """The model with its parameters, as a broadcast; one as long as they stay the same."""
