@@ -18,6 +18,7 @@ from sparkstrom.models.flat import Layout, bindable
 from sparkstrom.models.outputs import KINDS, LOGITS, VALUES
 from sparkstrom.models.xla import (
     check_rows,
+    first_rows,
     keep_to_task,
     leaves_of,
     mean_loss,
@@ -260,8 +261,3 @@ def need_parameters(tree: Any) -> None:
                 f"parameter {name} is {leaf.dtype}: parameters are float32; convert it in init, and"
                 " compute in other types inside apply"
             )
-
-
-def first_rows(columns: Any) -> int:
-    """How many rows traced columns have."""
-    return int(jax.tree_util.tree_leaves(columns)[0].shape[0])

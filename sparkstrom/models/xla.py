@@ -96,6 +96,11 @@ def _in(name: str, value: Any, like: Any) -> Any:
 # -- loss ------------------------------------------------------------------------------------------
 
 
+def first_rows(columns: Any) -> int:
+    """How many rows traced columns have."""
+    return int(jax.tree_util.tree_leaves(columns)[0].shape[0])
+
+
 def row_losses(losses: Any, rows: int) -> Any:
     """One loss per row, f32[rows]: the mean over whatever more dimensions there are."""
     return losses.astype(jnp.float32).reshape(rows, -1).mean(axis=1)
