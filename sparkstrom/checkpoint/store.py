@@ -1,8 +1,13 @@
-"""A saved model: ``NAME`` is an npz that plain NumPy opens, ``NAME.json`` says what it is."""
+"""A saved model: ``NAME`` is an npz that plain NumPy opens, ``NAME.json`` says what it is.
+
+A model of another library adds a file that this library opens by itself, such as ``NAME.pt``.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import io
+import itertools
 import json
 import os
 import zipfile
@@ -13,7 +18,7 @@ import numpy as np
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.version import __version__
-from sparkstrom.models.base import Flat, FlatModel
+from sparkstrom.models.base import Buffered, Flat, FlatModel
 from sparkstrom.models.registry import from_description
 
 FORMAT = 1
@@ -24,38 +29,68 @@ def description_path(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
-def save_model(path: Path, model: dict[str, Any], parameters: Flat, epochs: int) -> None:
-    """Write both files; an interrupted save leaves the former ones as they were."""
+def save_model(
+    path: Path,
+    model: dict[str, Any],
+    parameters: Flat,
+    epochs: int,
+    *,
+    buffers: bytes = b"",
+    exported: tuple[str, bytes] | None = None,
+) -> None:
+    """Write the files; an interrupted save leaves the former ones as they were.
+
+    ``buffers`` are arrays of the model that are no parameters; ``exported`` is a suffix and what
+    the file with it holds.
+    """
     description = {
         "format": FORMAT,
         "sparkstrom": __version__,
         "model": model,
         "epochs": epochs,
         "n_params": int(parameters.size),
-        "sha256": _digest(parameters),  # ties the two files: a crash between two renames shows
+        "sha256": _digest(parameters, buffers),  # ties the files: a crash between renames shows
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    arrays = {"parameters": parameters}
+    if buffers:
+        arrays["buffers"] = np.frombuffer(buffers, np.uint8)
+    npz = io.BytesIO()
+    np.savez(npz, **arrays)  # type: ignore[arg-type]
+    contents = {path: npz.getvalue(), description_path(path): _json(description)}
+    if exported is not None:
+        suffix, content = exported
+        contents[path.with_name(path.name + suffix)] = content
+    written = {target: _beside(target, content) for target, content in contents.items()}
+    for target, temporary in written.items():
+        temporary.replace(target)
+
+
+def _json(description: dict[str, Any]) -> bytes:
+    return json.dumps(description, indent=2).encode()
+
+
+def _beside(target: Path, content: bytes) -> Path:
+    """The content on disk under a temporary name."""
+    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
     with temporary.open("wb") as file:
-        np.savez(file, parameters=parameters)
-        _to_disk(file)
-    words = description_path(path).with_name(f"{path.name}.{os.getpid()}.json.tmp")
-    with words.open("w", encoding="utf-8") as text:
-        json.dump(description, text, indent=2)
-        _to_disk(text)
-    temporary.replace(path)
-    words.replace(description_path(path))
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return temporary
 
 
-def load_model(path: Path) -> tuple[FlatModel, Flat, int]:
+def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, Flat, int]:
     """The model, its parameters f32[n_params] and the epochs it was trained for.
 
-    Raises UsageError where the files are missing, or not of one model.
+    ``model``: one of the same code, where code cannot be described. Raises UsageError where the
+    files are missing, not of one model, or not of this one.
     """
     try:
         description = json.loads(description_path(path).read_text(encoding="utf-8"))
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             parameters = file["parameters"]
+            buffers = file["buffers"].tobytes() if "buffers" in file.files else b""
     except (OSError, EOFError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise UsageError(f"{path} is no saved model ({error}); save() writes NAME and NAME.json"
                          ) from None  # fmt: skip
@@ -66,24 +101,41 @@ def load_model(path: Path) -> tuple[FlatModel, Flat, int]:
         )
     if missing := {"model", "epochs", "sha256"} - set(description):
         raise UsageError(f"{description_path(path)} lacks {', '.join(sorted(missing))}")
-    model = from_description(description["model"])
+    if model is None:
+        model = from_description(description["model"])
+    else:
+        _check_same(model.describe(), description["model"], path)
     if parameters.shape != (model.n_params,) or parameters.dtype != np.float32:
         raise UsageError(
             f"{path} holds {parameters.dtype}{list(parameters.shape)}, its description wants "
             f"float32[{model.n_params}]: the two files are not of one save"
         )
-    if _digest(parameters) != description["sha256"]:
+    if _digest(parameters, buffers) != description["sha256"]:
         raise UsageError(
             f"{path} does not hold the parameters that {description_path(path).name} describes: "
             "the two files are not of one save; take both from the same one"
         )
+    if buffers and isinstance(model, Buffered):
+        model.load_buffers_bytes(buffers)
     return model, parameters, int(description["epochs"])
 
 
-def _digest(parameters: Flat) -> str:
-    return hashlib.sha256(parameters.tobytes()).hexdigest()
+def _check_same(here: dict[str, Any], saved: dict[str, Any], path: Path) -> None:
+    """Raise UsageError where the saved parameters are of another kind, name or shape."""
+    if here["kind"] != saved["kind"]:
+        raise UsageError(
+            f"{path} is of kind {saved['kind']!r}, the model given is {here['kind']!r}"
+        )
+    ours, theirs = here.get("parameters", []), saved.get("parameters", [])
+    for mine, other in itertools.zip_longest(ours, theirs):
+        if mine != other:
+            raise UsageError(
+                f"{path} has parameter {other}, the model given has {mine} in its place: make it "
+                "of the same code as the saved one"
+            )
 
 
-def _to_disk(file: Any) -> None:
-    file.flush()
-    os.fsync(file.fileno())
+def _digest(parameters: Flat, buffers: bytes) -> str:
+    digest = hashlib.sha256(parameters.tobytes())
+    digest.update(buffers)
+    return digest.hexdigest()

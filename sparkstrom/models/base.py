@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -113,3 +114,28 @@ class Measured(Protocol):
 
         Without weights each row weighs 1. No dropout, no statistics, no penalty on parameters.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a worker has of its machine, and chance of its own."""
+
+    threads: int  # the task's CPUs
+    gpu: int | None  # the index of the GPU that Spark assigned to the task
+    seed: int  # another one for each partition and fit
+
+
+@runtime_checkable
+class Placeable(Protocol):
+    """A model that asks where it runs. Called on executors, before ``bind``."""
+
+    def place(self, share: Share) -> None:
+        """Keep to this share. Raise UsageError if the model needs something else."""
+
+
+@runtime_checkable
+class Exporting(Protocol):
+    """A model that its own library opens again without this package."""
+
+    def exported(self) -> tuple[str, bytes]:
+        """A file's suffix and its content, with the parameters that are bound now."""

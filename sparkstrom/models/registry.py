@@ -10,7 +10,12 @@ from sparkstrom.models.base import FlatModel
 
 # What ``describe()`` calls itself -> where its class is. A description names no module, so a
 # file from elsewhere cannot make us import one.
-KINDS = {"dense": ("sparkstrom.models.networks", "DenseNetwork")}
+KINDS = {
+    "dense": ("sparkstrom.models.networks", "DenseNetwork"),
+    "jax": ("sparkstrom.models.jax", "JaxModel"),
+    "torch": ("sparkstrom.models.torch", "TorchModel"),
+    "keras": ("sparkstrom.models.keras", "KerasModel"),
+}
 
 
 def from_description(description: dict[str, Any]) -> FlatModel:

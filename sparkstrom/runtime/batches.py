@@ -1,44 +1,113 @@
-"""Batches: one partition in memory, in an order that every attempt of its task repeats."""
+"""Batches: one partition's minibatches, in an order that every attempt of its task repeats.
+
+Spark may hand the rows of a partition in another order when a task is tried again, so they are
+first put into an order of their own content. An epoch takes pages of neighbouring rows in a random
+order and shuffles all rows of a window of pages: a partition of up to ``WINDOW_BYTES`` is shuffled
+as a whole, a larger one is read from disk in pages, not in rows. Neighbours are neighbours by
+their keys, which are hashes: nothing but chance has put them side by side.
+"""
 
 from __future__ import annotations
 
-import zlib
-from typing import Any
+import itertools
+from collections.abc import Iterator
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.models.base import Batch
+from sparkstrom.models.base import Batch, Columns
+from sparkstrom.runtime.records import Records, arrays_in, form_of
+from sparkstrom.runtime.store import Ordered, Store
+
+PAGE_BYTES = 64 << 10  # read at once; a disk takes longer to find it than to read it
+WINDOW_BYTES = 4 << 20  # shuffled at once, in memory
+
+
+class HeldOut:
+    """Rows that nobody trains on; iterate for minibatches, always in the same order."""
+
+    def __init__(self, ordered: Ordered, batch_rows: int) -> None:
+        self._ordered, self._batch_rows = ordered, batch_rows
+
+    @property
+    def rows(self) -> int:
+        return self._ordered.held_out
+
+    def __iter__(self) -> Iterator[Batch]:
+        begin, end = self._ordered.rows, self._ordered.rows + self.rows
+        for first in range(begin, end, self._batch_rows):
+            part = (first, min(end, first + self._batch_rows))
+            yield self._ordered.form.batch(self._ordered.read([part]))
 
 
 class Batches:
     """Minibatches of one partition, shuffled by (seed, partition, epoch).
 
-    Spark may hand the rows of a partition in another order when a task is tried again, so they
-    are first put into an order of their own content. A partial last batch is trained, too.
+    A partial last batch is trained, too. Rows are [rows, ...] in every array; ``of_store`` takes
+    what is too large for memory.
     """
 
     def __init__(
         self,
-        features: NDArray[Any],
-        labels: NDArray[Any],
+        features: Columns,
+        labels: Columns,
+        weights: NDArray[np.float32] | None = None,
         *,
         batch_rows: int,
         seed: int,
         partition: int,
         first_epoch: int = 0,
+        fraction: float = 0.0,
     ) -> None:
-        keys = row_keys(features, labels)
-        order = np.lexsort((keys[:, 1], keys[:, 0])) if len(keys) else np.zeros(0, np.intp)
-        self._features, self._labels = features[order], labels[order]
-        self.checksum = int(keys[:, 0].sum() & (2**63 - 1)) if len(keys) else 0
-        self._batch_rows, self._seed, self._partition = batch_rows, seed, partition
+        batch = Batch(features, labels, weights)
+        form = form_of(batch)
+        records = form.pack(arrays_in(batch))
+        store = Store(seed=seed, fraction=fraction)
+        store.add(form, records)
+        self._take(store.finish(), batch_rows, seed, partition, first_epoch)
+
+    @classmethod
+    def of_store(
+        cls, ordered: Ordered, *, batch_rows: int, seed: int, partition: int, first_epoch: int = 0
+    ) -> Self:
+        """Minibatches of rows that are in order already."""
+        made = cls.__new__(cls)
+        made._take(ordered, batch_rows, seed, partition, first_epoch)
+        return made
+
+    def _take(
+        self, ordered: Ordered, batch_rows: int, seed: int, partition: int, first_epoch: int
+    ) -> None:
+        self._ordered, self._batch_rows = ordered, batch_rows
+        self._seed, self._partition = seed, partition
         self._first_epoch = first_epoch  # epochs trained before: shuffling goes on from there
-        self._epoch, self._order = -1, order
+        row_bytes = max(1, ordered.form.row_bytes)
+        self._page_rows = max(1, PAGE_BYTES // row_bytes)
+        self._window_pages = max(1, WINDOW_BYTES // (self._page_rows * row_bytes))
+        self._epoch, self._pages, self._starts = -1, np.zeros(0, np.int64), [0]
+        self._window, self._records = -1, np.zeros((0, ordered.form.row_bytes), np.uint8)
+        self.held_out = HeldOut(ordered, batch_rows)
 
     @property
     def rows(self) -> int:
-        return len(self._features)
+        """Rows to train on."""
+        return self._ordered.rows
+
+    @property
+    def partition(self) -> int:
+        """Whose rows these are."""
+        return self._partition
+
+    @property
+    def checksum(self) -> int:
+        """Of all rows and which of them are held out, whatever their order; 0 to 2^63 - 1."""
+        return self._ordered.checksum
+
+    @property
+    def spilled_bytes(self) -> int:
+        """What lies on the executor's scratch."""
+        return self._ordered.spilled_bytes
 
     @property
     def per_epoch(self) -> int:
@@ -48,17 +117,51 @@ class Batches:
     def get(self, epoch: int, index: int) -> Batch:
         """Minibatch ``index`` of an epoch: at most ``batch_rows`` rows."""
         if epoch != self._epoch:
-            chance = np.random.default_rng((self._seed, self._partition, self._first_epoch + epoch))
-            self._epoch, self._order = epoch, chance.permutation(self.rows)
-        rows = self._order[index * self._batch_rows : (index + 1) * self._batch_rows]
-        return Batch(self._features[rows], self._labels[rows])
+            self._begin(epoch)
+        first = index * self._batch_rows
+        return self._ordered.form.batch(self._rows(first, min(self.rows, first + self._batch_rows)))
 
+    def close(self) -> None:
+        """Give memory and scratch back."""
+        self._ordered.close()
 
-def row_keys(features: NDArray[Any], labels: NDArray[Any]) -> NDArray[np.int64]:
-    """Two numbers for each row, i64[rows, 2], from its content alone: same row, same key."""
-    keys = np.empty((len(features), 2), np.int64)
-    for i, (feature, label) in enumerate(zip(features, labels, strict=True)):
-        content = feature.tobytes() + np.asarray(label).tobytes()
-        first, second = zlib.crc32(content), zlib.adler32(content)
-        keys[i] = (first << 31) ^ second, zlib.crc32(content, 0x5EED)
-    return keys
+    # -- the order of an epoch -------------------------------------------------------------------
+
+    def _begin(self, epoch: int) -> None:
+        """Shuffle the pages and cut them into windows."""
+        self._epoch, self._window = epoch, -1
+        pages = -(-self.rows // self._page_rows)
+        self._pages = self._chance(0).permutation(pages)
+        counts = [self._page_rows] * pages
+        if pages:
+            last = int(np.flatnonzero(self._pages == pages - 1)[0])
+            counts[last] = self.rows - (pages - 1) * self._page_rows
+        at = [0, *itertools.accumulate(counts)]
+        self._starts = [*at[: pages : self._window_pages], self.rows]
+
+    def _rows(self, first: int, end: int) -> Records:
+        """Rows of the shuffled epoch by their places in it."""
+        parts = []
+        while first < end:
+            window = int(np.searchsorted(self._starts, first, side="right")) - 1
+            begin, until = self._starts[window], min(end, self._starts[window + 1])
+            parts.append(self._shuffled(window)[first - begin : until - begin])
+            first = until
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _shuffled(self, window: int) -> Records:
+        """The rows of a window: read, shuffled, and kept until the next one."""
+        if window != self._window:
+            first_page = window * self._window_pages
+            pages = np.sort(self._pages[first_page : first_page + self._window_pages])
+            firsts = (pages * self._page_rows).tolist()
+            ranges = [(first, min(self.rows, first + self._page_rows)) for first in firsts]
+            self._records = np.zeros((0, 0), np.uint8)  # free it before the next one comes
+            records = self._ordered.read(ranges)
+            self._records = records[self._chance(1 + window).permutation(len(records))]
+            self._window = window
+        return self._records
+
+    def _chance(self, what: int) -> np.random.Generator:
+        epoch = self._first_epoch + self._epoch
+        return np.random.default_rng((self._seed, self._partition, epoch, what))

@@ -7,6 +7,7 @@ import queue
 import secrets
 import threading
 from collections import Counter
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from sparkstrom.base.clock import Clock
@@ -21,6 +22,7 @@ from sparkstrom.base.errors import (
 from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.frames import Seal
 from sparkstrom.codec.messages import Phase
+from sparkstrom.models.base import Flat
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.fit import MasterLimits
@@ -35,6 +37,7 @@ log = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 0.001
 PROGRESS_S = 0.2
+SNAPSHOT_S = 60.0  # the thread copies theta between two duty cycles
 
 Stats = dict[str, float]
 
@@ -51,6 +54,7 @@ class Progress:
     minibatches_expected: int  # of the partitions joined
     commits: int
     stats: dict[int, Stats] = field(hash=False)  # by node, the departed too
+    training: frozenset[int] = frozenset()  # partitions with rows and a live worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,7 @@ class MasterThread(threading.Thread):
             kept=plan.kept,
         )
         self._wishes: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
+        self._snapshots: queue.SimpleQueue[Future[tuple[int, Flat]]] = queue.SimpleQueue()
         self._ending = threading.Event()
         self.finished = threading.Event()  # done, or failed
         self.failure: SparkstromError | None = None
@@ -144,6 +149,21 @@ class MasterThread(threading.Thread):
     def give_up(self, reason: str) -> None:
         """The fit has failed outside the mesh: tell the workers to end."""
         self._wishes.put(ev.GivenUp(reason))
+
+    def snapshot(self) -> tuple[int, Flat]:
+        """The newest commit in the driver's replica, and a copy of theta as of that commit.
+
+        Raise TrainingError where the thread has ended or does not answer.
+        """
+        answer: Future[tuple[int, Flat]] = Future()
+        self._snapshots.put(answer)
+        try:
+            return answer.result(SNAPSHOT_S)
+        except TimeoutError:
+            raise TrainingError(
+                f"the master did not copy its parameters within {SNAPSHOT_S:g} s"
+                + ("" if self.is_alive() else ": its thread has ended")
+            ) from None
 
     def end(self) -> None:
         """Stop the thread and close the transport; only once the job has ended."""
@@ -206,6 +226,8 @@ class MasterThread(threading.Thread):
                 self._step(ev.Received(sender, message))
             while not self._wishes.empty():
                 self._step(self._wishes.get())
+            while not self._snapshots.empty():
+                self._snapshots.get().set_result((self._theta.commit, self._theta.values.copy()))
             self._step(ev.Tick())
             self._mail.flush()
         except DriverLost as lost:
@@ -282,6 +304,11 @@ class MasterThread(threading.Thread):
             minibatches_expected=sum(p.epochs * p.batches for p in fit.partitions),
             commits=fit.sequencer.head,
             stats=dict(self._stats),
+            training=frozenset(
+                member.join.partition
+                for member in fit.members.live.values()
+                if fit.partitions[member.join.partition].rows > 0
+            ),
         )
 
 

@@ -7,12 +7,16 @@ encoder's residual (Strom 2015; DL4J's EncodedGradientsAccumulator).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 import numpy as np
 
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.payload import Bitmap
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.models.base import Batch, Flat, FlatModel
+from sparkstrom.models.outputs import measured
 from sparkstrom.protocol.events import Install
 from sparkstrom.runtime.inbox import Merged
 from sparkstrom.runtime.theta import Hits, Theta
@@ -60,6 +64,20 @@ class Replica:
         if self._delta is not None:
             np.subtract(self._working, self.theta.values, out=self._delta)
         return loss
+
+    def measure(self, batches: Iterable[Batch], metric: str) -> tuple[float, float]:
+        """(sum of weight x loss, or of weights of hits; sum of weights) of rows under theta.
+
+        What the model has learnt beyond theta is set aside meanwhile, and is there again after.
+        """
+        learnt = self._working.copy()
+        self._working[:] = self.theta.values
+        try:
+            figures = [measured(self.model, batch, metric) for batch in batches]
+        finally:
+            self._working[:] = learnt
+        sums, weights = zip(*figures, strict=True) if figures else ((), ())
+        return math.fsum(sums), math.fsum(weights)
 
     def hold_back(self) -> None:
         """Keep what the last step changed for a later publication."""

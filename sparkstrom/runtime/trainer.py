@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from sparkstrom.base.errors import PeerError
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Activity, Kept
+from sparkstrom.observe.epochs import EpochLog, Finished
 from sparkstrom.observe.residuals import among_counters, figures_of
+from sparkstrom.observe.stopping import LOSS
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Order
 from sparkstrom.runtime.batches import Batches
@@ -41,6 +43,9 @@ class Schedule:
     publish_every: int
     sleep_ms: int = 0  # in each step, to play a slow worker
     show_residual: bool = False  # its figures among the counters
+    metric: str = LOSS  # of held-out rows, under theta at each epoch's end
+    partition: int = 0
+    attempt: int = 0  # of the task; the higher one has the last word
 
 
 Keep = Callable[[Replica], Kept | None]
@@ -63,6 +68,7 @@ class Trainer:
         self._station, self._replica, self._batches = station, replica, batches
         self._schedule, self._keep, self._grant = schedule, keep, grant
         self.counts = Counts()
+        self.epochs = EpochLog(schedule.partition, schedule.attempt)
         self._position = Position(0, 0)
         self._steps = 0
         self._unpublished = 0
@@ -173,6 +179,8 @@ class Trainer:
         self._spend("reading", read_s - began_s)
         self._spend("stepping", stepped_s - read_s)
         self._spend("encoding", time.monotonic() - stepped_s)
+        if self._position.batch == 0:
+            self._finish_epoch()
         self._tell_stats(now=False)
 
     def _advance(self) -> None:
@@ -185,6 +193,16 @@ class Trainer:
             self._position = Position(self._position.epoch, batch)
         self._steps += 1
         self._unpublished += 1
+
+    def _finish_epoch(self) -> None:
+        """Measure theta on the rows that are held out here, its own last update included."""
+        began_s = time.monotonic()
+        held = (0.0, 0.0)
+        if self._batches.held_out.rows:
+            held = self._replica.measure(self._batches.held_out, self._schedule.metric)
+            self._spend("measuring", time.monotonic() - began_s)
+        loss, examples = self.counts.last_loss_sum, self.counts.last_examples
+        self.epochs.add(Finished(self._position.epoch - 1, loss, examples, *held))
 
     def _publish_if_due(self) -> None:
         """Publish every so many steps, and at the very end; otherwise only say how far it is."""
@@ -230,6 +248,9 @@ class Trainer:
             "loss_sum": counts.loss_sum,
             "last_loss_sum": counts.last_loss_sum,
             "last_examples": counts.last_examples,
+            "partition": self._batches.partition,
+            "rows_held_out": self._batches.held_out.rows,
+            "spilled_bytes": self._batches.spilled_bytes,
             "publications": sent.publications,
             "hits": sent.hits,
             "mass_clipped": sent.mass_clipped,
@@ -237,6 +258,7 @@ class Trainer:
             "breaches": self._replica.theta.breaches + sent.breaches,
         }
         values |= {f"s_{name}": seconds for name, seconds in counts.seconds.items()}
+        values |= self.epochs.counters()
         if now:
             values["residual_square"] = self._replica.residual_norm() ** 2
         if sent.publications:

@@ -1,20 +1,49 @@
-"""Data: from what users have to one partition per worker, random and balanced by seed."""
+"""Data: from what users have to one partition per worker, random and balanced by seed.
+
+Whatever the data are, an executor sees an iterator of ``Block``. A DataFrame is an RDD of Arrow
+messages, straight from the JVM: pyspark's ``mapInArrow`` and ``toArrow`` import pandas or collect
+on the driver, the JVM's own Arrow writer does neither (3.5 and 4.0).
+"""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.spark.parcels import COLUMNS, Parcel, deal_batches, deal_rows
-from sparkstrom.spark.rows import FEATURES, LABEL
+from sparkstrom.base.errors import UsageError
+from sparkstrom.spark.arrow import blocks_of_arrow, count_arrow
+from sparkstrom.spark.blocks import blocks_of_rows, count_rows
+from sparkstrom.spark.columns import Chosen, check_chosen, chosen_columns, is_image, is_vector
+from sparkstrom.spark.parcels import Blocks, blocks_of_parcels, deal
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark import RDD
     from pyspark.sql import DataFrame
+
+BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+NARROW_ROWS, ARRAY_ROWS, IMAGE_ROWS = 10_000, 1_000, 32  # rows of an Arrow message, by its widest
+
+
+class Source(NamedTuple):
+    """What a user's data are to executors."""
+
+    rdd: RDD[Any]
+    blocks: Blocks  # of a partition's elements
+    count: Callable[[Any], Any]  # of its rows
+
+
+class Spread(NamedTuple):
+    """The data over one partition per worker.
+
+    Rows that stay where they are come as they are; then ``rows`` says how many each partition
+    must have. Others come with their own count.
+    """
+
+    rdd: RDD[Any]
+    blocks: Blocks
+    workers: int
+    rows: tuple[int, ...] = ()
 
 
 def is_dataframe(data: Any) -> bool:
@@ -31,135 +60,51 @@ def check_data(data: Any) -> None:
         )
 
 
-class Spread(NamedTuple):
-    """The data over one partition per worker.
-
-    Dealt rows come as parcels, of so many ``sources``. Rows that stay where they are come as they
-    are; then ``rows`` says how many each partition must have.
-    """
-
-    data: Any  # RDD of parcels or rows, or DataFrame
-    workers: int
-    sources: int = 0
-    rows: tuple[int, ...] = ()
-
-
-def deal_out(rdd: RDD[Any], workers: int, seed: int) -> Spread:
-    """An RDD's rows, at random and balanced."""
-    dealt = rdd.mapPartitionsWithIndex(partial(deal_rows, workers, seed))
-    parcels: RDD[Any] = dealt.partitionBy(workers, int).values()
-    return Spread(parcels, workers, sources=rdd.getNumPartitions())
-
-
-def deal_out_frame(frame: DataFrame, workers: int, seed: int) -> Spread:
-    """A DataFrame's rows, at random and balanced; they stay Arrow all the way."""
-    dealt = frame.mapInArrow(partial(deal_batches, workers, seed), COLUMNS).rdd
-    parcels: RDD[Any] = dealt.map(worker_and_parcel).partitionBy(workers, int).values()
-    return Spread(parcels, workers, sources=dealt.getNumPartitions())
-
-
-def worker_and_parcel(row: Any) -> tuple[int, Parcel]:
-    """A row of ``parcels.COLUMNS`` as key and value."""
-    worker, source, number, count, payload = row
-    return worker, (source, number, count, bytes(payload))
-
-
-def leave_in_place(rdd: RDD[Any], workers: int) -> Spread:
-    """An RDD's partitions as they are, merged where there are more than workers."""
-    kept = rdd if rdd.getNumPartitions() <= workers else rdd.coalesce(workers)
-    rows = tuple(kept.mapPartitions(count_rows).collect())
-    return Spread(kept, len(rows), rows=rows)
-
-
-def leave_frame_in_place(frame: DataFrame, workers: int) -> Spread:
-    """A DataFrame's partitions as they are, merged where there are more than workers."""
-    kept = frame if frame.rdd.getNumPartitions() <= workers else frame.coalesce(workers)
-    rows = tuple(row.rows for row in kept.mapInArrow(count_batches, "rows long").collect())
-    return Spread(kept, len(rows), rows=rows)
-
-
-def count_rows(rows: Iterable[Any]) -> Iterator[int]:
-    """How many rows a partition has."""
-    yield sum(1 for _ in rows)
-
-
-def count_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """How many rows a partition has, by Arrow."""
-    import pyarrow as pa
-
-    yield pa.RecordBatch.from_pydict({"rows": [sum(batch.num_rows for batch in batches)]})
-
-
-def features_and_label(frame: DataFrame, features: str | list[str], label: str) -> DataFrame:
-    """Two columns: ``features`` array<float>, and ``label``."""
-    if importlib.util.find_spec("pandas") is None:
-        raise SetupError(
-            "Spark hands DataFrames to Python by Arrow, and its code for that imports pandas, "
-            "which is not here: pip install pandas on the driver and the executors, or train on an "
-            "RDD"
-        )
-    return frame.select(
-        _feature_column(frame, features).alias(FEATURES), _label_column(frame, label).alias(LABEL)
+def source_of(data: Any, chosen: Chosen) -> Source:
+    """An RDD of rows, or a DataFrame as an RDD of Arrow messages. Raise UsageError for others."""
+    check_data(data)
+    check_chosen(chosen, is_dataframe(data))
+    if not is_dataframe(data):
+        return Source(data, blocks_of_rows, count_rows)
+    frame, reading = chosen_columns(data, chosen)
+    return Source(
+        arrow_messages(frame), partial(blocks_of_arrow, reading), partial(count_arrow, reading)
     )
 
 
-def _feature_column(frame: DataFrame, features: str | list[str]) -> Any:
-    """One array column, vector column, or several numeric columns, as array<float>."""
-    from pyspark.sql import functions as sql
-    from pyspark.sql.types import ArrayType, NumericType
-
-    names = [features] if isinstance(features, str) else list(features)
-    for name in names:
-        _need_column(frame, name)
-    kind = frame.schema[names[0]].dataType
-    if len(names) == 1 and kind.typeName() == "vectorudt":
-        from pyspark.ml.functions import vector_to_array
-
-        return vector_to_array(sql.col(names[0]), "float32")
-    if (
-        len(names) == 1
-        and isinstance(kind, ArrayType)
-        and isinstance(kind.elementType, NumericType)
-    ):
-        return sql.col(names[0]).cast("array<float>")
-    for name in names:
-        if not isinstance(frame.schema[name].dataType, NumericType):
-            raise UsageError(
-                f"features column {name!r} is {frame.schema[name].dataType.simpleString()}: "
-                "it must be an array of numbers, an ml vector, or a list of numeric columns"
-            )
-    return sql.array(*(sql.col(name).cast("float") for name in names))
+def spread_out(source: Source, workers: int, seed: int, *, move: bool) -> Spread:
+    """Rows at random and balanced, or partitions as they are, merged where there are too many."""
+    rdd = source.rdd
+    if move:
+        dealt = rdd.mapPartitionsWithIndex(partial(deal, source.blocks, workers, seed))
+        parcels: RDD[Any] = dealt.partitionBy(workers, int).values()
+        return Spread(parcels, partial(blocks_of_parcels, rdd.getNumPartitions()), workers)
+    kept = rdd if rdd.getNumPartitions() <= workers else rdd.coalesce(workers)
+    rows = tuple(kept.mapPartitions(source.count).collect())
+    return Spread(kept, source.blocks, len(rows), rows)
 
 
-def _label_column(frame: DataFrame, label: str) -> Any:
-    from pyspark.sql import functions as sql
-    from pyspark.sql.types import ArrayType, BooleanType, FractionalType, NumericType
+def arrow_messages(frame: DataFrame) -> RDD[bytes]:
+    """A DataFrame's partitions as Arrow record batches, each one message without its schema."""
+    from pyspark import RDD
+    from pyspark.serializers import NoOpSerializer
 
-    _need_column(frame, label)
-    kind = frame.schema[label].dataType
-    if isinstance(kind, ArrayType) and isinstance(kind.elementType, NumericType):
-        return sql.col(label).cast("array<float>")
-    if not isinstance(kind, NumericType | BooleanType):
-        raise UsageError(
-            f"label column {label!r} is {kind.simpleString()}: it must be a number (a class index "
-            "or a value) or an array of numbers"
-        )
-    return sql.col(label).cast("float" if isinstance(kind, FractionalType) else "bigint")
-
-
-def _need_column(frame: DataFrame, name: str) -> None:
-    if name not in frame.columns:
-        raise UsageError(f"there is no column {name!r}; the DataFrame has {frame.columns}")
+    conf: Any = frame.sparkSession.conf
+    before = conf.get(BATCH_ROWS)
+    conf.set(BATCH_ROWS, str(min(int(before), _rows_of_a_message(frame))))
+    try:
+        jrdd = frame._jdf.toArrowBatchRdd().toJavaRDD()
+    finally:
+        conf.set(BATCH_ROWS, before)
+    return RDD(jrdd, frame.sparkSession.sparkContext, NoOpSerializer())
 
 
-Runner = Callable[[], list[str]]
+def _rows_of_a_message(frame: DataFrame) -> int:
+    """A message is in memory as a whole, in the JVM and in Python."""
+    from pyspark.sql.types import ArrayType, BinaryType
 
-
-def rows_job(rdd: RDD[Any], run: Callable[..., Iterator[str]]) -> Runner:
-    """The one Spark job of a fit, for an RDD."""
-    return lambda: rdd.mapPartitionsWithIndex(run).collect()
-
-
-def frame_job(frame: DataFrame, run: Callable[..., Iterator[Any]]) -> Runner:
-    """The one Spark job of a fit, for a DataFrame."""
-    return lambda: [row.report for row in frame.mapInArrow(run, "report string").collect()]
+    kinds = [field.dataType for field in frame.schema]
+    if any(is_image(kind) or isinstance(kind, BinaryType) for kind in kinds):
+        return IMAGE_ROWS
+    wide = any(is_vector(kind) or isinstance(kind, ArrayType) for kind in kinds)
+    return ARRAY_ROWS if wide else NARROW_ROWS

@@ -15,18 +15,18 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sparkstrom.base.clock import SystemClock
-from sparkstrom.base.errors import SparkstromError, UsageError
+from sparkstrom.base.errors import SetupError, SparkstromError, UsageError
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import Kept
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.models.base import Placeable, Share
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Order
 from sparkstrom.protocol.node import Identity, NodeLimits
@@ -35,17 +35,15 @@ from sparkstrom.runtime.inbox import Inbox
 from sparkstrom.runtime.node import Meeting, NodeThread
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.station import Station
+from sparkstrom.runtime.store import Store
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.trainer import Schedule, Trainer
 from sparkstrom.spark import kept
 from sparkstrom.spark.addresses import executor_address, opener
+from sparkstrom.spark.blocks import Block, check_block
 from sparkstrom.spark.job import TrainingJob
-from sparkstrom.spark.parcels import Parcel, arrays_of_parcels
-from sparkstrom.spark.rows import Arrays, arrays_of_batches, arrays_of_rows
+from sparkstrom.spark.parcels import Blocks
 from sparkstrom.transport.aeron.processes import find_executor
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +61,8 @@ class Place:
     host: str
     jvm: str  # names the executor's process among those of this host
     scratch: Path
+    cpus: int = 1  # of the task
+    gpu: int | None = None  # the first that Spark assigned to the task
 
 
 def here() -> Place:
@@ -74,45 +74,36 @@ def here() -> Place:
     jvm = find_executor()
     host = socket.gethostname()
     directories = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")
+    gpus = context.resources().get("gpu")
     return Place(
         context.partitionId(),
         context.taskAttemptId(),
         host,
         f"{jvm.pid}-{jvm.start_time}",
         Path(directories[0]),
+        context.cpus(),
+        int(gpus.addresses[0]) if gpus is not None else None,
     )
 
 
-def run_parcels(job: TrainingJob, index: int, parcels: Iterable[Parcel]) -> Iterator[str]:
-    """Train on one partition of rows that were dealt out."""
-    yield run(job, here(), partial(arrays_of_parcels, job.sources, parcels))
+def run_partition(
+    job: TrainingJob, blocks: Blocks, index: int, items: Iterable[Any]
+) -> Iterator[str]:
+    """Train on one partition, whatever its rows come from."""
+    yield run(job, here(), blocks(index, items))
 
 
-def run_rows(job: TrainingJob, index: int, rows: Iterable[Any]) -> Iterator[str]:
-    """Train on one partition of an RDD of (features, label)."""
-    yield run(job, here(), partial(arrays_of_rows, rows))
-
-
-def run_batches(job: TrainingJob, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Train on one partition of a DataFrame, which comes as Arrow batches."""
-    import pyarrow as pa
-
-    report = run(job, here(), partial(arrays_of_batches, batches))
-    yield pa.RecordBatch.from_pydict({"report": [report]})
-
-
-def run(job: TrainingJob, place: Place, read: partial[Arrays]) -> str:
+def run(job: TrainingJob, place: Place, blocks: Iterator[Block]) -> str:
     """Join, train, leave; return a report as JSON."""
     began_s = time.monotonic()
     warm_up()
-    failure: UsageError | None = None
+    failure: UsageError | SetupError | None = None
     try:
-        features, labels = read()
-        need_all_rows(job, place, len(features))
-        batches = batches_of(job, place, features, labels)
-    except UsageError as error:  # anything else is Spark's: lost shuffle files, a stage to repeat
+        settle(job, place)
+        batches = batches_of(job, place, blocks)
+    except (UsageError, SetupError) as error:  # anything else is Spark's: a stage to repeat
         failure = error
-        batches = batches_of(job, place, np.zeros((0, 0), np.float32), np.zeros(0, np.int64))
+        batches = batches_of(job, place, None)
     session = Session(job, place, batches)
     try:
         if failure is not None:
@@ -123,8 +114,17 @@ def run(job: TrainingJob, place: Place, read: partial[Arrays]) -> str:
         raise
     finally:
         session.thread.stop()
+        batches.close()
     seconds = time.monotonic() - began_s
     return json.dumps({"partition": place.partition, "ended": reason, "seconds": seconds})
+
+
+def settle(job: TrainingJob, place: Place) -> None:
+    """Tell a model that asks for it what this task has of the machine."""
+    if isinstance(job.model, Placeable):
+        chance = (job.master.rng_seed, place.partition, job.first_epoch)
+        seed = int(np.random.SeedSequence(chance).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        job.model.place(Share(place.cpus, place.gpu, seed))
 
 
 def need_all_rows(job: TrainingJob, place: Place, rows: int) -> None:
@@ -137,15 +137,23 @@ def need_all_rows(job: TrainingJob, place: Place, rows: int) -> None:
         )
 
 
-def batches_of(job: TrainingJob, place: Place, features: Any, labels: Any) -> Batches:
-    """The partition's minibatches, checked against the model."""
-    if len(features):
-        job.model.check(features, labels)
-    return Batches(
-        features,
-        labels,
-        batch_rows=job.master.batch_size_per_worker,
-        seed=job.master.rng_seed,
+def batches_of(job: TrainingJob, place: Place, blocks: Iterator[Block] | None) -> Batches:
+    """The partition's minibatches, checked against the model; of None there are none."""
+    master = job.master
+    store = Store(
+        master.batch_memory_bytes, place.scratch, seed=master.rng_seed, fraction=job.fraction
+    )
+    rows = 0
+    for block in blocks or ():
+        check_block(job.model, block)
+        store.add(block.form, block.records)
+        rows += len(block.records)
+    if blocks is not None:
+        need_all_rows(job, place, rows)
+    return Batches.of_store(
+        store.finish(),
+        batch_rows=master.batch_size_per_worker,
+        seed=master.rng_seed,
         partition=place.partition,
         first_epoch=job.first_epoch,
     )

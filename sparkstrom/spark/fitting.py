@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,6 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.progress import Line, ProgressLine
 from sparkstrom.observe.residuals import EncodingLog
 from sparkstrom.runtime.master import MasterThread, Progress
-from sparkstrom.spark.data import Runner
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class SparkJob:
 
     context: Any
     group: str
-    runner: Runner
+    runner: Callable[[], object]
     error: Exception | None = None
     thread: threading.Thread | None = None
 

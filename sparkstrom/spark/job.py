@@ -32,8 +32,8 @@ class TrainingJob:
     endpoint: Endpoint  # of the master
     lobby: int
     network: str  # names the files kept on executors for the next fit
-    sources: int = 0  # partitions that dealt rows out; 0: rows stayed where they were
-    rows: tuple[int, ...] = ()  # per partition, where rows stayed
+    rows: tuple[int, ...] = ()  # per partition, where rows stayed and so were counted
+    fraction: float = 0.0  # of the rows is held out, by chance
 
     def seal(self) -> Seal:
         """What closes and opens this job's frames."""

@@ -20,7 +20,7 @@ from sparkstrom.codec.frames import KEY_BYTES, Seal
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.grid import first_exponent, next_exponent, round_to_grid
 from sparkstrom.encoding.layers import layers_of
-from sparkstrom.models.base import Flat, FlatModel
+from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
 from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.keeping import KeptFiles
@@ -29,16 +29,19 @@ from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark import data as spreading
 from sparkstrom.spark.addresses import driver_address, opener
 from sparkstrom.spark.cluster import check_conf, refuse_connect, slots_of, workers_for
-from sparkstrom.spark.data import Runner, Spread
-from sparkstrom.spark.executor import forget_kept, run_batches, run_parcels, run_rows
+from sparkstrom.spark.columns import Chosen, Names
+from sparkstrom.spark.data import Spread
+from sparkstrom.spark.executor import forget_kept, run_partition
 from sparkstrom.spark.fitting import Fitting, SparkJob
 from sparkstrom.spark.job import BYTES_PER_PARAM_MAX, FRAME_ROOM_BYTES, TrainingJob
 from sparkstrom.spark.settings import resolve
 from sparkstrom.spark.shared import SharedTrainingMaster
+from sparkstrom.spark.shipping import need_picklable
 from sparkstrom.spark.summary import TrainingSummary, summarize
+from sparkstrom.spark.using import Using
 
 
-class SparkNetwork:
+class SparkNetwork(Using):
     """Trains a model on Spark executors, again and again, and holds its parameters.
 
     ``spark`` is a SparkSession or SparkContext; ``progress=False`` is silent. Raises UsageError
@@ -59,6 +62,7 @@ class SparkNetwork:
                 f"model is a {type(model).__name__}: pass a model of sparkstrom.models, such as "
                 "DenseNetwork"
             )
+        need_picklable(model)
         self._context = getattr(spark, "sparkContext", spark)
         conf = dict(self._context.getConf().getAll())
         self._master = resolve(master or SharedTrainingMaster(), conf, os.environ)
@@ -79,13 +83,17 @@ class SparkNetwork:
         data: Any,
         epochs: int = 1,
         *,
-        features: str | list[str] = "features",
-        label: str = "label",
+        features: Names = "features",
+        label: Names = "label",
+        weight: str | None = None,
+        validation: float | str | None = None,
     ) -> TrainingSummary:
         """Train for ``epochs`` epochs; return what happened.
 
-        ``data`` is an RDD of (features, label), or a DataFrame: ``features`` names an array or
-        vector column, or several numeric ones; ``label`` a class index, a value, or an array.
+        ``data`` is an RDD of (features, label) or (features, label, weight), or a DataFrame:
+        ``features`` and ``label`` name a column, a list of numeric columns that stand side by
+        side, or a tuple or dictionary of these for several arrays; ``weight`` names a column.
+        ``validation`` holds rows out: a fraction, by seed and content, or a boolean column.
         Raises UsageError, SetupError or TrainingError (with host, partition and traceback).
         """
         began_s = time.monotonic()
@@ -99,11 +107,14 @@ class SparkNetwork:
         for warning in warnings:
             progress.say(f"sparkstrom warns: {warning}")
         theta = self._theta()
-        spread = self._spread(data, features, label, workers)
+        chosen = Chosen(features, label, weight, validation)
+        spread = self._spread(data, chosen, workers)
         workers = spread.workers
         key, job_id = secrets.token_bytes(KEY_BYTES), secrets.randbits(63)
         master = self._master_thread(theta, Seal(key, job_id), job_id, workers, epochs)
-        runner = self._runner(spread, self._job(master, key, job_id, theta, spread, epochs))
+        job = self._job(master, key, job_id, theta, spread, epochs, chosen.fraction)
+        run = partial(run_partition, job, spread.blocks)
+        runner = spread.rdd.mapPartitionsWithIndex(run).collect
         group = f"sparkstrom-{job_id:016x}"
         submitted_s = time.monotonic()
         self._kept, self._may_have_files = {}, True  # granted once: a fit that fails uses them up
@@ -138,26 +149,11 @@ class SparkNetwork:
         theta.values[:] = round_to_grid(self._parameters, self._k)
         return theta
 
-    def _spread(self, data: Any, features: str | list[str], label: str, workers: int) -> Spread:
+    def _spread(self, data: Any, chosen: Chosen, workers: int) -> Spread:
         """The data over one partition per worker."""
-        seed, move = self._master.rng_seed, self._master.repartition == "always"
-        if spreading.is_dataframe(data):
-            frame = spreading.features_and_label(data, features, label)
-            if move:
-                return spreading.deal_out_frame(frame, workers, seed)
-            return spreading.leave_frame_in_place(frame, workers)
-        if move:
-            return spreading.deal_out(data, workers, seed)
-        return spreading.leave_in_place(data, workers)
-
-    @staticmethod
-    def _runner(spread: Spread, job: TrainingJob) -> Runner:
-        """The one Spark job of this fit."""
-        if spread.sources:
-            return spreading.rows_job(spread.data, partial(run_parcels, job))
-        if spreading.is_dataframe(spread.data):
-            return spreading.frame_job(spread.data, partial(run_batches, job))
-        return spreading.rows_job(spread.data, partial(run_rows, job))
+        source = spreading.source_of(data, chosen)
+        move = self._master.repartition == "always"
+        return spreading.spread_out(source, workers, self._master.rng_seed, move=move)
 
     def _master_thread(
         self, theta: Theta, seal: Seal, job_id: int, workers: int, epochs: int
@@ -197,6 +193,7 @@ class SparkNetwork:
         theta: Theta,
         spread: Spread,
         epochs: int,
+        fraction: float,
     ) -> TrainingJob:
         return TrainingJob(
             job=job_id,
@@ -213,8 +210,8 @@ class SparkNetwork:
             endpoint=master.endpoint,
             lobby=master.lobby,
             network=self._id,
-            sources=spread.sources,
             rows=spread.rows,
+            fraction=fraction,
         )
 
     # -- the result ------------------------------------------------------------------------------
@@ -244,17 +241,34 @@ class SparkNetwork:
         self._model.bind(self._parameters.copy())
         return self._model
 
-    def predict(self, features: Any) -> Any:
-        """Outputs f32[rows, outputs] for features [rows, ...], computed in this process.
+    @property
+    def module(self) -> Any:
+        """A TorchModel's module with a copy of the shared parameters, its buffers and own keys.
 
-        A tuple or dict of arrays goes to a model with several inputs as it is.
+        Raises UsageError for a model that is none.
         """
-        several = isinstance(features, tuple | dict)
-        return self.model.predict(features if several else np.asarray(features, np.float32))
+        model: Any = self.model
+        if not hasattr(model, "module"):
+            raise UsageError(
+                f"a {type(model).__name__} has no module: network.module is for a TorchModel; "
+                "network.model and network.parameters are there for every model"
+            )
+        return model.module
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write ``path`` (npz: plain NumPy opens it) and a JSON description beside it."""
-        save_model(Path(path), self._model.describe(), self._parameters, self._epochs_trained)
+        """Write ``path`` (npz: plain NumPy opens it) and a JSON description beside it.
+
+        A TorchModel adds ``path`` + ".pt", a state_dict that ``torch.load`` opens.
+        """
+        model = self.model
+        save_model(
+            Path(path),
+            model.describe(),
+            self._parameters,
+            self._epochs_trained,
+            buffers=model.buffers_bytes() if isinstance(model, Buffered) else b"",
+            exported=model.exported() if isinstance(model, Exporting) else None,
+        )
 
     @classmethod
     def load(
@@ -263,10 +277,14 @@ class SparkNetwork:
         spark: Any,
         master: SharedTrainingMaster | None = None,
         *,
+        model: FlatModel | None = None,
         progress: bool = True,
     ) -> SparkNetwork:
-        """A network with the model and parameters that ``save`` wrote."""
-        model, parameters, epochs = load_model(Path(path))
+        """A network with the model and parameters that ``save`` wrote.
+
+        ``model``: one like the saved one, where its code was not saved, as a TorchModel's is not.
+        """
+        model, parameters, epochs = load_model(Path(path), model)
         network = cls(spark, model, master, progress=progress)
         network.parameters = parameters
         network._epochs_trained = epochs

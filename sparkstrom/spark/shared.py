@@ -13,6 +13,7 @@ from sparkstrom.encoding.layers import MULTIPLIER_MAX
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, ThresholdAlgorithm
+from sparkstrom.runtime.store import MEMORY_MIN_BYTES
 from sparkstrom.spark.options import (
     need,
     need_flag,
@@ -30,7 +31,7 @@ AGGREGATIONS = ("sum", "mean", "sqrt")
 REPARTITIONS = ("always", "never")
 APPROACHES = ("direct",)
 
-_NO_PERSIST = "a worker keeps its own partition in memory, for all epochs"
+_NO_PERSIST = "a worker keeps its own rows for all epochs: see batch_memory_bytes"
 _NO_GC = "Python frees an array when its last user is done; there is no collector to call"
 _NO_EXPORT = "training reads the partition as it comes; exporting it first is not there yet"
 
@@ -88,6 +89,7 @@ class SharedTrainingMaster:
     # How the data are spread
     repartition: str = "always"  # "always": random and balanced by seed; "never": rows stay put
     rdd_training_approach: str = "direct"  # "direct": train on the partition as it comes
+    batch_memory_bytes: int = 512 << 20  # a worker's rows in memory; more go to local disk
     rng_seed: int = 0  # placement of rows and their order in each epoch
     # Whom it waits for
     min_workers: int = 1  # workers that must have joined by start_timeout
@@ -134,6 +136,8 @@ class SharedTrainingMaster:
         if self.rdd_training_approach == "export":
             raise UsageError(f"rdd_training_approach='export': {_NO_EXPORT}; write 'direct'")
         need_one_of("rdd_training_approach", self.rdd_training_approach, APPROACHES)
+        least, remedy = MEMORY_MIN_BYTES, " bytes, as a rule 512 MiB (536870912)"
+        need_whole("batch_memory_bytes", self.batch_memory_bytes, least, remedy)
         need_whole("shake_frequency", self.shake_frequency, 0, " publications, as a rule 100")
         need_whole("publish_every", self.publish_every, 1)
         if self.max_lead is not None:

@@ -29,6 +29,10 @@ class TrainingSummary:
     minibatches: int  # committed, each once
     minibatches_expected: int
     examples: int  # trained, repeats after a loss included
+    rows: int  # that executors read: each is trained in every epoch or held out, none is dropped
+    rows_trained: int
+    rows_held_out: int
+    spilled_bytes: int  # rows beyond batch_memory_bytes, on the executors' scratch
     updates: int  # committed
     loss: float  # mean over the examples of each worker's last epoch
     sent_fraction: float  # entries sent / (publications x n_params)
@@ -62,6 +66,10 @@ class TrainingSummary:
         ratio = self.bytes_dense / self.bytes_sent if self.bytes_sent else float("inf")
         rows = [
             ("minibatches", f"{self.minibatches:,} of {self.minibatches_expected:,}"),
+            (
+                "rows",
+                f"{self.rows:,}: {self.rows_trained:,} trained, {self.rows_held_out:,} held out",
+            ),
             ("loss (last epoch)", f"{self.loss:.4f}"),
             ("bytes sent", f"{self.bytes_sent:,} (dense {self.bytes_dense:,}: {ratio:.0f} x)"),
             ("bytes on the wire", f"{self.bytes_wire:,}"),
@@ -99,6 +107,8 @@ def summarize(
     publications = total("publications")
     last_examples = total("last_examples")
     breaches = outcome.breaches + int(total("breaches"))
+    rows_trained = sum(max(0, rows) for rows in outcome.rows)
+    held_out = sum(_by_partition(outcome, "rows_held_out").values())
     taus = [values["tau"] for values in stats if "tau" in values]
     return TrainingSummary(
         replicas_equal=len(set(outcome.hashes.values())) == 1 and not breaches,
@@ -114,6 +124,10 @@ def summarize(
         minibatches=outcome.minibatches,
         minibatches_expected=outcome.minibatches_expected,
         examples=int(total("examples")),
+        rows=rows_trained + held_out,
+        rows_trained=rows_trained,
+        rows_held_out=held_out,
+        spilled_bytes=sum(_by_partition(outcome, "spilled_bytes").values()),
         updates=outcome.commits,
         loss=total("last_loss_sum") / last_examples if last_examples else float("nan"),
         sent_fraction=total("hits") / (publications * n_params) if publications else 0.0,
@@ -198,6 +212,15 @@ def _breach_warning(breaches: int, first: int) -> list[str]:
         "exact: replicas may differ; the driver's parameters are delivered. Lower the learning "
         "rate, or start another fit: it takes a coarser grid"
     ]
+
+
+def _by_partition(outcome: Outcome, name: str) -> dict[int, int]:
+    """A figure of each partition: a worker and the one that replaced it read the same rows."""
+    return {
+        int(values["partition"]): int(values[name])
+        for values in outcome.stats.values()
+        if "partition" in values
+    }
 
 
 def _worker_seconds(outcome: Outcome) -> dict[str, dict[str, float]]:

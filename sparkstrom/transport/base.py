@@ -3,6 +3,9 @@
 A transport belongs to one thread. It has one endpoint (one UDP port) and any number of streams
 on it. Frames of one sender arrive in order and whole or not at all; an accepted frame is *not*
 an acknowledged one: peers die, receivers restart. Ids, commits and leases above heal that.
+
+Transports on one media driver share its endpoint and its stream numbers. They may also reach one
+another on *local* streams, through shared memory, with the same answers and frame lengths.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import Endpoint
 
 
@@ -58,14 +62,22 @@ class Transport(Protocol):
     def max_control_frame_bytes(self) -> int:
         """The longest frame a control sender takes: its log is smaller."""
 
-    def open_sender(self, endpoint: Endpoint, stream: int, *, control: bool) -> Sender:
+    def open_sender(
+        self, endpoint: Endpoint, stream: int, *, control: bool, local: bool = False
+    ) -> Sender:
         """Start opening a sender to a peer's endpoint; offers answer UNCONNECTED until it is up.
 
         Returns at once; opening goes on inside ``poll``. ``control`` streams get a small log.
+        ``local``: to a peer on this media driver; the endpoint then only names it in messages.
         """
 
-    def open_receiver(self, stream: int) -> None:
-        """Listen on a stream (1 <= stream < 2^31) of this endpoint. Raise SetupError if refused."""
+    def open_receiver(self, stream: int, *, local: bool = False) -> None:
+        """Listen on a stream (1 <= stream < 2^31) of this endpoint. Raise SetupError if refused.
+
+        ``local``: take frames of local senders, and only those. A stream that is open already
+        stays as it is; UsageError where it is open as the other kind. One that was closed is not
+        opened again while old senders to it live: it would hear them from the middle, or again.
+        """
 
     def close_receiver(self, stream: int) -> None:
         """Stop listening. Unknown streams are ignored."""
@@ -78,3 +90,12 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close senders, receivers and the client. Idempotent."""
+
+
+def open_as_other_kind(stream: int, local: bool) -> UsageError:
+    """The error of ``open_receiver`` for a stream that cannot be both."""
+    asked, found = ("local", "UDP") if local else ("UDP", "local")
+    return UsageError(
+        f"stream {stream} is asked for as a {asked} stream but is open as a {found} one: "
+        "close it first or take another number"
+    )

@@ -12,15 +12,24 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.base import Arrival, Offer
+from sparkstrom.transport.base import Arrival, Offer, open_as_other_kind
 
 FRAME_BYTES_MAX = 65_536
 CONTROL_FRAME_BYTES_MAX = 16_384
 QUEUE_BYTES_MAX = 524_288  # like half a term: what a peer that does not poll lets through
 POLL_FRAMES_MAX = 1024
+
+
+class Place(NamedTuple):
+    """Where frames go."""
+
+    endpoint: Endpoint
+    stream: int
+    local: bool
 
 
 class MemoryNetwork:
@@ -33,28 +42,35 @@ class MemoryNetwork:
         self._random = random.Random(seed)
         self._break_fraction = break_fraction
         self._ports = 0
-        self._receivers: dict[tuple[Endpoint, int], _Receiver] = {}
+        self._receivers: dict[Place, _Receiver] = {}
         self.changed = threading.Condition()
 
-    def open(self, host: str = "127.0.0.1") -> MemoryTransport:
-        """A transport on an endpoint of its own."""
+    def open(
+        self, host: str = "127.0.0.1", beside: MemoryTransport | None = None
+    ) -> MemoryTransport:
+        """A transport on an endpoint of its own, or on that of ``beside``.
+
+        Sharing an endpoint stands for sharing a media driver: local streams lead no further.
+        """
+        if beside is not None:
+            return MemoryTransport(self, beside.endpoint)
         with self.changed:
             self._ports += 1
             return MemoryTransport(self, Endpoint(host, self._ports))
 
-    def add(self, endpoint: Endpoint, stream: int) -> _Receiver:
-        """The receiver of a stream there, made if need be. Hold ``changed``."""
-        return self._receivers.setdefault((endpoint, stream), _Receiver())
+    def add(self, place: Place) -> _Receiver:
+        """The receiver there, made if need be. Hold ``changed``."""
+        return self._receivers.setdefault(place, _Receiver())
 
-    def remove(self, endpoint: Endpoint, stream: int) -> None:
-        """Drop the receiver of a stream there, with what it holds. Hold ``changed``."""
-        receiver = self._receivers.pop((endpoint, stream), None)
+    def remove(self, place: Place) -> None:
+        """Drop the receiver there, with what it holds. Hold ``changed``."""
+        receiver = self._receivers.pop(place, None)
         if receiver is not None:
             receiver.is_open = False
 
-    def find(self, endpoint: Endpoint, stream: int) -> _Receiver | None:
-        """The receiver of a stream there. Hold ``changed``."""
-        return self._receivers.get((endpoint, stream))
+    def find(self, place: Place) -> _Receiver | None:
+        """The receiver there. Hold ``changed``."""
+        return self._receivers.get(place)
 
     def breaks_now(self) -> bool:
         """Whether the fault schedule ends a sender at this offer. Hold ``changed``."""
@@ -73,11 +89,8 @@ class _Receiver:
 class MemorySender:
     """See ``transport.base.Sender``."""
 
-    def __init__(
-        self, network: MemoryNetwork, endpoint: Endpoint, stream: int, frame_max: int
-    ) -> None:
-        self._network, self._endpoint, self._stream = network, endpoint, stream
-        self._frame_max = frame_max
+    def __init__(self, network: MemoryNetwork, place: Place, frame_max: int) -> None:
+        self._network, self._place, self._frame_max = network, place, frame_max
         self._receiver: _Receiver | None = None  # bound at the first offer that finds one
         self._is_closed = False
         self._is_broken = False
@@ -96,7 +109,7 @@ class MemorySender:
             return Offer.CLOSED
         if len(frame) > self._frame_max:
             raise UsageError(
-                f"a frame of {len(frame)} bytes on stream {self._stream}: the limit is "
+                f"a frame of {len(frame)} bytes on stream {self._place.stream}: the limit is "
                 f"{self._frame_max}; cut it into pieces"
             )
         receiver = self._connected()
@@ -111,7 +124,7 @@ class MemorySender:
 
     def _connected(self) -> _Receiver | None:
         if self._receiver is None:
-            self._receiver = self._network.find(self._endpoint, self._stream)
+            self._receiver = self._network.find(self._place)
         elif not self._receiver.is_open or self._network.breaks_now():
             self._is_broken = True  # for good: whoever leads the edge opens another
         return None if self._is_broken else self._receiver
@@ -127,7 +140,7 @@ class MemoryTransport:
     def __init__(self, network: MemoryNetwork, endpoint: Endpoint) -> None:
         self._network = network
         self._endpoint = endpoint
-        self._streams: dict[int, _Receiver] = {}
+        self._streams: dict[int, tuple[Place, _Receiver]] = {}
         self._senders: list[MemorySender] = []
         self._is_closed = False
 
@@ -146,25 +159,33 @@ class MemoryTransport:
         """The longest frame of a control sender."""
         return CONTROL_FRAME_BYTES_MAX
 
-    def open_sender(self, endpoint: Endpoint, stream: int, *, control: bool) -> MemorySender:
+    def open_sender(
+        self, endpoint: Endpoint, stream: int, *, control: bool, local: bool = False
+    ) -> MemorySender:
         """A sender that is connected as soon as somebody listens there; see the contract."""
         self._require_open("opening a sender")
         limit = CONTROL_FRAME_BYTES_MAX if control else FRAME_BYTES_MAX
-        sender = MemorySender(self._network, endpoint, stream, limit)
+        place = Place(self._endpoint if local else endpoint, stream, local)
+        sender = MemorySender(self._network, place, limit)
         self._senders.append(sender)
         return sender
 
-    def open_receiver(self, stream: int) -> None:
+    def open_receiver(self, stream: int, *, local: bool = False) -> None:
         """Listen on ``stream``; see the contract."""
         self._require_open("opening a receiver")
         with self._network.changed:
-            self._streams[stream] = self._network.add(self._endpoint, stream)
+            if stream not in self._streams:
+                place = Place(self._endpoint, stream, local)
+                self._streams[stream] = place, self._network.add(place)
+            elif self._streams[stream][0].local != local:
+                raise open_as_other_kind(stream, local)
 
     def close_receiver(self, stream: int) -> None:
         """Stop listening on ``stream``; see the contract."""
         with self._network.changed:
-            if self._streams.pop(stream, None) is not None:
-                self._network.remove(self._endpoint, stream)
+            found = self._streams.pop(stream, None)
+            if found is not None:
+                self._network.remove(found[0])
 
     def poll(self, wait_s: float) -> list[Arrival]:
         """Take what arrived; see the contract."""
@@ -179,7 +200,7 @@ class MemoryTransport:
 
     def _take(self) -> list[Arrival]:
         arrivals: list[Arrival] = []
-        for stream, receiver in self._streams.items():
+        for stream, (_, receiver) in self._streams.items():
             while receiver.frames and len(arrivals) < POLL_FRAMES_MAX:
                 frame = receiver.frames.popleft()
                 receiver.waiting_bytes -= len(frame)

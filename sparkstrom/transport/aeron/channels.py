@@ -31,6 +31,22 @@ def subscription_uri(here: Endpoint) -> str:
     return f"aeron:udp?endpoint={here}|rejoin=false|reliable=true|sparse=false"
 
 
+def local_publication_uri(there: Endpoint, sizes: Sizes, *, control: bool, session: int) -> str:
+    """The channel of one sender to a peer on the same media driver: no socket, one shared log.
+
+    ``there`` is a label for counters and messages. Without a socket nothing lingers.
+    """
+    term = sizes.control_term if control else sizes.data_term
+    return (
+        f"aeron:ipc?alias={there}|session-id={session}|term-length={term}"
+        f"|mtu={MTU_LOCAL}|sparse=false"
+    )
+
+
+# Tethered: a receiver that is slow is waited for, never dropped.
+LOCAL_SUBSCRIPTION_URI = "aeron:ipc?tether=true"
+
+
 def self_test_uri(here: Endpoint, session: int, term: int) -> str:
     """The channel of a driver's message to itself."""
     return (

@@ -7,6 +7,11 @@ a receiver is the stream number. Streams neither skip nor come back: a receiver 
 UNCONNECTED, and whoever leads the edge opens another sender, which has a new session id.
 ``reliable`` is on: a gap is repaired, never filled with padding.
 
+Local streams (``aeron:ipc``) are logs that sender and receiver both map. Nothing is lost on them
+and no silence breaks them: they end with the receiver, at once when it closes, after the driver's
+client timeout (20 s) when its process was killed; until then a killed receiver is one that does
+not poll, and the sender stays BUSY.
+
 The media driver's death is seen by its file lock in the next call of anything here; a driver that
 lives but stalls is given up by Aeron's own client after DRIVER_STALL_MS. Both raise DriverLost:
 close this transport, ask ``ensure_driver`` again and open the edges anew.
@@ -28,13 +33,19 @@ import numpy as np
 from sparkstrom.base.errors import DriverLost, SetupError, UsageError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron import kernels
-from sparkstrom.transport.aeron.channels import publication_uri, random_session, subscription_uri
+from sparkstrom.transport.aeron.channels import (
+    LOCAL_SUBSCRIPTION_URI,
+    local_publication_uri,
+    publication_uri,
+    random_session,
+    subscription_uri,
+)
 from sparkstrom.transport.aeron.checked import Aeron, ffi, pointer
 from sparkstrom.transport.aeron.driver import DriverHandle
 from sparkstrom.transport.aeron.inbox import Inbox
 from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.aeron.sender import AeronSender
-from sparkstrom.transport.base import Arrival
+from sparkstrom.transport.base import Arrival, open_as_other_kind
 
 MS: Final = 1_000_000  # ns
 DRIVER_STALL_MS: Final = 10_000
@@ -72,6 +83,7 @@ class AeronTransport:
         self._revoking = 0
         self._client: Any = None
         self._inbox = Inbox(self._aeron, handle.sizes.data_frame)
+        self._local: dict[int, bool] = {}  # of each receiver's stream
         self._opening: list[AeronSender] = []
         self._senders: list[AeronSender] = []
         self._sent = (0, 0)  # frames and bytes of senders that are gone
@@ -134,14 +146,17 @@ class AeronTransport:
         """The longest frame of a control sender: its log is smaller."""
         return self._handle.sizes.control_frame
 
-    def open_sender(self, endpoint: Endpoint, stream: int, *, control: bool) -> AeronSender:
+    def open_sender(
+        self, endpoint: Endpoint, stream: int, *, control: bool, local: bool = False
+    ) -> AeronSender:
         """Ask for a publication to ``endpoint``; see the contract."""
         self.require_driver("opening a sender")
         _check_stream(stream)
-        sizes = self._handle.sizes
-        uri = publication_uri(
-            endpoint, self.endpoint, sizes, control=control, session=random_session()
-        )
+        sizes, session = self._handle.sizes, random_session()
+        if local:
+            uri = local_publication_uri(endpoint, sizes, control=control, session=session)
+        else:
+            uri = publication_uri(endpoint, self.endpoint, sizes, control=control, session=session)
         sender = AeronSender(
             self._aeron,
             self._client,
@@ -150,6 +165,7 @@ class AeronTransport:
             self.max_control_frame_bytes if control else self.max_frame_bytes,
             self.require_driver,
             self._revoke,
+            breaks_for_good=local,
         )
         self._opening.append(sender)
         self._senders.append(sender)
@@ -166,21 +182,24 @@ class AeronTransport:
         )
         self._revoking += 1
 
-    def open_receiver(self, stream: int) -> None:
+    def open_receiver(self, stream: int, *, local: bool = False) -> None:
         """Subscribe to ``stream`` at the endpoint; see the contract. Takes milliseconds."""
         self.require_driver("opening a receiver")
         _check_stream(stream)
-        if not self._inbox.has(stream):
-            self._inbox.add(stream, self._subscribe(stream))
+        if self._local.get(stream, local) != local:
+            raise open_as_other_kind(stream, local)
+        if stream not in self._local:
+            uri = LOCAL_SUBSCRIPTION_URI if local else subscription_uri(self.endpoint)
+            self._inbox.add(stream, self._subscribe(uri, stream))
+            self._local[stream] = local
 
-    def _subscribe(self, stream: int) -> Any:
+    def _subscribe(self, uri: str, stream: int) -> Any:
         lib = self._aeron.lib
         adding = ffi.new("aeron_async_add_subscription_t **")
         added = ffi.new("aeron_subscription_t **")
-        uri = subscription_uri(self.endpoint).encode()
         self._aeron.clear_error()
         result = lib.aeron_async_add_subscription(
-            adding, self._client, uri, stream, *[ffi.NULL] * 4
+            adding, self._client, uri.encode(), stream, *[ffi.NULL] * 4
         )
         end_s = time.monotonic() + RECEIVER_DEADLINE_S
         while result == 0:
@@ -190,21 +209,21 @@ class AeronTransport:
                 self.require_driver("opening a receiver")
                 if time.monotonic() > end_s:
                     raise SetupError(
-                        f"the media driver did not open stream {stream} of {self.endpoint} within "
+                        f"the media driver did not open stream {stream} of {uri} within "
                         f"{RECEIVER_DEADLINE_S:g} s: the machine is overloaded"
                     )
                 time.sleep(0.0005)
         if result < 0:
             code, text = self._aeron.last_error()
             raise SetupError(
-                f"the media driver refused stream {stream} of {self.endpoint}: "
-                f"Aeron error {code}: {text}"
+                f"the media driver refused stream {stream} of {uri}: Aeron error {code}: {text}"
             )
         return added[0]
 
     def close_receiver(self, stream: int) -> None:
         """Stop listening on ``stream``; see the contract."""
         self.require_driver("closing a receiver")
+        self._local.pop(stream, None)
         subscription = self._inbox.remove(stream)
         if subscription is not None:
             self._aeron.checked(

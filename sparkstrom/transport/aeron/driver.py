@@ -56,7 +56,8 @@ class DriverOptions:
     host: str = "127.0.0.1"  # address of this machine to bind, IPv4 or IPv6
     ports: tuple[int, int] | None = None  # first and last: take the first free one of these
     port_preferred: int | None = None  # of the driver that died: peers know it
-    edges: int = 8  # neighbours to have room for
+    edges: int = 8  # neighbours on other drivers to have room for
+    local_edges: int = 0  # pairs of neighbours that are both on this one
     scratch: Path = field(default_factory=_temporary)  # where shared memory has no room
     shared_memory: Path = SHARED_MEMORY
     watch: Watched | None = None  # end with this process; None: the executor's JVM
@@ -159,7 +160,7 @@ def _join(home: Home, directory: Path) -> DriverHandle:
 def _start(home: Home, options: DriverOptions, end_s: float) -> Path:
     sweep(home.roots, besides=home.name)
     places = [place(root) for root in _log_roots(options)]
-    chosen, terms = choose_place(places, options.edges)
+    chosen, terms = choose_place(places, options.edges + options.local_edges)
     sizes = choose_sizes(options.edges, terms, socket_limits())
     directory = home.new_directory(chosen.root)
     _run(directory, home, options, sizes, end_s)

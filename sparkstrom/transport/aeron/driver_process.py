@@ -57,7 +57,6 @@ SETTINGS: tuple[tuple[str, Any], ...] = (
     ("threading_mode", SHARED),
     ("native_resource_agent_idle_strategy_init_args", b"50ms"),
     ("native_resource_agent_idle_strategy", b"sleep-ns"),
-    ("ipc_term_buffer_length", 64 * KIB),
     ("term_buffer_sparse_file", False),  # a full file system is an error, never a SIGBUS
     ("perform_storage_checks", True),
     ("mtu_length", 1408),
@@ -185,6 +184,7 @@ class MediaDriver:
             ),
             ("shared_idle_strategy", b"backoff"),
             ("term_buffer_length", sizes.data_term),
+            ("ipc_term_buffer_length", sizes.data_term),
             ("rcv_initial_window_length", sizes.window),
             ("socket_so_rcvbuf", sizes.receive_buffer),
             ("socket_so_sndbuf", sizes.send_buffer),

@@ -48,10 +48,6 @@ class Inbox:
         self._first = 0
         self._received_frames = self._received_bytes = 0
 
-    def has(self, stream: int) -> bool:
-        """Whether there is a receiver for ``stream``."""
-        return stream in self._receivers
-
     def add(self, stream: int, subscription: Any) -> None:
         """Poll ``subscription`` from now on. Its memory is touched only by frames in pieces."""
         slots = np.full((k.SLOTS, k.SLOT_FIELDS), k.FREE, np.int64)

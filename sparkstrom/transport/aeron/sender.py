@@ -35,13 +35,17 @@ class AeronSender:
         frame_max: int,
         require_driver: Callable[[str], None],
         revoke: Callable[[Any], None],
+        *,
+        breaks_for_good: bool,
     ) -> None:
+        """``breaks_for_good``: another receiver would get what the last one had not taken."""
         self._aeron, self._uri, self._stream, self._frame_max = aeron, uri, stream, frame_max
         self._require_driver, self._revoke = require_driver, revoke
         self._offer_address = aeron.address_of("aeron_exclusive_publication_offer")
         self._publication: Any = None
         self._failure: TransportError | None = None
         self._is_closed = False
+        self._breaks_for_good = breaks_for_good
         self._frames = np.zeros((FRAMES_PER_CALL, 2), np.int64)
         self._answer = np.zeros(1, np.int64)
         self.frames_sent = self.bytes_sent = 0
@@ -83,7 +87,7 @@ class AeronSender:
         if self._is_closed or self._failure is not None:
             return 0, self._why_closed()
         self._require_driver("offering frames")
-        if self._publication is None:
+        if self._publication is None:  # not yet, or broken
             return 0, Offer.UNCONNECTED
         sent = 0
         while sent < len(frames):
@@ -118,6 +122,8 @@ class AeronSender:
         answer = int(self._answer[0])
         if answer not in ANSWERS:
             raise TransportError(f"offering on {self}", *self._aeron.last_error())
+        if answer == kernels.NOT_CONNECTED and self.frames_sent and self._breaks_for_good:
+            self._drop()
         return ANSWERS[answer]
 
     def _why_closed(self) -> Offer:
@@ -131,6 +137,9 @@ class AeronSender:
     def close(self) -> None:
         """Revoke; see the contract. One that is still being opened goes when it has come up."""
         self._is_closed = True
+        self._drop()
+
+    def _drop(self) -> None:
         if self._publication is not None:
             publication, self._publication = self._publication, None
             self._revoke(publication)

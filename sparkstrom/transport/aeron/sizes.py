@@ -1,6 +1,7 @@
 """How large logs, windows and buffers may be on this machine: pure choices over measured limits.
 
-Every stream costs one log (three terms) at its sender's driver and one at its receiver's. A full
+Every stream costs one log (three terms) at its sender's driver and one at its receiver's; a local
+stream has one driver and one log. A full
 shared-memory file system must be an error before training, so lengths follow the space really
 free. The receive windows of all streams share one socket buffer: their sum must fit into it, or
 the kernel drops datagrams whenever all peers send at once.
@@ -69,7 +70,10 @@ def log_bytes(term: int) -> int:
 
 
 def needed_bytes(edges: int, data_term: int, control_term: int) -> int:
-    """Space for a driver with ``edges`` neighbours, each with both streams in both directions."""
+    """Space for a driver with ``edges`` neighbours, each with both streams in both directions.
+
+    Two tasks that are neighbours on this driver count as one: both map the same logs.
+    """
     return DRIVER_BYTES + edges * 2 * (log_bytes(data_term) + log_bytes(control_term))
 
 

@@ -18,11 +18,10 @@ from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.aeron.processes import watched
 from sparkstrom.transport.base import Arrival, Sender, Transport
 
-GONE_DEADLINE_S = 6.0
-SETTLE_DEADLINE_S = 20.0
+DEADLINE_S = 30.0  # what a busy machine never needs: beyond it something hangs or leaks
 
 
-def wait_until(condition: Callable[[], Any], deadline_s: float = SETTLE_DEADLINE_S) -> Any:
+def wait_until(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> Any:
     """Return what ``condition`` gives as soon as it is true; fail at the deadline."""
     end_s = time.monotonic() + deadline_s
     while not (found := condition()):
@@ -81,7 +80,7 @@ class Drivers:
 
     def close_and_check(self) -> None:
         self.close()
-        end_s = time.monotonic() + GONE_DEADLINE_S
+        end_s = time.monotonic() + DEADLINE_S
         while left := self.left_behind():
             assert time.monotonic() < end_s, f"left behind: {left}"
             time.sleep(0.01)
@@ -122,7 +121,7 @@ def exchange() -> Exchange:
         here: Transport, sender: Sender, frames: Sequence[bytes], there: Transport
     ) -> list[Arrival]:
         sent, arrivals = 0, []
-        end_s = time.monotonic() + SETTLE_DEADLINE_S
+        end_s = time.monotonic() + DEADLINE_S
         while len(arrivals) < len(frames):
             assert time.monotonic() < end_s, f"{sent} went, {len(arrivals)} came of {len(frames)}"
             sent += sender.offer(frames[sent:])[0]

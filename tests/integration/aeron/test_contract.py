@@ -1,9 +1,12 @@
-"""The transport contract, on every transport: in memory, and Aeron with two media drivers."""
+"""The transport contract, on every transport: in memory and Aeron; across two media drivers, and
+on local streams of one."""
 
 from __future__ import annotations
 
 import random
+import secrets
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,15 +19,25 @@ from sparkstrom.transport.memory import MemoryNetwork
 Pair = tuple[Transport, Transport]
 
 
-@pytest.fixture(params=["memory", "aeron"])
+@pytest.fixture(params=["memory", "aeron", "memory-local", "aeron-local"])
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """Two transports on endpoints of their own."""
-    if request.param == "memory":
+    """Two transports, on endpoints of their own or on one media driver."""
+    kind, _, local = request.param.partition("-")
+    here: Any
+    there: Any
+    if kind == "memory":
         network = MemoryNetwork()
-        here, there = network.open(), network.open()
+        here = network.open()
+        there = network.open(beside=here) if local else network.open()
     else:
         drivers = request.getfixturevalue("shared_drivers")
-        here, there = drivers.transport("here"), drivers.transport("there")
+        # One test's local receivers must not meet another's senders, which may be still closing.
+        keys = [secrets.token_hex(4)] * 2 if local else ["here", "there"]
+        here, there = map(drivers.transport, keys)
+    if local:
+        for transport in (here, there):
+            transport.open_sender = partial(transport.open_sender, local=True)
+            transport.open_receiver = partial(transport.open_receiver, local=True)
     yield here, there
     here.close()
     there.close()
@@ -155,6 +168,15 @@ def test_a_frame_that_is_too_long_is_refused(pair: Pair, exchange: Any, control:
     exchange(here, sender, [b"up"], there)
     with pytest.raises(UsageError, match=f"{longest + 1} bytes.*limit is {longest}"):
         sender.offer([bytes(longest + 1)])
+
+
+def test_opening_a_receiver_again_changes_nothing(pair: Pair, exchange: Any) -> None:
+    here, there = pair
+    there.open_receiver(3)
+    sender = here.open_sender(there.endpoint, 3, control=True)
+    exchange(here, sender, [b"first"], there)
+    there.open_receiver(3)
+    assert exchange(here, sender, [b"second"], there) == [(3, b"second")]
 
 
 def test_closing_is_idempotent_and_final(pair: Pair) -> None:

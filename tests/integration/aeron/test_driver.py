@@ -208,7 +208,7 @@ def test_it_goes_after_its_last_client(drivers: Any) -> None:
     time.sleep(1.0)  # twice the linger of these tests
     assert second.is_alive()
     second.close()
-    drivers.wait_until(lambda: not drivers.left_behind(), 6)
+    drivers.wait_until(lambda: not drivers.left_behind())
 
 
 def test_a_client_that_comes_in_time_keeps_it(drivers: Any) -> None:
@@ -239,9 +239,7 @@ def test_it_goes_with_the_executor_though_clients_stay(drivers: Any) -> None:
     with subprocess.Popen(["sleep", "60"]) as executor:
         handle = drivers.ensure(watch=watched(executor.pid))
         executor.kill()
-    drivers.wait_until(
-        lambda: not drivers.is_running(handle.pid) and not handle.directory.exists(), 6
-    )
+    drivers.wait_until(lambda: not drivers.is_running(handle.pid) and not handle.directory.exists())
 
 
 CLIENT = """
@@ -278,7 +276,7 @@ def end(client: subprocess.Popen[str]) -> None:
 def test_nothing_is_left_when_the_last_client_is_killed(drivers: Any) -> None:
     client, pid, directory = start_client(drivers.key("killed"))
     end(client)
-    drivers.wait_until(lambda: not drivers.is_running(pid) and not directory.parent.exists(), 6)
+    drivers.wait_until(lambda: not drivers.is_running(pid) and not directory.parent.exists())
 
 
 def test_what_dead_drivers_left_is_swept_by_the_next_start(drivers: Any) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from sparkstrom.runtime.batches import Batches, row_keys
+from sparkstrom.runtime.batches import Batches
 
 Rows = tuple[NDArray[np.float32], NDArray[Any]]
 
@@ -30,7 +30,7 @@ def batches(rows: Rows, **options: int) -> Batches:
 def epoch_of(made: Batches, epoch: int) -> list[list[tuple[float, ...]]]:
     out = []
     for index in range(made.per_epoch):
-        features, labels = made.get(epoch, index)
+        features, labels, _ = made.get(epoch, index)
         out.append([(*f.tolist(), float(y)) for f, y in zip(features, labels, strict=True)])
     return out
 
@@ -117,14 +117,6 @@ def test_the_checksum_sees_labels_that_changed_places() -> None:
 
 def test_the_checksum_fits_the_wire() -> None:
     assert all(0 <= batches(some_rows(n)).checksum < 2**63 for n in range(50))
-
-
-def test_keys_are_of_content_alone() -> None:
-    features, labels = some_rows(6)
-    keys = row_keys(features, labels)
-    assert keys.shape == (6, 2)
-    np.testing.assert_array_equal(row_keys(features[::-1], labels[::-1]), keys[::-1])
-    assert len({tuple(key) for key in keys.tolist()}) == 6
 
 
 def test_labels_may_be_arrays() -> None:

@@ -12,14 +12,14 @@ from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import Committed
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
-from sparkstrom.models.base import Flat
+from sparkstrom.models.base import Batch, Flat
 from sparkstrom.protocol.events import Install
 from sparkstrom.runtime.inbox import Merged
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.theta import Theta
 
 K, N, TAU = 10, 300, 0.125
-BATCH = (np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
+BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
 
 WAYS = pytest.mark.parametrize("train_on", ["local", "replica"])
 MakeCommit = Callable[..., Committed]

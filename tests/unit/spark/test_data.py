@@ -9,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.spark import blocks
+from sparkstrom.spark.blocks import blocks_of_rows
 from sparkstrom.spark.data import check_data
-from sparkstrom.spark.parcels import deal_rows
+from sparkstrom.spark.parcels import deal
 
 Parts = st.lists(st.integers(0, 40), max_size=8)  # rows of each input partition
 
@@ -18,10 +20,13 @@ Parts = st.lists(st.integers(0, 40), max_size=8)  # rows of each input partition
 def shares(parts: list[int], workers: int, seed: int) -> list[tuple[int, tuple[int, int]]]:
     """(worker, row) for all rows of all input partitions."""
     return [
-        (worker, row)
+        (worker, (index, int(number)))
         for index, count in enumerate(parts)
-        for worker, parcel in deal_rows(workers, seed, index, [(index, i) for i in range(count)])
-        for row in parcel[3]
+        for worker, parcel in deal(
+            blocks_of_rows, workers, seed, index, [([index, i], i) for i in range(count)]
+        )
+        if parcel.block is not None
+        for number in parcel.block.numbers
     ]
 
 
@@ -56,6 +61,18 @@ def test_a_table_sorted_by_label_is_mixed() -> None:
     for worker in range(4):
         rows = [i for who, (_, i) in dealt if who == worker]
         assert min(rows) < 50 <= max(rows)
+
+
+def test_rows_are_dealt_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What dealing holds is one block, whatever the partition has; shares are as even."""
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 10 * 16)
+    dealt = shares([103], 4, 0)
+    assert sorted(row for _, (_, row) in dealt) == list(range(103))
+    counts = Counter(worker for worker, _ in dealt)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    for worker in range(4):
+        blocks_of_worker = {row // 10 for who, (_, row) in dealt if who == worker}
+        assert len(blocks_of_worker) >= 9  # every block has rows for every worker
 
 
 def test_what_is_no_data_is_refused() -> None:

@@ -10,12 +10,13 @@ import pytest
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import AdaptiveThreshold
 from sparkstrom.models import DenseNetwork
+from sparkstrom.models.base import Batch
 from sparkstrom.models.updaters import UPDATERS
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark import kept
 
-BATCH = (np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32), np.arange(8) % 3)
+BATCH = Batch(np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32), np.arange(8) % 3)
 
 WAYS = pytest.mark.parametrize("train_on", ["local", "replica"])
 

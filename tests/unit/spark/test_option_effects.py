@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.models.base import Batch
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Order
 from sparkstrom.runtime.inbox import Inbox, Item
+from sparkstrom.runtime.records import form_of
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.station import Station
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.trainer import Trainer
 from sparkstrom.spark import executor
+from sparkstrom.spark.blocks import Block, blocks_of_rows
 from sparkstrom.spark.cluster import Slots, workers_for
 from sparkstrom.spark.executor import (
     Place,
@@ -41,10 +45,16 @@ K, WORKERS = 20, 4
 CHANCE = np.random.default_rng(0)
 FEATURES = CHANCE.normal(size=(20, 6)).astype(np.float32)
 LABELS = CHANCE.integers(0, 3, 20)
-BATCH = (FEATURES, LABELS)
+BATCH = Batch(FEATURES, LABELS)
 PLACE = Place(1, 5, "host", "jvm", Path("/nowhere"))
 
 
+def all_rows() -> Iterator[Block]:
+    return blocks_of_rows(1, zip(FEATURES, LABELS, strict=True))
+
+
+ROWS = np.arange(400_000)
+FORM = form_of(BATCH)
 MakeJob = Callable[..., TrainingJob]
 
 
@@ -103,15 +113,33 @@ def test_aggregation(replica_of: Callable[..., Replica], aggregation: str, weigh
 @pytest.mark.flips("SharedTrainingMaster.batch_size_per_worker")
 @pytest.mark.parametrize(("rows", "batches"), [(1, 20), (8, 3), (32, 1)])
 def test_batch_size_per_worker(job_of: MakeJob, rows: int, batches: int) -> None:
-    made = batches_of(job_of(batch_size_per_worker=rows), PLACE, FEATURES, LABELS)
+    made = batches_of(job_of(batch_size_per_worker=rows), PLACE, all_rows())
     assert made.per_epoch == batches
     assert len(made.get(0, 0)[0]) == min(rows, 20)
+
+
+@pytest.mark.flips("SharedTrainingMaster.batch_memory_bytes")
+@pytest.mark.parametrize(("limit_bytes", "spills"), [(16 << 20, True), (64 << 20, False)])
+def test_batch_memory_bytes(
+    job_of: MakeJob, tmp_path: Path, limit_bytes: int, spills: bool
+) -> None:
+    """Half of it is for rows: what is more lies on scratch, in a file without a name."""
+    wide = np.zeros((20, 6), np.float32).repeat(20_000, axis=0)
+    wide[:, 0] = np.arange(len(wide))
+    rows = iter([Block(FORM, FORM.pack([wide, np.zeros(len(wide), np.int64)]), ROWS, "here")])
+    made = batches_of(
+        job_of(batch_memory_bytes=limit_bytes), replace(PLACE, scratch=tmp_path), rows
+    )
+    assert made.rows == len(wide)
+    assert (made.spilled_bytes > 0) is spills
+    assert list(tmp_path.iterdir()) == []
+    made.close()
 
 
 @pytest.mark.flips("SharedTrainingMaster.rng_seed")
 def test_rng_seed(job_of: MakeJob) -> None:
     first = [
-        batches_of(job_of(rng_seed=seed), PLACE, FEATURES, LABELS).get(0, 0)[0].tolist()
+        batches_of(job_of(rng_seed=seed), PLACE, all_rows()).get(0, 0).features.tolist()
         for seed in (0, 0, 1)
     ]
     assert first[0] == first[1] != first[2]
@@ -146,7 +174,7 @@ def train(job_of: MakeJob) -> Callable[..., Playing]:
         Trainer(
             station,
             make_replica(job, Theta(job.n_params, job.k)),
-            batches_of(job, PLACE, FEATURES, LABELS),
+            batches_of(job, PLACE, all_rows()),
             schedule_of(job),
             keep=lambda replica: None,
             grant=lambda replica, paths: None,
@@ -200,7 +228,7 @@ def test_max_chunk_size(
     monkeypatch.setattr(executor, "opener", lambda *_, **__: lambda before: memory.open())
     monkeypatch.setattr(executor.NodeThread, "start", lambda self: None)
     job = job_of(void=VoidConfiguration(max_chunk_size=max_chunk_size))
-    session = executor.Session(job, PLACE, batches_of(job, PLACE, FEATURES, LABELS))
+    session = executor.Session(job, PLACE, batches_of(job, PLACE, all_rows()))
     mail = session.thread._mail
     mail.connect(MASTER, 1, Address("127.0.0.1", 2, 11, 12))
     mail.send(MASTER, Chunk(index=0, commit=0, payload=bytes(10_000 - 16)))

@@ -26,6 +26,7 @@ from sparkstrom.protocol.events import Order
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.node import Node
 from sparkstrom.spark import network
+from sparkstrom.spark.blocks import blocks_of_rows
 from sparkstrom.spark.executor import Place, batches_of, identity_of, limits_of
 from sparkstrom.spark.job import TrainingJob
 from sparkstrom.spark.shared import SharedTrainingMaster
@@ -46,7 +47,8 @@ def running_node(job_of: Callable[..., TrainingJob]) -> RunningNode:
 
 def run(job: TrainingJob) -> Node:
     """A node at time 0 with a replica, in a fit that runs, whose slowest has taken no step."""
-    batches = batches_of(job, PLACE, np.zeros((20, 6), np.float32), np.zeros(20, np.int64))
+    rows = [(np.zeros(6, np.float32), 0)] * 20
+    batches = batches_of(job, PLACE, blocks_of_rows(1, rows))
     node = Node(identity_of(job, PLACE, batches), limits_of(job), 0.0)
     welcome = Welcome(
         token=node.standing.identity.token,

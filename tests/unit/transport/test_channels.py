@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import pytest
+
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.channels import (
+    LOCAL_SUBSCRIPTION_URI,
+    local_publication_uri,
     mtu,
     publication_uri,
     random_session,
@@ -13,9 +17,9 @@ HERE, THERE = Endpoint("10.0.0.1", 4000), Endpoint("10.0.0.2", 5000)
 SIZES = choose_sizes(2, (1 << 20, 1 << 17), (1 << 22, 1 << 22))
 
 
-def parameters(uri: str) -> dict[str, str]:
+def parameters(uri: str, media: str = "udp") -> dict[str, str]:
     kind, _, rest = uri.partition("?")
-    assert kind == "aeron:udp"
+    assert kind == f"aeron:{media}"
     return dict(part.split("=", 1) for part in rest.split("|"))
 
 
@@ -34,6 +38,22 @@ def test_a_publication_says_everything_that_matters() -> None:
 def test_a_control_stream_has_the_smaller_log() -> None:
     uri = publication_uri(THERE, HERE, SIZES, control=True, session=1)
     assert parameters(uri)["term-length"] == "131072"
+
+
+@pytest.mark.parametrize(("control", "term"), [(False, "1048576"), (True, "131072")])
+def test_a_local_publication_names_no_socket_and_has_the_same_log(control: bool, term: str) -> None:
+    uri = local_publication_uri(THERE, SIZES, control=control, session=-5)
+    assert parameters(uri, "ipc") == {
+        "alias": "10.0.0.2:5000",
+        "session-id": "-5",
+        "term-length": term,
+        "mtu": "8192",
+        "sparse": "false",
+    }
+
+
+def test_a_slow_local_receiver_is_waited_for() -> None:
+    assert parameters(LOCAL_SUBSCRIPTION_URI, "ipc") == {"tether": "true"}
 
 
 def test_a_receiver_that_lost_touch_does_not_come_back() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
+from sparkstrom.base.errors import UsageError
 from sparkstrom.transport.base import Offer
 from sparkstrom.transport.memory import MemoryNetwork
 
@@ -45,6 +48,36 @@ def test_a_waiting_poll_wakes_for_a_frame() -> None:
     thread.start()
     assert [arrival.frame for arrival in there.poll(30)] == [b"wake"]
     thread.join()
+
+
+def test_local_streams_lead_to_whom_the_endpoint_is_shared_with() -> None:
+    network = MemoryNetwork()
+    here, elsewhere = network.open(), network.open()
+    beside = network.open(beside=here)
+    for transport in (beside, elsewhere):
+        transport.open_receiver(1, local=True)
+    near, far = (
+        here.open_sender(transport.endpoint, 1, control=True, local=True)
+        for transport in (beside, elsewhere)
+    )
+    assert near.offer([b"near"]) == (1, Offer.SENT)
+    assert far.offer([b"the endpoint is only a name"]) == (1, Offer.SENT)
+    assert [len(transport.poll(0)) for transport in (beside, elsewhere)] == [2, 0]
+
+
+def test_local_streams_and_others_do_not_meet() -> None:
+    network = MemoryNetwork()
+    here = network.open()
+    there = network.open(beside=here)
+    here.open_receiver(1, local=True)
+    there.open_receiver(1)
+    for local in (True, False):
+        sender = there.open_sender(here.endpoint, 1, control=True, local=local)
+        assert sender.offer([b"local" if local else b"other"]) == (1, Offer.SENT)
+    assert [arrival.frame for arrival in here.poll(0)] == [b"local"]
+    assert [arrival.frame for arrival in there.poll(0)] == [b"other"]
+    with pytest.raises(UsageError, match=r"stream 1 .* as a local .* open as a UDP one"):
+        there.open_receiver(1, local=True)
 
 
 def test_a_receiver_that_came_back_is_another_one() -> None:

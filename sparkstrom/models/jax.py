@@ -1,0 +1,263 @@
+"""JaxModel: pure functions and an optax optimizer behind the flat-parameter protocol.
+
+Parameters are a pytree, raveled into the one flat vector in ``ravel_pytree``'s order. A step is
+one jitted function from the flat vector to the next one; what it returns is copied back into the
+bound memory, because JAX arrays cannot be changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch, Columns, Flat, Share, State
+from sparkstrom.models.flat import Layout, bindable
+from sparkstrom.models.outputs import KINDS, LOGITS, VALUES
+from sparkstrom.models.xla import (
+    check_rows,
+    first_rows,
+    keep_to_task,
+    leaves_of,
+    mean_loss,
+    named_leaves,
+    state_of,
+)
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+    from jax.flatten_util import ravel_pytree
+except ImportError as missing:
+    raise UsageError(
+        f"{missing}: JaxModel needs it here and on every executor; do pip install 'sparkstrom[jax]'"
+    ) from missing
+
+OPTIONS = ("init", "apply", "loss", "optimizer", "apply_train", "outputs", "seed")
+
+
+class JaxModel:
+    """A model of pure functions.
+
+    ``init(key)`` makes the parameters, a pytree of float32 arrays. ``apply(params, features)``
+    makes the outputs. ``loss(outputs, labels)`` returns one loss per row [rows, ...], as optax's
+    losses do, or their mean; weighted rows need the former. ``optimizer`` is an optax
+    GradientTransformation. ``apply_train(params, features, key)``, where given, is applied in
+    training instead, with a fresh random key in each step: dropout. ``outputs`` says what ``apply``
+    returns, for metrics: logits, probabilities or values; by default logits if the loss is called
+    something with cross_entropy, else values. Features and labels come as one array, or a tuple
+    or dict of them. Same ``seed``, same initial parameters and keys.
+
+    A new number of rows compiles anew, so a worker compiles twice: a full and the last minibatch.
+    """
+
+    def __init__(
+        self,
+        init: Callable[[Any], Any],
+        apply: Callable[[Any, Any], Any],
+        loss: Callable[[Any, Any], Any],
+        optimizer: optax.GradientTransformation,
+        *,
+        apply_train: Callable[[Any, Any, Any], Any] | None = None,
+        outputs: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        need_callables(init=init, apply=apply, loss=loss)
+        self._outputs = outputs_of(outputs, loss)
+        if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+            raise UsageError(
+                f"optimizer is a {type(optimizer).__name__}: pass optax's own, such as"
+                " optax.adam(1e-3)"
+            )
+        self._init, self._apply, self._loss = init, apply, loss
+        self._optimizer, self._apply_train, self._seed = optimizer, apply_train, seed
+        shapes = jax.eval_shape(lambda: init(jax.random.key(seed)))
+        need_parameters(shapes)
+        self._tree = jax.tree_util.tree_structure(shapes)
+        self._layout = Layout.of((name, leaf.shape) for name, leaf in named_leaves(shapes))
+        self._params: Flat | None = None
+        self._state: Any = None  # the optimizer's, a pytree; made at the first step
+        self._draw = [0, 0]  # this worker's seed and step, for random keys
+        self._jit_step = jax.jit(self._next, donate_argnums=1)
+        self._jit_predict = jax.jit(lambda flat, x: apply(self.parameters(flat), x))
+        self._jit_loss = jax.jit(self._measure)
+        self._jit_init = jax.jit(lambda flat: self._optimizer.init(self.parameters(flat)))
+
+    # -- the flat-parameter protocol -------------------------------------------------------------
+
+    @property
+    def n_params(self) -> int:
+        """How many parameters."""
+        return self._layout.size
+
+    def initial(self) -> Flat:
+        """Fresh parameters f32[n_params] from ``init``."""
+        tree = self._init(jax.random.key(self._seed))
+        return np.array(ravel_pytree(tree)[0], np.float32)
+
+    def bind(self, params: Flat) -> None:
+        """Read from and write into this memory from now on, f32[n_params]."""
+        self._params = bindable(params, self.n_params)
+
+    def place(self, share: Share) -> None:
+        """Keep XLA to these threads, if it has not begun; draw this worker's own keys."""
+        keep_to_task(share.threads)
+        self._draw = [share.seed % 2**32, 0]
+
+    def step(self, batch: Batch) -> float:
+        """One minibatch: change the bound parameters; return the mean loss."""
+        params = self._bound()
+        changed, self._state, loss = self._jit_step(
+            params, self._optimizer_state(), *batch, np.array(self._draw, np.uint32)
+        )
+        np.copyto(params, changed)
+        self._draw[1] += 1
+        return float(loss)
+
+    def predict(self, features: Columns) -> Any:
+        """What ``apply`` puts out under the bound parameters, as NumPy arrays."""
+        outputs = self._jit_predict(self._bound(), features)
+        return jax.tree_util.tree_map(np.asarray, outputs)
+
+    @property
+    def outputs(self) -> str:
+        """What ``predict`` returns: logits, probabilities or values."""
+        return self._outputs
+
+    def loss(self, batch: Batch) -> tuple[float, float]:
+        """(sum of weight x loss, sum of weights), with ``apply``; nothing changes."""
+        mean = float(self._jit_loss(self._bound(), *batch))
+        weight = batch.rows if batch.weights is None else batch.weights.sum(dtype=np.float64)
+        return mean * float(weight), float(weight)
+
+    def check(self, features: Columns, labels: Columns) -> None:
+        """Raise UsageError naming row and value, or what JAX says about the shapes."""
+
+        def trial(features: Columns, labels: Columns) -> tuple[Any, Any]:
+            flat = jnp.zeros(self.n_params, jnp.float32)
+            draw = np.zeros(2, np.uint32)
+            self._next(flat, self._jit_init(flat), features, labels, None, draw)
+            outputs = self._forward(self.parameters(flat), features, draw)
+            return outputs, self._loss(outputs, labels)
+
+        check_rows(features, labels, trial)
+
+    def updater_state(self) -> State:
+        """The optimizer's arrays and scalars, by their path in optax's state; copies."""
+        return state_of(named_leaves(self._optimizer_state()))
+
+    def load_updater_state(self, state: State) -> None:
+        """Take a state that ``updater_state`` of an equal model returned."""
+        like = jax.eval_shape(self._jit_init, np.zeros(self.n_params, np.float32))
+        leaves = leaves_of(state, named_leaves(like))
+        self._state = jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(like), leaves)
+
+    def layer_of(self, index: int) -> str:
+        """The array that parameter ``index`` is in, by its path, like ``params/Dense_0/kernel``."""
+        return self._layout.name_of(index)
+
+    def describe(self) -> dict[str, Any]:
+        """Names and shapes, for readers; functions are not described."""
+        arrays = zip(self._layout.names, self._layout.shapes, strict=True)
+        return {"kind": "jax", "arrays": [[name, list(shape)] for name, shape in arrays]}
+
+    @classmethod
+    def from_description(cls, description: dict[str, Any]) -> JaxModel:
+        """Raise UsageError: functions are not in a description."""
+        raise UsageError(
+            "a JaxModel is made of functions, which are not in a saved file: make the model as"
+            " before, and load it with SparkNetwork.load(path, spark, model=JaxModel(...))"
+        )
+
+    def parameters(self, flat: Any) -> Any:
+        """The pytree that ``init`` makes, with the values of f32[n_params]; views where NumPy's."""
+        return jax.tree_util.tree_unflatten(
+            self._tree, [view for _, view in self._layout.views(flat)]
+        )
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _next(
+        self, flat: Any, state: Any, features: Any, labels: Any, weights: Any, draw: Any
+    ) -> tuple[Any, Any, Any]:
+        """One step as a pure function: (flat, state) -> (flat, state, loss)."""
+
+        def objective(params: Any) -> Any:
+            outputs = self._forward(params, features, draw)
+            return mean_loss(self._loss(outputs, labels), first_rows(features), weights)
+
+        params = self.parameters(flat)
+        loss, slopes = jax.value_and_grad(objective)(params)
+        optimizer = optax.with_extra_args_support(self._optimizer)
+        steps, state = optimizer.update(slopes, state, params, value=loss)
+        params = optax.apply_updates(params, steps)
+        return ravel_pytree(params)[0], state, loss
+
+    def _measure(self, flat: Any, features: Any, labels: Any, weights: Any) -> Any:
+        """The mean loss as a pure function, without anything random."""
+        outputs = self._apply(self.parameters(flat), features)
+        return mean_loss(self._loss(outputs, labels), first_rows(features), weights)
+
+    def _forward(self, params: Any, features: Any, draw: Any) -> Any:
+        if self._apply_train is None:
+            return self._apply(params, features)
+        key = jax.random.key(self._seed)
+        for i in range(2):
+            key = jax.random.fold_in(key, draw[i])
+        return self._apply_train(params, features, key)
+
+    def _optimizer_state(self) -> Any:
+        if self._state is None:
+            self._state = self._jit_init(self._bound())
+        return self._state
+
+    def _bound(self) -> Flat:
+        assert self._params is not None, "bind parameters first"
+        return self._params
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What ships: functions and options; no parameters, no optimizer state."""
+        return {name: getattr(self, f"_{name}") for name in OPTIONS}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        keep_to_task()
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def need_callables(**functions: Any) -> None:
+    """Raise UsageError naming what cannot be called."""
+    for name, function in functions.items():
+        if not callable(function):
+            raise UsageError(f"{name} is a {type(function).__name__}: pass a function")
+
+
+def outputs_of(outputs: str | None, loss: Any) -> str:
+    """What the model puts out. Raise UsageError for a word that says nothing."""
+    if outputs is None:
+        called = getattr(loss, "__name__", type(loss).__name__)
+        return LOGITS if "cross_entropy" in called else VALUES
+    if outputs not in KINDS:
+        raise UsageError(f"outputs={outputs!r}: must be one of {', '.join(KINDS)}")
+    return outputs
+
+
+def need_parameters(tree: Any) -> None:
+    """Raise UsageError unless these are float32 arrays, all of them to be trained."""
+    if isinstance(tree, Mapping) and "params" in tree and len(tree) > 1:
+        others = ", ".join(sorted(set(tree) - {"params"}))
+        raise UsageError(
+            f"init makes {others} beside params, which no gradient changes: JaxModel trains"
+            " parameters only; use a module without them (GroupNorm for BatchNorm), or KerasModel"
+        )
+    leaves = named_leaves(tree)
+    if not leaves:
+        raise UsageError("init makes no arrays: return the pytree of parameters")
+    for name, leaf in leaves:
+        if leaf.dtype != jnp.float32:
+            raise UsageError(
+                f"parameter {name} is {leaf.dtype}: parameters are float32; convert it in init, and"
+                " compute in other types inside apply"
+            )

@@ -1,0 +1,297 @@
+"""KerasModel: a Keras 3 model on the JAX backend behind the flat-parameter protocol.
+
+Keras' stateless calls make a step a pure function, jitted like JaxModel's. Trainable variables are
+the flat vector. What is not trainable is of three kinds: statistics that layers keep (BatchNorm)
+are buffers, averaged over the workers; seeds are each worker's own; frozen weights stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch, Columns, Flat, Share, State
+from sparkstrom.models.flat import Layout, bindable
+from sparkstrom.models.keras_objects import (
+    all_layers,
+    averaged,
+    buffers_of,
+    foreign,
+    is_own,
+    is_seed,
+    name_of,
+    keras,
+    need_equal,
+    need_jax,
+    need_model,
+    optimizer_of,
+    outputs_of,
+    packed,
+    refuse_other_modules,
+    revived,
+    rows_loss_of,
+    unpacked,
+)
+from sparkstrom.models.xla import (
+    check_rows,
+    first_rows,
+    keep_to_task,
+    leaves_of,
+    mean_loss,
+    state_of,
+)
+
+PARTS = ("model", "optimizer")
+
+
+class KerasModel:
+    """A built Keras model with its loss and optimizer.
+
+    ``loss`` is Keras' name of one, a ``keras.losses.Loss``, or a function (labels, outputs) -> one
+    loss per row, in Keras' order; ``optimizer`` a ``keras.optimizers.Optimizer`` or its name, with
+    its schedule inside. What ``compile`` was told is not used. ``outputs`` says what the model puts
+    out, for metrics: logits, probabilities or values; by default what the loss says. Custom layers
+    travel by their class and ``get_config``. Initial parameters are those the model has now.
+
+    A new number of rows compiles anew, so a worker compiles twice: a full and the last minibatch.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loss: Any,
+        optimizer: Any,
+        *,
+        outputs: str | None = None,
+    ) -> None:
+        need_jax()
+        need_model(model)
+        need_equal(model, revived(keras.saving.serialize_keras_object(model), classes_of(model)))
+        self._set_up(model, loss, optimizer, outputs_of(outputs, loss))
+        self._initial: Flat | None = flat_of(model.trainable_variables)
+
+    def _set_up(self, model: Any, loss: Any, optimizer: Any, outputs: str) -> None:
+        """What follows from its parts, here and where it is unpickled."""
+        self._model, self._loss, self._outputs = model, loss, outputs
+        self._rows_loss, self._optimizer = rows_loss_of(loss), optimizer_of(optimizer)
+        variables = model.trainable_variables
+        self._layout = Layout.of((name_of(v), tuple(v.shape)) for v in variables)
+        self._optimizer.build(variables)
+        self._fixed = [jnp.array(v.value) for v in model.non_trainable_variables]
+        self._buffers = buffers_of(model)
+        self._updater = [jnp.array(v.value) for v in self._optimizer.variables]
+        self._params: Flat | None = None
+        self._initial = None
+        self._jit_step = jax.jit(self._next, donate_argnums=1)
+        self._jit_predict = jax.jit(self._predicted)
+        self._jit_loss = jax.jit(self._measured)
+
+    # -- the flat-parameter protocol -------------------------------------------------------------
+
+    @property
+    def n_params(self) -> int:
+        """How many trainable parameters."""
+        return self._layout.size
+
+    @property
+    def outputs(self) -> str:
+        """What ``predict`` returns: logits, probabilities or values."""
+        return self._outputs
+
+    @property
+    def module(self) -> Any:
+        """The user's model; the bound parameters and what is not trainable are copied into it."""
+        for (_, view), variable in zip(
+            self._layout.views(self._bound()), self._model.trainable_variables, strict=True
+        ):
+            variable.assign(view)
+        for value, variable in zip(self._fixed, self._model.non_trainable_variables, strict=True):
+            variable.assign(value)
+        return self._model
+
+    def initial(self) -> Flat:
+        """The values that the model had when it was passed, f32[n_params]. They do not travel."""
+        if self._initial is None:
+            raise UsageError(
+                "this KerasModel was pickled, and a model travels without its parameters: bind the"
+                " ones it should have"
+            )
+        return self._initial.copy()
+
+    def place(self, share: Share) -> None:
+        """Draw this worker's own random numbers. Threads were told to XLA at the import."""
+        keep_to_task(share.threads)
+        for i, variable in enumerate(self._model.non_trainable_variables):
+            if is_seed(variable):
+                self._fixed[i] = jnp.array([share.seed % 2**32, i], variable.dtype)
+
+    def bind(self, params: Flat) -> None:
+        """Read from and write into this memory from now on, f32[n_params]."""
+        self._params = bindable(params, self.n_params)
+
+    def step(self, batch: Batch) -> float:
+        """One minibatch: change the bound parameters and the buffers; return the mean loss."""
+        params = self._bound()
+        changed, self._updater, self._fixed, loss = self._jit_step(
+            params, self._updater, self._fixed, *batch
+        )
+        np.copyto(params, changed)
+        return float(loss)
+
+    def predict(self, features: Columns) -> Any:
+        """What the model puts out in inference, as NumPy arrays [rows, ...]."""
+        outputs = self._jit_predict(self._bound(), self._fixed, features)
+        return jax.tree_util.tree_map(np.asarray, outputs)
+
+    def loss(self, batch: Batch) -> tuple[float, float]:
+        """(sum of weight x loss, sum of weights) in inference and without penalties."""
+        mean = float(self._jit_loss(self._bound(), self._fixed, *batch))
+        weight = batch.rows if batch.weights is None else batch.weights.sum(dtype=np.float64)
+        return mean * float(weight), float(weight)
+
+    def check(self, features: Columns, labels: Columns) -> None:
+        """Raise UsageError naming row and value, or what Keras says about the shapes."""
+
+        def trial(features: Columns, labels: Columns) -> tuple[Any, Any]:
+            flat = jnp.zeros(self.n_params, jnp.float32)
+            self._next(flat, self._updater, self._fixed, features, labels, None)
+            outputs = self._predicted(flat, self._fixed, features)
+            return outputs, self._rows_loss(labels, outputs)
+
+        check_rows(features, labels, trial)
+
+    def updater_state(self) -> State:
+        """The optimizer's variables, numbered; copies."""
+        return state_of(zip(self._updater_names(), self._updater, strict=True))
+
+    def load_updater_state(self, state: State) -> None:
+        """Take a state that ``updater_state`` of an equal model returned."""
+        wanted = list(zip(self._updater_names(), self._updater, strict=True))
+        self._updater = leaves_of(state, wanted)
+
+    def layer_of(self, index: int) -> str:
+        """Layer and variable that parameter ``index`` is in, like ``dense_1/kernel``."""
+        return self._layout.name_of(index)
+
+    # -- buffers ---------------------------------------------------------------------------------
+
+    def buffers_bytes(self) -> bytes:
+        """BatchNorm's statistics and their like, as they are now."""
+        return packed(self._buffer_values())
+
+    def load_buffers_bytes(self, buffers: bytes) -> None:
+        """Take what ``buffers_bytes`` of an equal model returned."""
+        for i, value in zip(self._buffers, unpacked(self._buffer_values(), buffers), strict=True):
+            self._fixed[i] = jnp.array(value)
+
+    def average_buffers(self, reports: list[bytes]) -> bytes:
+        """Means in float64, in the given order; whole numbers take the largest."""
+        return averaged(self._buffer_values(), reports)
+
+    def _buffer_values(self) -> list[Any]:
+        return [np.asarray(self._fixed[i]) for i in self._buffers]
+
+    # -- pure functions --------------------------------------------------------------------------
+
+    def _next(
+        self, flat: Any, updater: Any, fixed: Any, features: Any, labels: Any, weights: Any
+    ) -> tuple[Any, Any, Any, Any]:
+        """One step: (flat, updater, fixed) -> (flat, updater, fixed, loss)."""
+
+        def objective(variables: Any) -> Any:
+            outputs, after, penalties = self._model.stateless_call(
+                variables, fixed, features, training=True, return_losses=True
+            )
+            losses = self._rows_loss(labels, outputs)
+            loss = mean_loss(losses, first_rows(features), weights)
+            return loss + sum(penalties), (loss, after)
+
+        variables = self._variables(flat)
+        slopes, (loss, fixed) = jax.grad(objective, has_aux=True)(variables)
+        variables, updater = self._optimizer.stateless_apply(updater, slopes, variables)
+        flat = jnp.concatenate([variable.reshape(-1) for variable in variables])
+        return flat, list(updater), list(fixed), loss
+
+    def _predicted(self, flat: Any, fixed: Any, features: Any) -> Any:
+        return self._model.stateless_call(self._variables(flat), fixed, features, training=False)[0]
+
+    def _measured(self, flat: Any, fixed: Any, features: Any, labels: Any, weights: Any) -> Any:
+        losses = self._rows_loss(labels, self._predicted(flat, fixed, features))
+        return mean_loss(losses, first_rows(features), weights)
+
+    def _variables(self, flat: Any) -> list[Any]:
+        return [view for _, view in self._layout.views(flat)]
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _updater_names(self) -> list[str]:
+        return [f"{self._optimizer.name}/{i}" for i in range(len(self._updater))]
+
+    def _bound(self) -> Flat:
+        assert self._params is not None, "bind parameters first"
+        return self._params
+
+    # -- travelling ------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What ships: configurations, classes of your own, what is not trainable."""
+        return {
+            "model": keras.saving.serialize_keras_object(self._model),
+            "loss": self._loss,
+            "optimizer": keras.saving.serialize_keras_object(self._optimizer),
+            "outputs": self._outputs,
+            "classes": classes_of(self._model) | foreign([self._optimizer]),
+            "fixed": [np.asarray(value) for value in self._fixed],
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        need_jax()
+        model, optimizer = (revived(state[part], state["classes"]) for part in PARTS)
+        self._set_up(model, state["loss"], optimizer, state["outputs"])
+        self._fixed = [jnp.array(value) for value in state["fixed"]]
+
+    def describe(self) -> dict[str, Any]:
+        """Names and shapes, and Keras' own configurations where nothing else is in the model."""
+        arrays = zip(self._layout.names, self._layout.shapes, strict=True)
+        described: dict[str, Any] = {
+            "kind": "keras",
+            "outputs": self._outputs,
+            "arrays": [[name, list(shape)] for name, shape in arrays],
+        }
+        if foreign([*all_layers(self._model), self._optimizer]) or is_own(self._loss):
+            return described
+        loss = getattr(self._loss, "__name__", self._loss)  # of a function: Keras knows it by name
+        parts = {"model": self._model, "optimizer": self._optimizer, "loss": loss}
+        return described | {
+            name: keras.saving.serialize_keras_object(part) for name, part in parts.items()
+        }
+
+    @classmethod
+    def from_description(cls, description: dict[str, Any]) -> KerasModel:
+        """The model that ``describe`` described; nothing of another package than Keras is made."""
+        if "model" not in description:
+            raise UsageError(
+                "this model has layers or a loss of your own, whose code was not saved: make the"
+                " model as before, and load it with SparkNetwork.load(path, spark,"
+                " model=KerasModel(...))"
+            )
+        parts = [description[part] for part in (*PARTS, "loss")]
+        refuse_other_modules(parts)
+        model, optimizer, loss = (
+            part if isinstance(part, str) else revived(part, {}) for part in parts
+        )
+        return cls(model, loss, optimizer, outputs=description["outputs"])
+
+
+def classes_of(model: Any) -> dict[str, Any]:
+    """What Keras needs to make this model again: classes of your own, and what you registered."""
+    return keras.saving.get_custom_objects() | foreign(all_layers(model))
+
+
+def flat_of(variables: Any) -> Flat:
+    """Their values, one behind the other."""
+    return np.concatenate([np.asarray(v.value, np.float32).reshape(-1) for v in variables])

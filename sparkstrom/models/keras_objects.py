@@ -1,0 +1,247 @@
+"""Keras' objects: which of them can be trained here, what travels, and what a file may name.
+
+Keras is imported here, on its JAX backend and with a Spark task's threads: it computes while it is
+imported, so both must be said before.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.outputs import KINDS, LOGITS, PROBABILITIES, VALUES
+from sparkstrom.models.xla import keep_to_task
+
+os.environ.setdefault("KERAS_BACKEND", "jax")
+keep_to_task()
+try:
+    import keras as keras
+except ImportError as missing:
+    raise UsageError(
+        f"{missing}: KerasModel needs it here and on every executor; do pip install"
+        " 'sparkstrom[keras]'"
+    ) from missing
+
+SEED = "seed_generator_state"
+RowsLoss = Callable[[Any, Any], Any]  # labels, outputs -> one loss per row
+MEANS = (None, "none", "sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+# -- what can be trained ---------------------------------------------------------------------------
+
+
+def need_jax() -> None:
+    """Raise UsageError where Keras runs on another backend."""
+    if (backend := keras.backend.backend()) != "jax":
+        raise UsageError(
+            f"Keras runs on {backend} here: set KERAS_BACKEND=jax in the environment before Keras"
+            " is imported, on the driver and for executors (spark.executorEnv.KERAS_BACKEND)"
+        )
+
+
+def need_model(model: Any) -> None:
+    """Raise UsageError unless this is a built model of float32 parameters."""
+    if not isinstance(model, keras.Model):
+        raise UsageError(f"model is a {type(model).__name__}: pass a keras.Model")
+    if not (model.built and model.trainable_variables):
+        raise UsageError(
+            f"{model.name} has no trainable variables yet: give it a keras.Input, call it once, or"
+            " thaw some layers"
+        )
+    for variable in model.trainable_variables:
+        if variable.dtype != "float32":
+            raise UsageError(
+                f"parameter {variable.path} is {variable.dtype}: parameters are float32; to"
+                " compute in another type take the dtype policy mixed_bfloat16"
+            )
+
+
+def optimizer_of(optimizer: Any) -> Any:
+    """An optimizer of our own with these options. Raise UsageError for what cannot step here."""
+    try:
+        made = keras.optimizers.get(optimizer)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"optimizer={optimizer!r}: {error}") from error
+    if isinstance(made, keras.optimizers.LossScaleOptimizer):
+        raise UsageError(
+            "LossScaleOptimizer is for float16: take the dtype policy mixed_bfloat16, which needs"
+            " no scaled loss"
+        )
+    if made.use_ema:
+        raise UsageError(
+            f"{made.name} has use_ema=True: its averages would lack what other workers learn;"
+            " pass use_ema=False"
+        )
+    return type(made).from_config(made.get_config())
+
+
+def rows_loss_of(loss: Any) -> RowsLoss:
+    """The function of labels and outputs that is not yet reduced to one number."""
+    if isinstance(loss, str):
+        try:
+            return rows_loss_of(keras.losses.get(loss))
+        except ValueError as error:
+            raise UsageError(f"loss={loss!r}: Keras knows no such loss") from error
+    if isinstance(loss, keras.losses.Loss):
+        if loss.reduction not in MEANS:
+            raise UsageError(
+                f"{loss.name} has reduction={loss.reduction!r}: a minibatch's loss is the mean over"
+                " its rows here; leave the reduction out"
+            )
+        call: RowsLoss = loss.call
+        return call
+    if not callable(loss):
+        raise UsageError(f"loss is a {type(loss).__name__}: pass a name, a Loss or a function")
+    function: RowsLoss = loss
+    return function
+
+
+def outputs_of(outputs: str | None, loss: Any) -> str:
+    """What the model puts out. Raise UsageError for a word that says nothing."""
+    if outputs is not None:
+        if outputs not in KINDS:
+            raise UsageError(f"outputs={outputs!r}: must be one of {', '.join(KINDS)}")
+        return outputs
+    called = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    if "crossentropy" not in called.lower().replace("_", ""):
+        return VALUES
+    options = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
+    return LOGITS if options.get("from_logits") else PROBABILITIES
+
+
+def name_of(variable: Any) -> str:
+    """Its layer's name and its own; the rest of Keras' path depends on who built the layer."""
+    return SEED if is_seed(variable) else "/".join(variable.path.split("/")[-2:])
+
+
+# -- what is not trainable -------------------------------------------------------------------------
+
+
+def all_layers(model: Any) -> list[Any]:
+    """The model and every layer inside."""
+    return list(model._flatten_layers())
+
+
+def is_seed(variable: Any) -> bool:
+    """The state of a random generator: a worker's own."""
+    return bool(variable.name == SEED)
+
+
+def buffers_of(model: Any) -> list[int]:
+    """Which non-trainable variables layers change in training; frozen layers change none."""
+    still = {
+        id(variable)
+        for layer in all_layers(model)
+        if not layer.trainable
+        for variable in layer.variables
+    }
+    return [
+        i
+        for i, variable in enumerate(model.non_trainable_variables)
+        if not is_seed(variable) and id(variable) not in still
+    ]
+
+
+# -- what travels, and what is saved ---------------------------------------------------------------
+
+
+def is_own(thing: Any) -> bool:
+    """Whether this is the user's, not Keras' own: a name, an object, a function."""
+    if isinstance(thing, str):
+        return False
+    where = getattr(thing, "__module__", None) or type(thing).__module__
+    return str(where).partition(".")[0] != "keras"
+
+
+def foreign(objects: Iterable[Any]) -> dict[str, type]:
+    """The users' own classes among those of these objects, as Keras calls them."""
+    classes = {type(thing) for thing in objects if is_own(type(thing))}
+    return {keras.saving.get_registered_name(own): own for own in classes}
+
+
+def revived(configuration: Any, classes: dict[str, Any]) -> Any:
+    """What ``serialize_keras_object`` described. Raise UsageError where Keras cannot make it."""
+    try:
+        return keras.saving.deserialize_keras_object(configuration, classes)
+    except (TypeError, ValueError, ImportError) as error:
+        raise UsageError(
+            f"a {configuration['class_name']} cannot travel, as Keras does not make it again from"
+            " its configuration: give its layers get_config (and build), or register what they use"
+            f" with keras.saving.register_keras_serializable; {str(error).splitlines()[0]}"
+        ) from error
+
+
+def need_equal(model: Any, again: Any) -> None:
+    """Raise UsageError where a model came back with other variables."""
+    had, has = (
+        [(name_of(v), tuple(v.shape)) for v in made.trainable_variables + made.variables]
+        for made in (model, again)
+    )
+    if had != has:
+        lacking = [name for name, _ in had if name not in dict(has)] or ["others"]
+        raise UsageError(
+            f"{model.name} cannot travel: made again from its configuration it lacks"
+            f" {', '.join(lacking[:3])}; implement build() so that it makes all variables, or use"
+            " keras.Sequential or keras.Model(inputs, outputs)"
+        )
+
+
+def refuse_other_modules(configuration: Any) -> None:
+    """Raise UsageError where a saved description names code that is not Keras' own."""
+    if isinstance(configuration, dict):
+        module = configuration.get("module")
+        if module is not None and str(module).partition(".")[0] != "keras":
+            raise UsageError(
+                f"the description names {module}.{configuration.get('class_name')}: only Keras' own"
+                " classes are made from a file; make the model yourself, and pass it to load"
+            )
+        configuration = list(configuration.values())
+    if isinstance(configuration, list):
+        for part in configuration:
+            refuse_other_modules(part)
+
+
+# -- buffers as bytes ------------------------------------------------------------------------------
+
+Arrays = list[Any]
+
+
+def packed(arrays: Arrays) -> bytes:
+    """One behind the other, little endian."""
+    return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
+
+
+def unpacked(like: Arrays, data: bytes) -> Arrays:
+    """Arrays of these kinds and shapes. Raise UsageError where the sizes do not agree."""
+    wanted = sum(array.nbytes for array in like)
+    if len(data) != wanted:
+        raise UsageError(
+            f"{len(data)} bytes of buffers, this model has {wanted} (of {len(like)} buffers): they"
+            " are not of an equal model"
+        )
+    made, at = [], 0
+    for array in like:
+        part = np.frombuffer(data, array.dtype, array.size, at)
+        made.append(part.reshape(array.shape))
+        at += array.nbytes
+    return made
+
+
+def averaged(like: Arrays, reports: list[bytes]) -> bytes:
+    """Means in float64, in the given order; whole numbers take the largest."""
+    columns = [unpacked(like, report) for report in reports]
+    return packed([_average([column[i] for column in columns]) for i in range(len(like))])
+
+
+def _average(values: Arrays) -> Any:
+    first = values[0]
+    if first.dtype.kind in "biu":
+        return np.maximum.reduce(values)
+    total = np.zeros(first.shape, np.float64)
+    for value in values:
+        total += value.astype(np.float64)
+    return (total / len(values)).astype(first.dtype)

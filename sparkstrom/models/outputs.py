@@ -1,0 +1,129 @@
+"""Outputs: what a model's outputs say about classes, whether they are probabilities or logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch, Columns, Measured, arrays_of
+from sparkstrom.models.flat import one_array
+
+PROBABILITIES, LOGITS, VALUES = KINDS = ("probabilities", "logits", "values")
+BLOCK_ROWS = 256
+
+Outputs = NDArray[np.float32]  # [rows, outputs]
+
+
+def kind_of(model: object) -> str:
+    """What the model's outputs are; one that does not say so gives logits."""
+    return model.outputs if isinstance(model, Measured) else LOGITS
+
+
+def predict_in_blocks(model: Any, features: Columns) -> Outputs:
+    """Outputs f32[rows, outputs], the same bits for a row whatever rows are around it.
+
+    A matrix product rounds differently for another number of rows, so all blocks are equally long;
+    the last one is filled up with copies of its first row.
+    """
+    rows = len(arrays_of(features)[0])
+    out = []
+    for first in range(0, rows, BLOCK_ROWS):
+        count = min(BLOCK_ROWS, rows - first)
+        index = first + np.arange(BLOCK_ROWS)
+        index[count:] = first
+        outputs = model.predict(rows_at(features, index))
+        if not isinstance(outputs, np.ndarray):
+            raise UsageError(
+                f"the model puts out a {type(outputs).__name__}: this needs one array of numbers; "
+                "give the model one output, or use network.model.predict in this process"
+            )
+        out.append(outputs.reshape(BLOCK_ROWS, -1)[:count])
+    return np.concatenate(out) if out else np.zeros((0, 0), np.float32)
+
+
+def rows_at(columns: Columns, index: NDArray[Any] | slice) -> Columns:
+    """These rows of each array."""
+    if isinstance(columns, np.ndarray):
+        return columns[index]
+    if isinstance(columns, dict):
+        return {name: array[index] for name, array in columns.items()}
+    return tuple(array[index] for array in columns)
+
+
+def blocks_of(batch: Batch) -> Iterator[Batch]:
+    """The batch in parts of at most ``BLOCK_ROWS``, so that memory stays small."""
+    for first in range(0, batch.rows, BLOCK_ROWS):
+        part = slice(first, first + BLOCK_ROWS)
+        weights = None if batch.weights is None else batch.weights[part]
+        yield Batch(rows_at(batch.features, part), rows_at(batch.labels, part), weights)
+
+
+def class_count(outputs: Outputs) -> int:
+    """One output is a logit of class 1 against class 0."""
+    return max(2, int(outputs.shape[1]))
+
+
+def classes_of(outputs: Outputs) -> NDArray[np.int64]:
+    """The likeliest class of each row; of equal ones the first."""
+    if outputs.shape[1] == 1:
+        return (outputs[:, 0] > 0).astype(np.int64)
+    classes: NDArray[np.int64] = outputs.argmax(axis=1).astype(np.int64, copy=False)
+    return classes
+
+
+def class_labels(labels: Columns) -> NDArray[Any]:
+    """Class indices [rows]; of shares per class the largest. Raise UsageError for two arrays."""
+    array = one_array(labels, "labels")
+    wide = array.ndim > 1 and array.shape[1] > 1
+    classes: NDArray[Any] = array.argmax(axis=1) if wide else array.reshape(len(array))
+    return classes
+
+
+def measured(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
+    """(sum of weight x loss, sum of weights), or for "accuracy" (weights of hits, of all)."""
+    if metric == "loss":
+        total, weight = model.loss(batch)
+        return float(total), float(weight)
+    hits = classes_of(predict_in_blocks(model, batch.features)) == class_labels(batch.labels)
+    weights = np.ones(batch.rows) if batch.weights is None else batch.weights.astype(np.float64)
+    return float(weights[hits].sum()), float(weights.sum())
+
+
+def raw_of(outputs: Outputs, kind: str) -> NDArray[np.float64]:
+    """f64[rows, classes], of which the largest is the class, and each alone ranks rows.
+
+    Logits have no zero of their own: their mean over the classes is taken out.
+    """
+    wide: NDArray[np.float64] = outputs.astype(np.float64)
+    if kind == PROBABILITIES:
+        return wide
+    if wide.shape[1] == 1:
+        wide = np.concatenate([np.zeros_like(wide), wide], axis=1)
+    wide -= wide.mean(axis=1, keepdims=True)
+    return wide
+
+
+def probabilities_of(outputs: Outputs, kind: str) -> NDArray[np.float64]:
+    """f64[rows, classes], each row's sum is 1."""
+    raw = raw_of(outputs, kind)
+    if kind == PROBABILITIES:
+        return raw
+    raw -= raw.max(axis=1, keepdims=True)
+    np.exp(raw, out=raw)
+    raw /= raw.sum(axis=1, keepdims=True)
+    return raw
+
+
+def score_of_class(outputs: Outputs, kind: str, index: int) -> NDArray[np.float32]:
+    """f32[rows] that ranks rows by how likely class ``index`` is. Raise UsageError for no class."""
+    if not 0 <= index < class_count(outputs):
+        raise UsageError(
+            f"class {index}: this model knows the classes 0 to {class_count(outputs) - 1}"
+        )
+    two_logits = kind != PROBABILITIES and class_count(outputs) == 2
+    wide = raw_of(outputs, kind) if two_logits else probabilities_of(outputs, kind)
+    return wide[:, index].astype(np.float32)

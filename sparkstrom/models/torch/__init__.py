@@ -1,0 +1,16 @@
+"""PyTorch modules behind the flat-parameter protocol; nothing else imports torch."""
+
+from sparkstrom.base.errors import UsageError
+
+try:
+    import torch as torch
+except ImportError as missing:
+    raise UsageError(
+        f"{missing}: TorchModel needs it here and on every executor; do pip install"
+        " 'sparkstrom[torch]'"
+    ) from missing
+
+from sparkstrom.models.torch.model import TorchModel
+from sparkstrom.models.torch.tensors import TorchBatch
+
+__all__ = ["TorchBatch", "TorchModel"]

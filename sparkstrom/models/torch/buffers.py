@@ -1,0 +1,78 @@
+"""Buffers: a module's arrays that are not parameters, such as BatchNorm's statistics.
+
+They travel as their bytes one behind the other, in the order of the module; only those that a
+``state_dict`` holds. The average of several workers is the mean of each element, in float64 and
+in the order given, so that the same reports make the same bytes; whole numbers (BatchNorm's
+count of batches) take the largest.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sparkstrom.base.errors import UsageError
+
+Buffers = dict[str, torch.Tensor]
+
+
+def named_buffers(module: nn.Module) -> Buffers:
+    """Each buffer once, under its first name, as it is now; those that state_dict leaves out."""
+    keys = set(module.state_dict(keep_vars=True))
+    return {name: buffer for name, buffer in module.named_buffers() if name in keys}
+
+
+def packed(buffers: Buffers) -> bytes:
+    """The bytes of all buffers."""
+    return b"".join(
+        buffer.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for buffer in buffers.values()
+        if buffer.numel()
+    )
+
+
+def unpacked(like: Buffers, data: bytes) -> Buffers:
+    """Buffers of the same names, kinds and shapes. Raise UsageError where sizes do not agree."""
+    wanted = sum(buffer.numel() * buffer.element_size() for buffer in like.values())
+    if len(data) != wanted:
+        raise UsageError(
+            f"{len(data)} bytes of buffers, this module has {wanted} (of {len(like)} buffers):"
+            " they are not of an equal model"
+        )
+    made, at = {}, 0
+    for name, buffer in like.items():
+        size = buffer.numel() * buffer.element_size()
+        raw = (
+            torch.frombuffer(bytearray(data[at : at + size]), dtype=buffer.dtype)
+            if size
+            else (torch.empty(0, dtype=buffer.dtype))
+        )
+        made[name] = raw.reshape(buffer.shape)
+        at += size
+    return made
+
+
+def load(buffers: Buffers, data: bytes) -> None:
+    """Change the buffers in place. Raise UsageError where sizes do not agree."""
+    with torch.no_grad():
+        for name, values in unpacked(buffers, data).items():
+            buffers[name].copy_(values)
+
+
+def averaged(like: Buffers, reports: list[bytes]) -> bytes:
+    """One for all, as the module's text says. Raise UsageError for a report of another size."""
+    columns = [unpacked(like, report) for report in reports]
+    return packed({name: _average([c[name] for c in columns]) for name in like})
+
+
+def _average(values: list[torch.Tensor]) -> torch.Tensor:
+    first = values[0]
+    if not first.is_floating_point():
+        largest = first
+        for value in values[1:]:
+            largest = torch.maximum(largest, value)
+        return largest
+    total = torch.zeros(first.shape, dtype=torch.float64)
+    for value in values:
+        total += value.double()
+    return (total / len(values)).to(first.dtype)

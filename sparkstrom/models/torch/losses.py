@@ -1,0 +1,102 @@
+"""Losses: ``loss(output, target)`` as users have them, with a weight for each row where asked."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.torch.tensors import TINY, Tensors
+
+Loss = Callable[..., torch.Tensor]
+OUTPUTS = ("logits", "probabilities", "values")
+OF_CLASSES = ("crossentropy", "nll", "withlogits")  # in the name of a loss of logits
+
+
+def outputs_kind(wanted: str | None, loss: Any) -> str:
+    """What a module with this loss puts out. Raise UsageError for an unknown word."""
+    if wanted is None:
+        name = getattr(loss, "func", loss)  # of a partial
+        name = getattr(name, "__name__", type(name).__name__).replace("_", "").lower()
+        of_classes = loss is None or any(word in name for word in OF_CLASSES)
+        return "logits" if of_classes else "values"
+    if wanted not in OUTPUTS:
+        raise UsageError(f"outputs={wanted!r}: must be one of {', '.join(OUTPUTS)}")
+    return wanted
+
+
+def check_loss(loss: Any) -> None:
+    """Raise UsageError for a loss that is no mean over rows, or has parameters of its own."""
+    if not callable(loss):
+        raise UsageError(f"loss is {loss!r}: pass a function loss(output, target)")
+    if isinstance(loss, nn.Module) and any(True for _ in loss.parameters()):
+        raise UsageError(
+            f"loss {type(loss).__name__} has parameters of its own, which nobody would train:"
+            " make it part of the module, and return the loss from its forward"
+        )
+    reduction = _reduction(loss)
+    if reduction not in (None, "mean"):
+        raise UsageError(
+            f"the loss has reduction={reduction!r}: it must be the mean over rows ('mean'), so that"
+            " a step does not depend on how many rows a batch has"
+        )
+
+
+def weighted(loss: Loss, output: Tensors, target: Tensors, weights: torch.Tensor) -> torch.Tensor:
+    """sum(weight * loss of row) / sum(weight).
+
+    A loss with a parameter ``weights`` gets them, and returns that mean itself. Torch's own, which
+    have a ``reduction``, are asked for each row's loss. Raise UsageError for any other.
+    """
+    if "weights" in _parameters(loss):
+        return loss(output, target, weights=weights)
+    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+        each = copy.copy(loss)
+        each.reduction = "none"
+        return _mean(each(output, target), weights)
+    if _reduction(loss) is not None:
+        return _mean(loss(output, target, reduction="none"), weights)
+    raise UsageError(
+        "rows have weights, but the loss takes none: give it a parameter `weights` (f32[rows]) and"
+        " let it return sum(weights * losses) / sum(weights), or use a loss with `reduction`"
+    )
+
+
+def number_of(loss: Any) -> float:
+    """The loss of a step as a number. Raise UsageError if it is none."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return float(loss.detach())
+    if isinstance(loss, int | float):
+        return float(loss)
+    raise UsageError(f"step(module, optimizer, batch) returned {loss!r}: it must return the loss")
+
+
+def _mean(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    if losses.ndim == 0 or len(losses) != len(weights):
+        raise UsageError(
+            f"the loss makes {list(losses.shape)} values of {len(weights)} rows: with weights it"
+            " needs one for each row, or several [rows, ...]"
+        )
+    each = losses.reshape(len(weights), -1).mean(dim=1)
+    return (weights * each).sum() / weights.sum().clamp_min(TINY)
+
+
+def _reduction(loss: Any) -> str | None:
+    """How the loss makes one number of the rows', where it says so."""
+    if isinstance(loss, nn.Module):
+        return getattr(loss, "reduction", None)
+    parameter = _parameters(loss).get("reduction")
+    return None if parameter is None else str(parameter.default)
+
+
+def _parameters(loss: Any) -> dict[str, inspect.Parameter]:
+    function = loss.forward if isinstance(loss, nn.Module) else loss
+    try:
+        return dict(inspect.signature(function).parameters)
+    except ValueError:  # written in C, without a signature
+        return {}

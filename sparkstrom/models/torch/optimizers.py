@@ -1,0 +1,207 @@
+"""Optimizers: made from the user's factory, checked, and their state as named arrays and scalars.
+
+Names of a state: ``state/PARAMETER/KEY``, ``groups/NUMBER/KEY`` (learning rates change by the
+scheduler), ``scheduler/KEY``. A tensor without dimensions becomes a scalar whose name ends with
+its type, as in ``state/0.weight/step:float32``.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim.lr_scheduler import LRScheduler
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import State
+from sparkstrom.models.torch.parameters import Named
+
+REFUSED = {
+    LBFGS: "it evaluates the loss several times in a step (a closure), and a step here is one"
+    " minibatch; use AdamW or SGD",
+    SparseAdam: "it takes sparse gradients only, and leaves all rows alone that a batch does not"
+    " touch; use Adam without sparse=True, or SGD or Adagrad, which take sparse gradients, too",
+}
+
+OptimizerFactory = Callable[[Any], Optimizer]
+Groups = Callable[[Named], list[dict[str, Any]]]
+SchedulerFactory = Callable[[Optimizer], LRScheduler]
+
+
+def made_optimizer(factory: OptimizerFactory, groups: Groups | None, named: Named) -> Optimizer:
+    """The optimizer of the trainable parameters. Raise UsageError where it cannot work here."""
+    if isinstance(factory, Optimizer) or not callable(factory):
+        raise UsageError(
+            f"optimizer is a {type(factory).__name__}: pass a function that makes one from"
+            " parameters, such as functools.partial(torch.optim.Adam, lr=1e-3)"
+        )
+    trainable = {name: p for name, p in named.items() if p.requires_grad}
+    given = list(trainable.values()) if groups is None else groups(dict(trainable))
+    try:
+        optimizer = factory(given)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"the optimizer refuses these parameters: {error}{_help(error)}"
+        ) from error
+    if not isinstance(optimizer, Optimizer):
+        raise UsageError(f"optimizer(parameters) returned a {type(optimizer).__name__}: it must"
+                         " return a torch.optim.Optimizer")  # fmt: skip
+    _refuse_closures(optimizer)
+    _check_covers(optimizer, trainable)
+    return optimizer
+
+
+def made_scheduler(factory: SchedulerFactory | None, optimizer: Optimizer) -> LRScheduler | None:
+    """The scheduler, if one is wanted. Raise UsageError where it is none."""
+    if factory is None:
+        return None
+    if not callable(factory) or isinstance(factory, LRScheduler):
+        raise UsageError(
+            f"scheduler is a {type(factory).__name__}: pass a function that makes one from the"
+            " optimizer, such as functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100)"
+        )
+    scheduler = factory(optimizer)
+    if not isinstance(scheduler, LRScheduler):
+        raise UsageError(f"scheduler(optimizer) returned a {type(scheduler).__name__}: it must"
+                         " return a torch.optim.lr_scheduler.LRScheduler")  # fmt: skip
+    return scheduler
+
+
+def _help(error: Exception) -> str:
+    if "2D" not in str(error):
+        return ""
+    return (
+        "; Muon trains matrices only: give it a module without biases and other parameters, freeze"
+        " these (requires_grad_(False)), or use AdamW"
+    )
+
+
+def _refuse_closures(optimizer: Optimizer) -> None:
+    for kind, reason in REFUSED.items():
+        if isinstance(optimizer, kind):
+            raise UsageError(f"optimizer {type(optimizer).__name__} cannot be used: {reason}")
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise UsageError(
+            f"optimizer {type(optimizer).__name__} cannot be used: its step needs a closure"
+        )
+
+
+def _check_covers(optimizer: Optimizer, trainable: Named) -> None:
+    taken = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    ours = {id(p) for p in trainable.values()}
+    if taken - ours:
+        raise UsageError(
+            "the optimizer has parameters that are not the module's trainable ones: make it from"
+            " those that the factory is given, and from no others (on an executor the module is"
+            " another object than in your program)"
+        )
+    left = [name for name, p in trainable.items() if id(p) not in taken]
+    if left:
+        raise UsageError(
+            f"the optimizer leaves out {', '.join(left[:8])}{' ...' if len(left) > 8 else ''}:"
+            " put these into a group, or freeze them (requires_grad_(False))"
+        )
+
+
+# -- state -----------------------------------------------------------------------------------------
+
+
+def state_of(optimizer: Optimizer, scheduler: LRScheduler | None, named: Named) -> State:
+    """Everything that the two remember, by name; arrays are the live ones where torch allows."""
+    state: State = {}
+    names = {id(p): name for name, p in named.items()}
+    for parameter, values in optimizer.state.items():
+        for key, value in values.items():
+            _put(state, f"state/{names[id(parameter)]}/{key}", value)
+    for number, group in enumerate(optimizer.param_groups):
+        options = {key: value for key, value in group.items() if key != "params"}
+        _flatten(options, f"groups/{number}", state)
+    if scheduler is not None:
+        _flatten(scheduler.state_dict(), "scheduler", state)
+    return state
+
+
+def load_state(
+    optimizer: Optimizer, scheduler: LRScheduler | None, named: Named, state: State
+) -> None:
+    """Take what ``state_of`` returned. Raise UsageError where it is not of an equal model."""
+    left = dict(state)
+    loaded = optimizer.state_dict()
+    loaded["state"] = _parameter_state(optimizer, named, left)
+    loaded["param_groups"] = [
+        _filled(group, f"groups/{number}", left)
+        for number, group in enumerate(loaded["param_groups"])
+    ]
+    schedule = None if scheduler is None else _filled(scheduler.state_dict(), "scheduler", left)
+    if left:
+        raise UsageError(
+            f"updater state has {sorted(left)[0]!r}, which this {type(optimizer).__name__} does"
+            " not: it is not of an equal model"
+        )
+    optimizer.load_state_dict(loaded)
+    if scheduler is not None and schedule is not None:
+        scheduler.load_state_dict(schedule)
+
+
+def _parameter_state(optimizer: Optimizer, named: Named, left: State) -> dict[int, dict[str, Any]]:
+    names = {id(p): name for name, p in named.items()}
+    order = [p for group in optimizer.param_groups for p in group["params"]]
+    numbers = {names[id(p)]: number for number, p in enumerate(order)}
+    made: dict[int, dict[str, Any]] = {}
+    for path in [path for path in left if path.startswith("state/")]:
+        name, _, key = path.removeprefix("state/").rpartition("/")
+        if name in numbers:
+            key, value = _taken(key, left.pop(path))
+            made.setdefault(numbers[name], {})[key] = value
+    return made
+
+
+def _put(state: State, path: str, value: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        if value.ndim == 0:
+            state[f"{path}:{str(value.dtype).removeprefix('torch.')}"] = value.item()
+        else:
+            state[path] = value.numpy()
+    elif isinstance(value, bool | int | float):
+        state[path] = value
+
+
+def _taken(key: str, value: Any) -> tuple[str, Any]:
+    key, _, kind = key.partition(":")
+    if kind:
+        return key, torch.tensor(value, dtype=getattr(torch, kind))
+    return key, torch.from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
+
+
+def _flatten(tree: Any, path: str, state: State) -> None:
+    """Numbers and tensors among dicts and lists; all else comes from the user's factories."""
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            _flatten(value, f"{path}/{key}", state)
+    elif isinstance(tree, list | tuple):
+        for number, value in enumerate(tree):
+            _flatten(value, f"{path}/{number}", state)
+    else:
+        _put(state, path, tree)
+
+
+def _filled(tree: Any, path: str, left: State) -> Any:
+    """The same tree with the numbers that ``left`` has for it; they are taken out of it."""
+    if isinstance(tree, dict):
+        made = copy.copy(tree)
+        for key, value in tree.items():
+            made[key] = value if key == "params" else _filled(value, f"{path}/{key}", left)
+        return made
+    if isinstance(tree, list | tuple):
+        return type(tree)(_filled(v, f"{path}/{n}", left) for n, v in enumerate(tree))
+    for name in (path, *(f"{path}:{kind}" for kind in ("float32", "float64", "int64"))):
+        if name in left:
+            return _taken(name, left.pop(name))[1]
+    return tree

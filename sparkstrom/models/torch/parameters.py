@@ -1,0 +1,135 @@
+"""A module's parameters as views of one flat vector.
+
+Each ``Parameter`` stays the object that the user's code knows; only its memory moves. Tied
+parameters are one object, so they lie in the vector once; frozen ones lie in it, too, and stay
+as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Flat
+from sparkstrom.models.flat import Layout
+
+Named = dict[str, nn.Parameter]
+
+
+def named_parameters(module: Any) -> Named:
+    """Each parameter once, under its first name. Raise UsageError for what cannot be trained."""
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"module is a {type(module).__name__}: pass a torch.nn.Module")
+    if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise UsageError(
+            f"module is wrapped in {type(module).__name__}: sparkstrom spreads the work itself;"
+            " pass the module inside (wrapped.module)"
+        )
+    named = dict(module.named_parameters())
+    for name, parameter in named.items():
+        _check_parameter(name, parameter)
+    if not any(parameter.requires_grad for parameter in named.values()):
+        raise UsageError(
+            f"{type(module).__name__} has no parameter with requires_grad: nothing can be trained"
+        )
+    _refuse_shared_memory(named)
+    return named
+
+
+def _check_parameter(name: str, parameter: nn.Parameter) -> None:
+    if nn.parameter.is_lazy(parameter):
+        raise UsageError(
+            f"parameter {name} is lazy, so its shape is not known before the first batch: run the"
+            " module once on a batch of the right shape before you pass it"
+        )
+    if parameter.dtype != torch.float32:
+        kind = str(parameter.dtype).removeprefix("torch.")
+        raise UsageError(
+            f"parameter {name} is {kind}: parameters are trained in float32; call module.float(),"
+            " and use autocast='bfloat16' to compute in bfloat16"
+        )
+    if parameter.is_meta or parameter.layout != torch.strided:
+        where = "on the meta device" if parameter.is_meta else f"of layout {parameter.layout}"
+        raise UsageError(f"parameter {name} is {where}: it must be dense and have values")
+
+
+def _refuse_shared_memory(named: Named) -> None:
+    seen: dict[int, str] = {}
+    for name, parameter in named.items():
+        first = seen.setdefault(parameter.data_ptr(), name)
+        if first != name and parameter.numel():
+            raise UsageError(
+                f"parameters {first} and {name} share memory but are two objects: tie them as one"
+                f" Parameter (module.{name} = module.{first})"
+            )
+
+
+def layout_of(named: Named) -> Layout:
+    """Where each parameter lies in the vector: in the module's own order."""
+    return Layout.of((name, tuple(parameter.shape)) for name, parameter in named.items())
+
+
+def gathered(named: Named) -> Flat:
+    """A copy of the values, f32[n_params]."""
+    pieces = [p.detach().cpu().reshape(-1).numpy() for p in named.values()]
+    return np.concatenate(pieces)
+
+
+class Views:
+    """Parameters that lie in one flat tensor."""
+
+    def __init__(self, named: Named, layout: Layout, flat: torch.Tensor) -> None:
+        self.flat = flat
+        self._named = named
+        self._pointers: list[int] = []
+        for parameter, start in zip(named.values(), layout.starts, strict=True):
+            stop = start + parameter.numel()
+            parameter.data = flat[start:stop].view(parameter.shape)
+            parameter.grad = None
+            self._pointers.append(parameter.data_ptr())
+
+    def check(self) -> None:
+        """Raise UsageError naming a parameter that lies elsewhere now: its training is lost."""
+        for (name, parameter), pointer in zip(self._named.items(), self._pointers, strict=True):
+            if parameter.data_ptr() != pointer or parameter.dtype != torch.float32:
+                raise UsageError(
+                    f"parameter {name} has left the flat vector during a step: something replaced"
+                    " its memory (parameter.data = ..., module.to(...), module.half()) instead of"
+                    " changing it in place (parameter.copy_(...), parameter.mul_(...))"
+                )
+
+
+def move_buffers(device: torch.device, *modules: Any) -> None:
+    """Bring to ``device`` what modules among these have of tensors, but their parameters."""
+    for whole in modules:
+        for part in whole.modules() if isinstance(whole, nn.Module) else ():
+            for name, buffer in part._buffers.items():
+                if buffer is not None:
+                    part._buffers[name] = buffer.to(device)
+
+
+def without_storage(module: nn.Module, named: Named) -> nn.Module:
+    """A copy of the module whose parameters have shape but one element of memory each.
+
+    Raise UsageError where the module cannot be copied.
+    """
+    memo: dict[int, Any] = {id(parameter): _hollow(parameter) for parameter in named.values()}
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:
+        raise UsageError(
+            f"module {type(module).__name__} cannot be copied, so it cannot travel to executors:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+
+
+def _hollow(parameter: nn.Parameter) -> nn.Parameter:
+    values = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
+    hollow = nn.Parameter(values, requires_grad=parameter.requires_grad)
+    hollow.__dict__.update(parameter.__dict__)  # marks that users set, such as no_decay
+    return hollow

@@ -1,0 +1,202 @@
+"""What models on JAX share: pytrees as named arrays, rows' mean loss, XLA within a task's CPUs.
+
+JAX arrays cannot be changed in place, and the flat vector is NumPy memory that the mesh works on
+between two steps: one copy of it each way is the price of a step on JAX.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Columns, State, arrays_of, rows_of
+
+try:
+    import jax
+    import jax.numpy as jnp
+except ImportError as missing:
+    raise UsageError(
+        f"{missing}: models on JAX need it here and on every executor; do pip install"
+        " 'sparkstrom[jax]' or 'sparkstrom[keras]'"
+    ) from missing
+
+INT32 = np.iinfo(np.int32)
+TASK_CPUS = "OMP_NUM_THREADS"  # Spark tells its Python workers spark.task.cpus by this
+
+
+def keep_to_task(threads: int | None = None) -> None:
+    """In a Spark task: as many XLA threads as it has CPUs, and the CPU unless told otherwise.
+
+    XLA reads ``NPROC`` and takes the platform when it computes for the first time in a process,
+    so this comes before that, and does nothing afterwards. ``JAX_PLATFORMS`` stays as it is.
+    """
+    cpus = threads or os.environ.get(TASK_CPUS)
+    if cpus is None:
+        return  # no task
+    os.environ["NPROC"] = str(cpus)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if not jax.config.jax_platforms:
+        jax.config.update("jax_platforms", "cpu")
+
+
+# -- pytrees ---------------------------------------------------------------------------------------
+
+
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """Each leaf and its path, like ``layers/0/kernel``, in the order of ``ravel_pytree``."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return [("/".join(map(_word, path)) or "value", leaf) for path, leaf in leaves]
+
+
+def _word(key: Any) -> str:
+    for field in ("key", "name", "idx"):  # of a mapping, an attribute, a sequence
+        if hasattr(key, field):
+            return str(getattr(key, field))
+    return str(key)
+
+
+def state_of(leaves: Iterable[tuple[str, Any]]) -> State:
+    """JAX arrays by name as NumPy copies and plain scalars."""
+    return {name: _out(leaf) for name, leaf in leaves}
+
+
+def _out(leaf: Any) -> Any:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype.itemsize < 4:
+        leaf = leaf.astype(jnp.float32)  # NumPy files know no bfloat16; the way back is exact
+    return leaf.item() if leaf.ndim == 0 else np.array(leaf)
+
+
+def leaves_of(state: State, wanted: list[tuple[str, Any]]) -> list[Any]:
+    """The arrays of a state in the order, shapes and dtypes wanted. Raise UsageError if others."""
+    if set(state) != {name for name, _ in wanted}:
+        raise UsageError(
+            f"updater state has {sorted(state)}, this optimizer needs"
+            f" {sorted(name for name, _ in wanted)}: it is of another model or optimizer"
+        )
+    return [_in(name, state[name], like) for name, like in wanted]
+
+
+def _in(name: str, value: Any, like: Any) -> Any:
+    if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(jnp.asarray(value, jnp.uint32))
+    if np.shape(value) != like.shape:
+        raise UsageError(
+            f"{name} of the updater state has shape {np.shape(value)}, this model needs"
+            f" {like.shape}"
+        )
+    return jnp.array(value, like.dtype)
+
+
+# -- loss ------------------------------------------------------------------------------------------
+
+
+def first_rows(columns: Any) -> int:
+    """How many rows traced columns have."""
+    return int(jax.tree_util.tree_leaves(columns)[0].shape[0])
+
+
+def row_losses(losses: Any, rows: int) -> Any:
+    """One loss per row, f32[rows]: the mean over whatever more dimensions there are."""
+    return losses.astype(jnp.float32).reshape(rows, -1).mean(axis=1)
+
+
+def mean_loss(losses: Any, rows: int, weights: Any) -> Any:
+    """The minibatch's loss: sum(weight * loss) / sum(weight), or the plain mean, or what it is.
+
+    A loss that is a scalar already cannot be weighted: raise UsageError.
+    """
+    if jnp.ndim(losses) == 0:
+        if weights is not None:
+            raise UsageError(
+                "the loss returns one number, but rows have weights: return one loss per row, as"
+                " optax's losses do"
+            )
+        return losses
+    each = row_losses(losses, rows)
+    if weights is None:
+        return each.mean()
+    total = weights.sum()
+    return (each * weights).sum() / jnp.where(total > 0, total, 1.0)  # no weight teaches nothing
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+Trial = Callable[[Columns, Columns], tuple[Any, Any]]  # features, labels -> outputs, losses
+
+
+def check_rows(features: Columns, labels: Columns, trial: Trial) -> None:
+    """Raise UsageError for rows that this model cannot train on, naming row and value.
+
+    ``trial`` is what the model does with a minibatch; its shapes are found without computing.
+    """
+    rows = rows_of(features)
+    for what, columns in (("feature", features), ("label", labels)):
+        for array in arrays_of(columns):
+            if len(array) != rows:
+                raise UsageError(f"{rows} rows of features, but {len(array)} of a {what}")
+            _check_values(what, array)
+    outputs, losses = _shapes(features, labels, trial, rows)
+    _check_losses(losses, rows)
+    if isinstance(labels, np.ndarray) and hasattr(outputs, "shape"):
+        _check_classes(labels, outputs.shape)
+
+
+def _check_values(what: str, array: Any) -> None:
+    wide = array.reshape(len(array), -1)
+    if np.issubdtype(array.dtype, np.floating):
+        bad, remedy = ~np.isfinite(wide), "fill or drop it"
+    elif array.dtype.itemsize == 8 and np.issubdtype(array.dtype, np.integer):
+        bad = (wide < INT32.min) | (wide > INT32.max)
+        remedy = "JAX computes with 32 bits; number such keys anew"
+    else:
+        return
+    if bad.any():
+        row, column = np.argwhere(bad)[0]
+        raise UsageError(f"{what} {column} of row {row} is {wide[row, column]}: {remedy}")
+
+
+def _shapes(features: Columns, labels: Columns, trial: Trial, rows: int) -> tuple[Any, Any]:
+    try:
+        return jax.eval_shape(trial, features, labels)
+    except UsageError:
+        raise
+    except Exception as error:
+        shapes = [f"{a.dtype}{list(a.shape[1:])}" for a in arrays_of(features)]
+        raise UsageError(
+            f"the model cannot be trained on {rows} rows of {', '.join(shapes)}:"
+            f" {type(error).__name__}: {error}"
+        ) from error
+
+
+def _check_losses(losses: Any, rows: int) -> None:
+    if losses.shape and losses.shape[0] != rows:
+        raise UsageError(
+            f"the loss of {rows} rows has shape {list(losses.shape)}: return one loss per row, or"
+            " their mean"
+        )
+    if rows > 1 and losses.shape == (rows, rows):
+        raise UsageError(
+            f"the loss of {rows} rows has shape {list(losses.shape)}, every output against every"
+            " label: outputs [rows, 1] and labels [rows] were broadcast; reshape one of them"
+        )
+
+
+def _check_classes(labels: Any, outputs: tuple[int, ...]) -> None:
+    """Whole numbers beside several outputs per row are classes; JAX would clamp strange ones."""
+    several = len(outputs) == 2 and outputs[1] > 1
+    if not (several and labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)):
+        return
+    strange = (labels < 0) | (labels >= outputs[1])
+    if strange.any():
+        row = int(np.argmax(strange))
+        raise UsageError(
+            f"the label of row {row} is {labels[row]}: with {outputs[1]} outputs, classes are the"
+            f" whole numbers 0 to {outputs[1] - 1}; renumber the labels or give the model more"
+            " outputs"
+        )

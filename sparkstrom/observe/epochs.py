@@ -1,0 +1,134 @@
+"""Epochs: what workers say about each, and what that is for all partitions together.
+
+Partitions come to the end of an epoch at different times, each with its own theta. An epoch's
+figure is the sum over partitions of what each measured at its own end of that epoch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+WINDOW = 16  # newest epochs whose figure is among the counters: a message has room for 64 names
+MARK = "held@"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """One partition's epoch, as one attempt of its task trained and measured it."""
+
+    epoch: int  # from 0 in this fit
+    loss_sum: float  # examples x mean loss, each minibatch before its step
+    examples: int
+    held_sum: float = 0.0  # of weight x loss over held-out rows under theta; or of weights of hits
+    held_weight: float = 0.0  # 0: nothing held out
+
+
+class EpochLog:
+    """A worker's finished epochs: the newest go to the driver live, all of them at the end."""
+
+    def __init__(self, partition: int = 0, attempt: int = 0) -> None:
+        self._partition, self._attempt = partition, attempt
+        self._finished: list[Finished] = []
+
+    def add(self, finished: Finished) -> None:
+        self._finished.append(finished)
+
+    def counters(self) -> dict[str, float]:
+        """For the driver to follow: few names, the newest epochs."""
+        values: dict[str, float] = {"partition": self._partition, "attempt": self._attempt}
+        if not self._finished:
+            return values
+        newest = self._finished[-1]
+        values |= {"finished": newest.epoch, "held_weight": newest.held_weight}
+        return values | {f"{MARK}{one.epoch}": one.held_sum for one in self._finished[-WINDOW:]}
+
+    def report(self) -> dict[str, Any]:
+        """Everything, JSON-able."""
+        return {
+            "partition": self._partition,
+            "attempt": self._attempt,
+            "epochs": [asdict(one) for one in self._finished],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch over all partitions. NaN is what was not measured, or not reported in time."""
+
+    epoch: int  # from 1 over all fits of a network
+    loss: float  # mean over examples, each under the parameters before its own step
+    examples: int
+    validation: float  # loss or accuracy of held-out rows, under theta at each partition's end
+    partitions: int  # that reported it
+
+
+@dataclass(slots=True)
+class EpochBook:
+    """The driver's: figures by (partition, attempt) and epoch, whichever way they came."""
+
+    first_epoch: int = 0  # epochs of earlier fits
+    _told: dict[tuple[int, int], dict[int, Finished]] = field(default_factory=dict)
+
+    def follow(self, stats: Iterable[Mapping[str, float]]) -> None:
+        """Counters of all workers, as they are now."""
+        for values in stats:
+            if "finished" not in values:
+                continue
+            told = self._of(int(values["partition"]), int(values["attempt"]))
+            newest = int(values["finished"])
+            for name, held_sum in values.items():
+                if name.startswith(MARK):
+                    epoch, weight = int(name.removeprefix(MARK)), values["held_weight"]
+                    is_newest = epoch == newest
+                    loss = values["last_loss_sum"] if is_newest else 0.0
+                    examples = int(values["last_examples"]) if is_newest else 0
+                    if epoch not in told or is_newest:
+                        told[epoch] = Finished(epoch, loss, examples, held_sum, weight)
+
+    def close(self, reports: Iterable[Mapping[str, Any]]) -> None:
+        """What tasks said at their end; complete, so it replaces what was followed."""
+        for report in reports:
+            told = self._of(report["partition"], report["attempt"])
+            told.update({one["epoch"]: Finished(**one) for one in report["epochs"]})
+
+    def _of(self, partition: int, attempt: int) -> dict[int, Finished]:
+        return self._told.setdefault((partition, attempt), {})
+
+    def judged_by(self, partitions: Collection[int]) -> list[int]:
+        """Epochs, from 0, that each of these partitions has reported, in order."""
+        if not partitions:
+            return []
+        known: dict[int, set[int]] = {partition: set() for partition in partitions}
+        for (partition, _), told in self._told.items():
+            if partition in known:
+                known[partition] |= set(told)
+        return sorted(set.intersection(*known.values()))
+
+    def validation(self, epoch: int) -> float:
+        """The figure of an epoch, exactly merged; NaN with nothing measured."""
+        parts = self._latest(epoch)
+        weight = math.fsum(one.held_weight for one in parts)
+        return math.fsum(one.held_sum for one in parts) / weight if weight else math.nan
+
+    def _latest(self, epoch: int) -> list[Finished]:
+        """Of each partition the newest attempt that finished this epoch."""
+        newest: dict[int, tuple[int, Finished]] = {}
+        for (partition, attempt), told in self._told.items():
+            if epoch in told and attempt >= newest.get(partition, (-1, None))[0]:
+                newest[partition] = (attempt, told[epoch])
+        return [newest[partition][1] for partition in sorted(newest)]
+
+    def history(self) -> list[Epoch]:
+        """All epochs that somebody reported, in order."""
+        epochs = sorted({epoch for told in self._told.values() for epoch in told})
+        return [self._epoch(epoch) for epoch in epochs]
+
+    def _epoch(self, epoch: int) -> Epoch:
+        parts = self._latest(epoch)
+        examples = sum(one.examples for one in parts)
+        loss = math.fsum(one.loss_sum for one in parts) / examples if examples else math.nan
+        number = self.first_epoch + epoch + 1
+        return Epoch(number, loss, examples, self.validation(epoch), len(parts))

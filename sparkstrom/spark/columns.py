@@ -1,0 +1,200 @@
+"""Columns: from the names that a user gives to what executors read, checked on the driver."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.runtime.records import Nest, nest_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import Column, DataFrame
+
+# One column, several numeric ones side by side, several arrays by place, or several by name.
+Names = str | list[str] | tuple[str | list[str], ...] | dict[str, str | list[str]]
+
+FEATURES, LABEL, WEIGHT, HELD_OUT = "features", "label", "weight", "validation"
+IMAGE_FIELDS = ("height", "width", "nChannels", "mode", "data")  # Spark's image schema
+LARGE_TYPES = "spark.sql.execution.arrow.useLargeVarTypes"
+
+
+class Chosen(NamedTuple):
+    """What ``fit`` was told about columns."""
+
+    features: Names = "features"
+    label: Names = "label"
+    weight: str | None = None
+    validation: float | str | None = None
+
+    @property
+    def fraction(self) -> float:
+        """Of the rows to hold out by chance."""
+        return float(self.validation) if isinstance(self.validation, int | float) else 0.0
+
+
+class Take(NamedTuple):
+    """One array of a minibatch: which columns of the job's frame it is made of."""
+
+    role: str
+    names: tuple[str, ...]  # the user's, for messages
+    columns: tuple[int, ...]
+    side_by_side: bool
+
+
+class Reading(NamedTuple):
+    """How executors read Arrow batches. Travels."""
+
+    schema: bytes  # Arrow's own form
+    takes: tuple[Take, ...]
+    features: Nest
+    labels: Nest
+    weighted: bool
+    flagged: bool
+
+
+def check_chosen(chosen: Chosen, dataframe: bool) -> None:
+    """Raise UsageError for a weight or validation that cannot be meant."""
+    value, weight = chosen.validation, chosen.weight
+    if isinstance(value, bool) or not isinstance(value, int | float | str | None):
+        raise UsageError(
+            f"validation={value!r}: give a fraction such as 0.1, or the name of a boolean column"
+        )
+    if not 0 <= chosen.fraction < 1:
+        raise UsageError(f"validation={value!r}: a fraction must be at least 0 and below 1")
+    if not dataframe and isinstance(value, str):
+        raise UsageError(f"validation={value!r}: an RDD has no columns; give a fraction")
+    if not dataframe and weight is not None:
+        raise UsageError(
+            f"weight={weight!r}: an RDD has no columns; make its elements (features, label, weight)"
+        )
+
+
+def chosen_columns(frame: DataFrame, chosen: Chosen) -> tuple[DataFrame, Reading]:
+    """The columns that the job needs, and how to read them. Raise UsageError naming a wrong one."""
+    takes: list[Take] = []
+    used: list[str] = []
+    for role, names in (
+        (FEATURES, chosen.features),
+        (LABEL, chosen.label),
+        (WEIGHT, chosen.weight),
+        (HELD_OUT, chosen.validation if isinstance(chosen.validation, str) else None),
+    ):
+        for one in [] if names is None else _each(names):
+            takes.append(_take(frame, role, one, used))
+    selected = frame.select(*(_column(frame, name).alias(f"c{i}") for i, name in enumerate(used)))
+    reading = Reading(
+        _schema(selected).serialize().to_pybytes(),
+        tuple(takes),
+        nest_of(chosen.features),
+        nest_of(chosen.label),
+        chosen.weight is not None,
+        isinstance(chosen.validation, str),
+    )
+    return selected, reading
+
+
+def _each(names: Names) -> list[str | list[str]]:
+    if isinstance(names, dict):
+        return list(names.values())
+    return list(names) if isinstance(names, tuple) else [names]
+
+
+def _take(frame: DataFrame, role: str, one: Any, used: list[str]) -> Take:
+    names = [one] if isinstance(one, str) else one
+    if not (isinstance(names, list) and names and all(isinstance(n, str) for n in names)):
+        raise UsageError(
+            f"{role}={one!r}: give a column's name, a list of numeric columns, or a tuple or "
+            "dictionary of these"
+        )
+    for name in names:
+        if name not in frame.columns:
+            raise UsageError(
+                f"there is no column {name!r} for {role}; the DataFrame has {frame.columns}"
+            )
+        _check_kind(role, name, frame.schema[name].dataType, side_by_side=not isinstance(one, str))
+        if name not in used:
+            used.append(name)
+    return Take(role, tuple(names), tuple(map(used.index, names)), not isinstance(one, str))
+
+
+def _check_kind(role: str, name: str, kind: Any, *, side_by_side: bool) -> None:
+    from pyspark.sql.types import BinaryType, BooleanType, NumericType
+
+    number = isinstance(kind, NumericType | BooleanType)
+    said = f"{role} column {name!r} is {kind.simpleString()}"
+    if role == HELD_OUT:
+        fits, wanted = isinstance(kind, BooleanType), "boolean: true for rows to hold out"
+    elif role == WEIGHT:
+        fits, wanted = isinstance(kind, NumericType), "a number"
+    elif side_by_side:
+        fits, wanted = number, "a number to stand beside others; name an array column by itself"
+    elif role == LABEL:
+        fits = number or _is_array(kind) or is_vector(kind)
+        wanted = "a number (a class index or a value), an array of numbers or an ml vector"
+    else:
+        fits = number or _is_array(kind) or is_vector(kind) or is_image(kind)
+        fits = fits or isinstance(kind, BinaryType)
+        wanted = "an array of numbers, an ml vector, an image, a number, or a list of numbers"
+    if not fits:
+        raise UsageError(f"{said}: it must be {wanted}")
+
+
+def _is_array(kind: Any) -> bool:
+    """Of numbers, or of such arrays."""
+    from pyspark.sql.types import ArrayType, BooleanType, NumericType
+
+    while isinstance(kind, ArrayType):
+        kind = kind.elementType
+        if isinstance(kind, NumericType | BooleanType):
+            return True
+    return False
+
+
+def is_vector(kind: Any) -> bool:
+    """A vector of pyspark.ml or pyspark.mllib."""
+    return type(kind).__name__ == "VectorUDT"
+
+
+def is_image(kind: Any) -> bool:
+    """Spark's image schema, as ``spark.read.format("image")`` gives it."""
+    from pyspark.sql.types import StructType
+
+    return isinstance(kind, StructType) and set(IMAGE_FIELDS) <= set(kind.names)
+
+
+def _column(frame: DataFrame, name: str) -> Column:
+    """A column as executors want it: decimals as doubles, of images what is needed."""
+    from pyspark.sql import functions as sql
+
+    kind, quoted = frame.schema[name].dataType, "`" + name.replace("`", "``") + "`"
+    if is_image(kind):
+        return sql.struct(*(sql.col(quoted)[field].alias(field) for field in IMAGE_FIELDS))
+    wanted = kind.simpleString()
+    if "decimal" in wanted and not is_vector(kind):
+        import re
+
+        return sql.col(quoted).cast(re.sub(r"decimal\(\d+,\d+\)", "double", wanted))
+    return sql.col(quoted)
+
+
+def _schema(frame: DataFrame) -> pa.Schema:
+    """The Arrow schema that the JVM writes for this frame."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(frame.schema)
+    if frame.sparkSession.conf.get(LARGE_TYPES, "false") != "true":
+        return schema
+    return pa.schema([field.with_type(_large(field.type)) for field in schema])
+
+
+def _large(kind: pa.DataType) -> pa.DataType:
+    import pyarrow as pa
+
+    if pa.types.is_binary(kind):
+        return pa.large_binary()
+    if pa.types.is_struct(kind):
+        fields = [kind.field(i) for i in range(kind.num_fields)]
+        return pa.struct([field.with_type(_large(field.type)) for field in fields])
+    return kind

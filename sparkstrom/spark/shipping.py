@@ -1,0 +1,57 @@
+"""Shipping: can this model travel to executors, and if not, what of it cannot?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sparkstrom.base.errors import UsageError
+
+DEPTH_MAX = 8  # attributes of attributes
+
+
+def need_picklable(model: Any) -> None:
+    """Raise UsageError naming the part of the model that Spark could not send."""
+    error = _error_of(model)
+    if error is None:
+        return
+    path, error = _culprit(model, type(model).__name__, error)
+    raise UsageError(
+        f"{path} cannot be pickled, which is how a model gets to executors"
+        f" ({type(error).__name__}: {error}): make it where it is used, or leave locks, files,"
+        " sockets, generators and handles out of the model"
+    ) from error
+
+
+def _error_of(value: Any) -> Exception | None:
+    """What Spark's own pickler says."""
+    from pyspark import cloudpickle
+
+    pickler: Any = cloudpickle
+    try:
+        pickler.dumps(value)
+    except Exception as error:  # whatever a user's __reduce__ raises
+        return error
+    return None
+
+
+def _culprit(value: Any, path: str, error: Exception) -> tuple[str, Exception]:
+    """The deepest part that cannot be pickled, and why."""
+    for _ in range(DEPTH_MAX):
+        for name, part in _parts(value):
+            inner = _error_of(part)
+            if inner is not None:
+                value, path, error = part, path + name, inner
+                break
+        else:
+            break
+    return path, error
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"[{name!r}]", part) for name, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{number}]", part) for number, part in enumerate(value))
+    else:
+        yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())

@@ -1,0 +1,299 @@
+"""KerasModel: its steps are train_on_batch's; what it keeps, what travels, what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch, Buffered, FlatModel, Measured, Placeable, Share
+from sparkstrom.models.registry import from_description
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom[keras]'")
+pytest.importorskip("keras", reason="keras is not installed: pip install 'sparkstrom[keras]'")
+from sparkstrom.models.keras import KerasModel
+from sparkstrom.models.keras_objects import keras
+
+cloudpickle = pytest.importorskip("pyspark.cloudpickle", reason="what ships is pickled by Spark's")
+layers = keras.layers
+LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``place`` sets in the environment goes with its test."""
+    monkeypatch.setenv("NPROC", os.environ.get("NPROC", "2"))
+
+
+def network(*between: Any, inputs: int = 6) -> Any:
+    keras.utils.set_random_seed(3)
+    parts = [layers.Dense(5, activation="tanh", name="hidden"), *between, layers.Dense(3)]
+    return keras.Sequential([keras.Input((inputs,)), *parts], name="mlp")
+
+
+def batch(rows: int = 8, seed: int = 3, *, weighted: bool = False) -> Batch:
+    random = np.random.default_rng(seed)
+    features = random.normal(size=(rows, 6)).astype(np.float32)
+    weights = random.integers(0, 3, rows).astype(np.float32) if weighted else None
+    return Batch(features, random.integers(0, 3, rows), weights)
+
+
+def bound(model: KerasModel) -> Any:
+    params = model.initial()
+    model.bind(params)
+    return params
+
+
+def shipped(model: KerasModel) -> KerasModel:
+    """As Spark ships it: its cloudpickle."""
+    return cloudpickle.loads(cloudpickle.dumps(model))
+
+
+def test_steps_are_those_of_keras_itself() -> None:
+    """With BatchNorm, a penalty and a schedule."""
+    module = network(layers.BatchNormalization(), layers.Dense(4, kernel_regularizer="l2"))
+    adam = keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.05, 10), clipnorm=1.0)
+    model = KerasModel(module, LOGITS, adam)
+    params = bound(model)
+    module.compile(adam, LOGITS)
+    for i in range(4):
+        rows = batch(seed=i)
+        model.step(rows)
+        module.train_on_batch(rows.features, rows.labels)
+    own = np.concatenate([v.numpy().reshape(-1) for v in module.trainable_variables])
+    np.testing.assert_allclose(params, own, rtol=1e-4, atol=1e-5)
+    statistics = np.concatenate([v.numpy() for v in module.non_trainable_variables])
+    np.testing.assert_allclose(
+        np.frombuffer(model.buffers_bytes(), np.float32), statistics, rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        model.predict(batch().features), module.predict(batch().features, verbose=0), atol=1e-5
+    )
+    assert model.layer_of(0) == shipped(model).layer_of(0) == "hidden/kernel"
+
+
+def test_protocols() -> None:
+    model = KerasModel(network(), LOGITS, "sgd")
+    for protocol in (FlatModel, Measured, Buffered, Placeable):
+        assert isinstance(model, protocol)
+    assert model.n_params == 6 * 5 + 5 + 5 * 3 + 3
+    assert model.outputs == "logits"
+    assert KerasModel(network(), "mse", "sgd").outputs == "values"
+    assert KerasModel(network(), "sparse_categorical_crossentropy", "sgd").outputs == (
+        "probabilities"
+    )
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_weights_and_measuring(weighted: bool) -> None:
+    model = KerasModel(network(layers.Dropout(0.5)), LOGITS, "sgd")
+    params = bound(model)
+    rows = batch(weighted=weighted)
+    weights = np.ones(8) if rows.weights is None else rows.weights
+    each = np.asarray(LOGITS.call(rows.labels, model.predict(rows.features)))
+    loss, weight = model.loss(rows)
+    assert loss == pytest.approx(float(each @ weights), rel=1e-5)
+    assert weight == weights.sum()
+    np.testing.assert_array_equal(params, model.initial())
+    plain = KerasModel(network(), LOGITS, "sgd")
+    bound(plain)
+    assert plain.step(rows) == pytest.approx(loss / weight, rel=1e-5)
+
+
+def test_a_worker_goes_on_where_another_stood() -> None:
+    model = KerasModel(network(layers.BatchNormalization()), LOGITS, keras.optimizers.Adam(0.05))
+    params = bound(model)
+    for i in range(3):
+        model.step(batch(seed=i))
+    other, copy, state = shipped(model), params.copy(), model.updater_state()
+    assert all(isinstance(v, np.ndarray | int | float) for v in state.values())
+    other.bind(copy)
+    other.load_updater_state(state)
+    other.load_buffers_bytes(model.buffers_bytes())
+    for i in range(3, 5):
+        assert model.step(batch(seed=i)) == other.step(batch(seed=i))
+    np.testing.assert_array_equal(params, copy)
+    assert model.buffers_bytes() == other.buffers_bytes()
+    with pytest.raises(UsageError, match="another model or optimizer"):
+        KerasModel(network(), LOGITS, "sgd").load_updater_state(state)
+    with pytest.raises(UsageError, match="travels without its parameters"):
+        other.initial()
+
+
+def test_the_module_comes_back_with_what_was_learnt() -> None:
+    module = network(layers.BatchNormalization())
+    model = KerasModel(module, LOGITS, "adam")
+    bound(model)
+    before = [v.numpy().copy() for v in module.variables]
+    model.step(batch())
+    for value, variable in zip(before, module.variables, strict=True):
+        np.testing.assert_array_equal(value, variable.numpy())  # the user's own, until asked for
+    outputs = model.module(batch().features, training=False)
+    np.testing.assert_allclose(outputs, model.predict(batch().features), atol=1e-6)
+
+
+def test_buffers_average_and_seeds_are_each_worker_s_own() -> None:
+    model = KerasModel(network(layers.BatchNormalization(), layers.Dropout(0.5)), LOGITS, "sgd")
+    bound(model)
+    reports = [np.full(10, value, np.float32).tobytes() for value in (1, 2, 6)]
+    assert model.average_buffers(reports) == np.full(10, 3, np.float32).tobytes()
+    model.load_buffers_bytes(reports[2])
+    assert model.buffers_bytes() == reports[2]
+    with pytest.raises(UsageError, match="36 bytes of buffers, this model has 40"):
+        model.load_buffers_bytes(reports[0][4:])
+
+
+def test_dropout_differs_by_worker_and_step_and_repeats() -> None:
+    model = KerasModel(network(layers.Dropout(0.5)), LOGITS, keras.optimizers.SGD(0.0))
+
+    def losses(seed: int) -> list[float]:
+        other = shipped(model)
+        other.place(Share(threads=2, gpu=None, seed=seed))
+        other.bind(model.initial())
+        return [other.step(batch()) for _ in range(2)]
+
+    assert losses(1) == losses(1)
+    assert len({*losses(1), *losses(2)}) == 4
+
+
+def test_frozen_layers_stay_and_are_no_buffers() -> None:
+    module = network(layers.BatchNormalization())
+    module.get_layer("hidden").trainable = False
+    model = KerasModel(module, LOGITS, "sgd")
+    bound(model)
+    frozen = module.get_layer("hidden").kernel.numpy().copy()
+    other = shipped(model)
+    other.bind(model.initial())
+    other.step(batch())
+    assert len(other.buffers_bytes()) == 2 * 5 * 4
+    np.testing.assert_array_equal(other.module.get_layer("hidden").kernel.numpy(), frozen)
+
+
+def test_several_inputs_by_name_and_outputs_in_a_tuple() -> None:
+    left, right = keras.Input((2,), name="left"), keras.Input((3,), name="right")
+    whole = layers.Dense(1, use_bias=False)(layers.concatenate([left, right]))
+    module = keras.Model({"left": left, "right": right}, (whole, 2 * whole))
+
+    def loss(labels: Any, outputs: Any) -> Any:
+        return (outputs[0] - labels[0]) ** 2 + (outputs[1] - labels[1]) ** 2
+
+    model = shipped(KerasModel(module, loss, keras.optimizers.SGD(0.05)))
+    params = np.zeros(5, np.float32)
+    model.bind(params)
+    random = np.random.default_rng(0)
+    features = {
+        "left": random.normal(size=(16, 2)).astype(np.float32),
+        "right": random.normal(size=(16, 3)).astype(np.float32),
+    }
+    wanted = features["left"] @ np.array([[1], [-1]], np.float32)
+    model.check(features, (wanted, 2 * wanted))
+    for _ in range(200):
+        model.step(Batch(features, (wanted, 2 * wanted)))
+    np.testing.assert_allclose(params, [1, -1, 0, 0, 0], atol=1e-3)
+
+
+def scaled(*, registered: bool = False) -> Any:
+    """A layer class that executors cannot import."""
+
+    class Scaled(layers.Layer):
+        def __init__(self, by: float, **options: Any) -> None:
+            super().__init__(**options)
+            self.by = by
+
+        def call(self, x: Any) -> Any:
+            return x * self.by
+
+        def get_config(self) -> dict[str, Any]:
+            return {**super().get_config(), "by": self.by}
+
+    Scaled.__module__ = "__main__"
+    return Scaled
+
+
+def test_layers_of_your_own_travel() -> None:
+    model = KerasModel(network(scaled()(3.0)), LOGITS, "sgd")
+    params = bound(model)
+    other = shipped(model)
+    other.bind(params)
+    features = batch().features
+    np.testing.assert_array_equal(other.predict(features), model.predict(features))
+    assert "model" not in model.describe()
+    with pytest.raises(UsageError, match="layers or a loss of your own"):
+        from_description(model.describe())
+
+
+def test_saved_and_made_again_by_keras_own_words() -> None:
+    model = KerasModel(network(layers.BatchNormalization()), LOGITS, keras.optimizers.Adam(0.05))
+    again = from_description(json.loads(json.dumps(model.describe())))
+    params = bound(model)
+    again.bind(params.copy())
+    assert again.step(batch()) == model.step(batch())
+    by_name = KerasModel(network(), "mse", "rmsprop").describe()
+    assert from_description(by_name).describe() == by_name
+
+
+def test_a_description_makes_nothing_but_keras_own() -> None:
+    described = KerasModel(network(), LOGITS, "sgd").describe()
+    described["model"]["config"]["layers"][1]["module"] = "subprocess"
+    with pytest.raises(UsageError, match=r"names subprocess\.Dense"):
+        from_description(described)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def unbuilt() -> Any:
+    return keras.Sequential([layers.Dense(3)])
+
+
+def halved() -> Any:
+    return keras.Sequential([keras.Input((6,)), layers.Dense(3, dtype="bfloat16")])
+
+
+def forgetful() -> Any:
+    class Forgetful(scaled()):
+        def get_config(self) -> dict[str, Any]:
+            return layers.Layer.get_config(self)
+
+    return network(Forgetful(2.0))
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "optimizer", "words"),
+    [
+        (lambda: 3, LOGITS, "sgd", "model is a int"),
+        (unbuilt, LOGITS, "sgd", "no trainable variables yet"),
+        (halved, LOGITS, "sgd", "kernel is bfloat16"),
+        (forgetful, LOGITS, "sgd", "cannot travel.*get_config"),
+        (network, "crosentropy", "sgd", "knows no such loss"),
+        (network, 3, "sgd", "loss is a int"),
+        (network, keras.losses.MeanSquaredError(reduction="sum"), "sgd", "reduction='sum'"),
+        (network, LOGITS, "sdg", "optimizer='sdg'"),
+        (network, LOGITS, keras.optimizers.SGD(use_ema=True), "use_ema"),
+        (
+            network,
+            LOGITS,
+            keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+            "LossScaleOptimizer",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(
+    model: Any, loss: Any, optimizer: Any, words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        KerasModel(model(), loss, optimizer)
+
+
+def test_rows_that_do_not_fit_are_named() -> None:
+    model, rows = KerasModel(network(), LOGITS, "sgd"), batch()
+    model.check(rows.features, rows.labels)
+    with pytest.raises(UsageError, match=r"rows of float32\[5\]: ValueError"):
+        model.check(rows.features[:, :5], rows.labels)
+    with pytest.raises(UsageError, match="label of row 0 is 7: with 3 outputs"):
+        model.check(rows.features, np.full(8, 7))

@@ -1,0 +1,72 @@
+"""Outputs: classes, probabilities and scores from logits and from probabilities; equal blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models import DenseNetwork
+from sparkstrom.models.outputs import (
+    classes_of,
+    kind_of,
+    predict_in_blocks,
+    probabilities_of,
+    raw_of,
+    score_of_class,
+)
+
+LOGITS = np.array([[1.0, 3.0], [90.0, -90.0], [5.0, 5.0]], np.float32)
+
+
+def test_logits_become_probabilities() -> None:
+    shares = probabilities_of(LOGITS, "logits")
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    assert shares[0, 1] == pytest.approx(1 / (1 + np.exp(-2)))
+    assert classes_of(LOGITS).tolist() == shares.argmax(axis=1).tolist() == [1, 0, 0]
+
+
+def test_one_logit_is_class_one_against_class_zero() -> None:
+    one = np.array([[0.5], [-0.5], [0.0]], np.float32)
+    assert classes_of(one).tolist() == [1, 0, 0]
+    np.testing.assert_allclose(probabilities_of(one, "logits")[:, 1], 1 / (1 + np.exp(-one[:, 0])))
+
+
+def test_raw_values_of_one_class_rank_rows() -> None:
+    assert raw_of(LOGITS, "logits")[:, 1].tolist() == [1.0, -90.0, 0.0]
+
+
+def test_a_score_keeps_what_a_probability_would_round_away() -> None:
+    far = np.array([[0.0, 200.0], [0.0, 300.0]], np.float32)
+    assert score_of_class(far, "logits", 1).tolist() == [100.0, 150.0]
+    three = np.array([[0.0, 0.0, 0.0]], np.float32)
+    assert score_of_class(three, "logits", 2).tolist() == [np.float32(1 / 3)]
+    with pytest.raises(UsageError, match=r"class 2: .* 0 to 1"):
+        score_of_class(far, "logits", 2)
+
+
+def test_a_row_has_the_same_bits_among_any_rows() -> None:
+    network = DenseNetwork([30, 17, 3], seed=3)
+    network.bind(network.initial())
+    random = np.random.default_rng(1)
+    features = random.normal(size=(700, 30)).astype(np.float32)
+    whole = predict_in_blocks(network, features)
+    for _ in range(5):
+        order = random.permutation(700)
+        cut = int(random.integers(700))
+        parts = [predict_in_blocks(network, features[order[i]]) for i in _cuts(cut)]
+        assert np.concatenate([p for p in parts if len(p)]).tobytes() == whole[order].tobytes()
+
+
+def _cuts(cut: int) -> list[slice]:
+    return [slice(0, cut), slice(cut, None)]
+
+
+def test_outputs_that_are_no_array_are_refused() -> None:
+    class Two:
+        def predict(self, features: object) -> tuple[int, int]:
+            return 1, 2
+
+    assert kind_of(Two()) == "logits"
+    with pytest.raises(UsageError, match="puts out a tuple"):
+        predict_in_blocks(Two(), np.zeros((2, 1)))

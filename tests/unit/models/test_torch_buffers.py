@@ -1,0 +1,77 @@
+"""Buffers: bytes there and back, and one average of the same reports, whoever computes it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
+)
+from torch import nn  # noqa: E402
+
+from sparkstrom.models.torch import TorchModel  # noqa: E402
+
+
+def make(**buffers: object) -> TorchModel:
+    module = nn.Linear(1, 1)
+    for name, value in buffers.items():
+        module.register_buffer(name, torch.tensor(value), persistent=name != "passing")
+    return TorchModel(module, nn.MSELoss(), partial(torch.optim.SGD, lr=0.1))
+
+
+def test_buffers_go_as_bytes_in_the_modules_order() -> None:
+    model = make(mean=[1.5, -2.0], count=7, passing=[9.0])
+    data = model.buffers_bytes()
+    assert data == np.array([1.5, -2], "<f4").tobytes() + np.array(7, "<i8").tobytes()
+    other = make(mean=[0.0, 0.0], count=0, passing=[0.0])
+    memory = other.module.mean
+    other.load_buffers_bytes(data)
+    assert other.module.mean is memory
+    assert memory.tolist() == [1.5, -2.0]
+    assert other.module.count == 7
+    assert other.module.passing == 0  # state_dict leaves it out, and so does the mesh
+
+
+def test_fractions_take_the_mean_and_whole_numbers_the_largest() -> None:
+    models = [
+        make(x=[a, 0.0], n=n, seen=s)
+        for a, n, s in ((1.0, 3, False), (2.0, 9, True), (6.0, 4, False))
+    ]
+    made = models[0].average_buffers([model.buffers_bytes() for model in models])
+    models[0].load_buffers_bytes(made)
+    module = models[0].module
+    assert (module.x.tolist(), module.n.item(), module.seen.item()) == ([3.0, 0.0], 9, True)
+
+
+def test_means_are_added_in_float64_in_the_given_order() -> None:
+    values = [1e8, 1.0, -1e8, 1.0]  # in float32 the ones are lost
+    reports = [make(x=[v]).buffers_bytes() for v in values]
+    model = make(x=[0.0])
+    assert np.frombuffer(model.average_buffers(reports), "<f4") == 0.5
+    assert model.average_buffers(reports[:1]) == reports[0]
+
+
+def test_bfloat16_and_empty_buffers_travel() -> None:
+    model = make(narrow=0.0, none=[])
+    model.module.narrow = torch.tensor([1.0, 3.0], dtype=torch.bfloat16)
+    data = model.buffers_bytes()
+    assert len(data) == 4
+    assert model.average_buffers([data, data]) == data
+
+
+def test_no_buffers_are_no_bytes() -> None:
+    model = make()
+    assert model.buffers_bytes() == b""
+    model.load_buffers_bytes(model.average_buffers([b"", b""]))
+
+
+def test_bytes_of_another_model_are_refused() -> None:
+    with pytest.raises(UsageError, match="5 bytes of buffers, this module has 8"):
+        make(x=[0.0, 0.0]).load_buffers_bytes(b"12345")
+    with pytest.raises(UsageError, match="not of an equal model"):
+        make(x=[0.0]).average_buffers([b"1234", b"12345"])

@@ -1,0 +1,420 @@
+"""TorchModel: the module's parameters are the flat vector, and a step is what torch would do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch, Buffered, Exporting, FlatModel, Measured, Placeable, Share
+from sparkstrom.models.registry import from_description
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
+)
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from sparkstrom.models.torch import TorchBatch, TorchModel  # noqa: E402
+
+SGD = partial(torch.optim.SGD, lr=0.125)
+CHANCE = np.random.default_rng(0)
+FEATURES = CHANCE.normal(size=(24, 6)).astype(np.float32)
+CLASSES = CHANCE.integers(0, 3, 24)
+VALUES = CHANCE.normal(size=(24, 3)).astype(np.float32)
+BATCH = Batch(FEATURES, CLASSES)
+
+
+def mlp(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def bound(model: TorchModel) -> np.ndarray:
+    params = model.initial()
+    model.bind(params)
+    return params
+
+
+def by_torch(module: nn.Module, step: Any, steps: int = 3) -> np.ndarray:
+    """What a loop that users write makes of the module."""
+    optimizer = SGD([p for p in module.parameters() if p.requires_grad])
+    for _ in range(steps):
+        optimizer.zero_grad()
+        step(module)
+        optimizer.step()
+    return np.concatenate([p.detach().numpy().ravel() for p in module.parameters()])
+
+
+def plain_step(module: nn.Module) -> None:
+    output = module(torch.from_numpy(FEATURES))
+    functional.cross_entropy(output, torch.from_numpy(CLASSES)).backward()
+
+
+def test_it_is_a_model_with_all_that_models_may_have() -> None:
+    model = TorchModel(mlp(), nn.CrossEntropyLoss(), SGD)
+    for protocol in (FlatModel, Buffered, Exporting, Measured, Placeable):
+        assert isinstance(model, protocol)
+    assert model.n_params == 6 * 5 + 5 + 5 * 3 + 3
+    assert [model.layer_of(i) for i in (0, 30, 35, 52)] == [
+        "0.weight",
+        "0.bias",
+        "2.weight",
+        "2.bias",
+    ]
+    with pytest.raises(IndexError):
+        model.layer_of(53)
+
+
+def test_steps_are_those_of_a_loop_in_torch_and_happen_in_the_bound_memory() -> None:
+    wanted = by_torch(mlp(), plain_step)
+    module = mlp()
+    model = TorchModel(module, nn.CrossEntropyLoss(), SGD)
+    params = bound(model)
+    losses = [model.step(BATCH) for _ in range(3)]
+    assert losses[2] < losses[0]
+    np.testing.assert_array_equal(params, wanted)
+    params += 1  # as a remote update does
+    assert module[0].weight[0, 0].item() == params[0]
+    assert all(np.shares_memory(p.detach().numpy(), params) for p in module.parameters())
+
+
+def test_the_module_keeps_its_parameters_and_keys() -> None:
+    module = mlp()
+    weight, keys = module[0].weight, list(module.state_dict())
+    model = TorchModel(module, nn.CrossEntropyLoss(), SGD)
+    bound(model)
+    model.step(BATCH)
+    assert model.module is module
+    assert module[0].weight is weight
+    assert list(module.state_dict()) == keys
+
+
+class Tied(nn.Module):
+    """The decoder is the encoder's transpose; ``frozen`` does not learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.decoder.weight = self.encoder.weight
+        self.frozen = nn.Linear(6, 3)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: Any) -> Any:
+        return self.frozen(self.decoder(torch.tanh(self.encoder(x))))
+
+
+def test_tied_parameters_lie_in_the_vector_once_and_frozen_ones_stay() -> None:
+    torch.manual_seed(1)
+    module = Tied()
+    wanted = by_torch(copy.deepcopy(module), plain_step)
+    model = TorchModel(module, functional.cross_entropy, SGD)
+    assert model.n_params == 36 + 21
+    params = bound(model)
+    for _ in range(3):
+        model.step(BATCH)
+    np.testing.assert_array_equal(params, wanted)
+    np.testing.assert_array_equal(params[36:], model.initial()[36:])
+    assert (params[:36] != model.initial()[:36]).any()
+    travelled = pickle.loads(pickle.dumps(model))
+    travelled.bind(params)
+    assert travelled.module.decoder.weight is travelled.module.encoder.weight
+    assert not travelled.module.frozen.weight.requires_grad
+
+
+def test_groups_have_options_of_their_own() -> None:
+    def groups(named: dict[str, Any]) -> list[dict[str, Any]]:
+        return [
+            {"params": [p for name, p in named.items() if name.endswith("weight")], "lr": 0.25},
+            {"params": [p for name, p in named.items() if name.endswith("bias")], "lr": 0.0},
+        ]
+
+    model = TorchModel(mlp(), functional.cross_entropy, SGD, groups=groups)
+    params = bound(model)
+    model.step(BATCH)
+    moved = {model.layer_of(int(i)) for i in np.flatnonzero(params != model.initial())}
+    assert moved == {"0.weight", "2.weight"}
+
+
+@pytest.mark.parametrize("parts", [2, 5, 24, 100])
+def test_accumulation_is_the_same_step_in_parts(parts: int) -> None:
+    whole, cut = (
+        TorchModel(mlp(), functional.cross_entropy, SGD, accumulate=n) for n in (1, parts)
+    )
+    one, other = bound(whole), bound(cut)
+    weights = np.arange(24, dtype=np.float32)
+    for batch in (BATCH, Batch(FEATURES, CLASSES, weights)):
+        assert whole.step(batch) == pytest.approx(cut.step(batch), rel=1e-5)
+        np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_the_gradient_is_clipped() -> None:
+    model = TorchModel(mlp(), functional.mse_loss, SGD, clip_norm=0.5)
+    params = bound(model)
+    model.step(Batch(FEATURES, 100 * VALUES))
+    assert np.linalg.norm(params - model.initial()) == pytest.approx(0.5 * 0.125, rel=1e-4)
+
+
+def test_autocast_computes_in_bfloat16_and_trains_in_float32() -> None:
+    seen = []
+    module = mlp()
+    module[0].register_forward_hook(lambda *call: seen.append(call[2].dtype))
+    model = TorchModel(module, functional.cross_entropy, SGD, autocast=torch.bfloat16)
+    bound(model)
+    model.step(BATCH)
+    assert seen == [torch.bfloat16]
+    assert model.predict(FEATURES).dtype == np.float32
+    assert {p.dtype for p in module.parameters()} == {torch.float32}
+
+
+class Two(nn.Module):
+    """Two inputs, two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(6, 3), nn.Linear(3, 3)
+
+    def forward(self, left: Any, right: Any) -> Any:
+        return self.left(left), self.right(right)
+
+
+def sum_of_losses(output: Any, target: Any) -> Any:
+    labels = list(target.values()) if isinstance(target, dict) else target
+    return functional.cross_entropy(output[0], labels[0]) + functional.mse_loss(
+        output[1], labels[1]
+    )
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_several_inputs_and_outputs_by_place_and_by_name(accumulate: int) -> None:
+    batches = [
+        Batch((FEATURES, VALUES), (CLASSES, VALUES)),
+        Batch({"right": VALUES, "left": FEATURES}, {"kind": CLASSES, "size": VALUES}),
+    ]
+    results = []
+    for batch in batches:
+        torch.manual_seed(3)
+        model = TorchModel(Two(), sum_of_losses, SGD, accumulate=accumulate)
+        params = bound(model)
+        model.check(batch.features, batch.labels)
+        model.step(batch)
+        results.append(params)
+        logits, values = model.predict(batch.features)
+        assert logits.shape == values.shape == (24, 3)
+    np.testing.assert_array_equal(*results)
+
+
+def test_a_step_of_ones_own() -> None:
+    def step(module: Any, optimizer: Any, batch: TorchBatch) -> Any:
+        assert batch.weights is not None
+        optimizer.zero_grad()
+        losses = functional.cross_entropy(module(batch.features), batch.labels, reduction="none")
+        loss = (losses * batch.weights).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    model = TorchModel(mlp(), None, SGD, step=step)
+    params = bound(model)
+    before = model.step(Batch(FEATURES, CLASSES, np.full(24, 1 / 24, np.float32)))
+    assert model.step(Batch(FEATURES, CLASSES, np.full(24, 1 / 24, np.float32))) < before
+    assert (params != model.initial()).any()
+    with pytest.raises(UsageError, match="no loss: pass loss="):
+        model.loss(BATCH)
+
+
+@pytest.mark.parametrize(
+    ("loss", "labels"),
+    [
+        (nn.CrossEntropyLoss(), CLASSES),
+        (partial(functional.cross_entropy, label_smoothing=0.1), CLASSES),
+        (nn.MSELoss(), VALUES),
+        (
+            lambda output, target, weights=None: (
+                functional.cross_entropy(output, target)
+                if weights is None
+                else (weights * functional.cross_entropy(output, target, reduction="none")).sum()
+                / weights.sum()
+            ),
+            CLASSES,
+        ),
+    ],
+)
+def test_a_row_of_weight_two_counts_as_two(loss: Any, labels: Any) -> None:
+    rows = np.array([0, 1, 1, 3])
+    once, twice = TorchModel(mlp(), loss, SGD), TorchModel(mlp(), loss, SGD)
+    one, other = bound(once), bound(twice)
+    weighted = Batch(FEATURES[:4], labels[:4], np.array([1, 2, 0, 1], np.float32))
+    assert once.loss(weighted)[1] == 4.0
+    assert once.step(weighted) == pytest.approx(twice.step(Batch(FEATURES[rows], labels[rows])))
+    np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_weights_that_a_loss_cannot_take_are_refused() -> None:
+    model = TorchModel(mlp(), lambda output, target: (output**2).mean(), SGD)
+    bound(model)
+    with pytest.raises(UsageError, match="loss takes none: give it a parameter `weights`"):
+        model.step(Batch(FEATURES, CLASSES, np.ones(24, np.float32)))
+
+
+def test_the_scheduler_steps_with_each_minibatch() -> None:
+    schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5)
+    model = TorchModel(mlp(), functional.cross_entropy, SGD, scheduler=schedule)
+    bound(model)
+    rates = []
+    for _ in range(5):
+        model.step(BATCH)
+        rates.append(model.updater_state()["groups/0/lr"])
+    assert rates == [0.125, 0.0625, 0.0625, 0.03125, 0.03125]
+
+
+def test_a_scheduler_of_the_loss_gets_it() -> None:
+    schedule = partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0, factor=0.5)
+    still = partial(torch.optim.SGD, lr=0.0)
+    model = TorchModel(
+        mlp(), functional.cross_entropy, still, scheduler=lambda made: schedule(made, eps=-1)
+    )
+    bound(model)
+    for _ in range(3):
+        model.step(BATCH)
+    assert model.updater_state()["scheduler/num_bad_epochs"] == 0  # reduced, so counted anew
+    assert model.updater_state()["scheduler/last_epoch"] == 3
+
+
+def test_a_module_travels_without_its_storage_and_with_its_buffers() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 4000), nn.BatchNorm1d(4000), nn.Linear(4000, 3))
+    model = TorchModel(module, functional.cross_entropy, SGD)
+    params = bound(model)
+    model.step(BATCH)
+    shipped = pickle.dumps(model)
+    assert 2 * 4 * 4000 < len(shipped) < 2 * 4 * 4000 + 10_000 < model.n_params * 4
+    other = pickle.loads(shipped)
+    with pytest.raises(UsageError, match="bind"):
+        other.initial()
+    assert other.buffers_bytes() == model.buffers_bytes() != b""
+    other.bind(params.copy())
+    np.testing.assert_array_equal(other.predict(FEATURES), model.predict(FEATURES))
+
+
+def test_a_deep_copy_is_a_model_of_its_own_with_the_same_beginning() -> None:
+    model = TorchModel(mlp(), functional.cross_entropy, SGD)
+    twin = copy.deepcopy(model)
+    params = bound(model)
+    model.step(BATCH)
+    np.testing.assert_array_equal(twin.initial(), model.initial())
+    assert (params != twin.initial()).any()
+    assert twin.module is not model.module
+
+
+def test_marks_on_parameters_travel() -> None:
+    module = mlp()
+    module[0].bias.no_decay = True
+    other = pickle.loads(pickle.dumps(TorchModel(module, functional.cross_entropy, SGD)))
+    assert other.module[0].bias.no_decay
+
+
+def test_recurrent_layers_find_their_parameters_after_a_trip() -> None:
+    torch.manual_seed(0)
+    model = TorchModel(nn.GRU(6, 4, batch_first=True), gru_loss, SGD)
+    params, other = bound(model), pickle.loads(pickle.dumps(model))
+    far = params.copy()
+    other.bind(far)
+    sequences = CHANCE.normal(size=(5, 7, 6)).astype(np.float32)
+    batch = Batch(sequences, np.zeros((5, 7, 4), np.float32))
+    assert model.step(batch) == other.step(batch)
+    np.testing.assert_array_equal(params, far)
+
+
+def gru_loss(output: Any, target: Any) -> Any:
+    return functional.mse_loss(output[0], target)
+
+
+def test_dropout_and_batch_norm_are_off_in_prediction_and_as_they_were_afterwards() -> None:
+    module = nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
+    module[0].eval()  # frozen by its owner
+    model = TorchModel(module, functional.cross_entropy, SGD)
+    bound(model)
+    before = model.buffers_bytes()
+    np.testing.assert_array_equal(model.predict(FEATURES), model.predict(FEATURES))
+    assert model.loss(BATCH) == model.loss(BATCH)
+    model.step(BATCH)
+    assert [part.training for part in module] == [False, True, True]
+    assert model.buffers_bytes() == before
+
+
+def test_a_place_gives_threads_and_chance() -> None:
+    threads = torch.get_num_threads()
+    model = TorchModel(mlp(), functional.cross_entropy, SGD)
+    draws = []
+    for seed in (1, 1, 2):
+        model.place(Share(threads=1, gpu=None, seed=seed))
+        draws.append(torch.rand(1).item())
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(threads)
+    assert draws[0] == draws[1] != draws[2]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize(("device", "gpu"), [("cuda", None), (None, 0)])
+def test_a_gpu_that_is_not_there_is_named(device: str | None, gpu: int | None) -> None:
+    model = TorchModel(mlp(), functional.cross_entropy, SGD, device=device)
+    with pytest.raises(UsageError, match=r"device='cuda.*sees no GPU"):
+        model.place(Share(threads=torch.get_num_threads(), gpu=gpu, seed=0))
+
+
+def test_the_cpu_can_be_chosen_where_spark_gives_a_gpu() -> None:
+    model = TorchModel(mlp(), functional.cross_entropy, SGD, device="cpu")
+    model.place(Share(threads=torch.get_num_threads(), gpu=0, seed=0))
+    bound(model)
+    model.step(BATCH)
+
+
+def test_a_state_dict_is_exported_that_torch_opens_alone(tmp_path: Any) -> None:
+    module = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    model = TorchModel(module, functional.cross_entropy, SGD)
+    bound(model)
+    model.step(BATCH)
+    suffix, content = model.exported()
+    (tmp_path / f"model{suffix}").write_bytes(content)
+    fresh = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    fresh.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    fresh.eval()
+    with torch.no_grad():
+        np.testing.assert_array_equal(
+            fresh(torch.from_numpy(FEATURES)).numpy(), model.predict(FEATURES)
+        )
+
+
+def test_a_description_names_parameters_and_makes_no_model() -> None:
+    description = TorchModel(mlp(), functional.cross_entropy, SGD).describe()
+    assert description["parameters"][0] == ["0.weight", [5, 6]]
+    with pytest.raises(UsageError, match=r"saved without its code.*model=TorchModel"):
+        from_description(description)
+
+
+@pytest.mark.parametrize(
+    ("loss", "kind"),
+    [
+        (nn.CrossEntropyLoss(), "logits"),
+        (partial(functional.cross_entropy, label_smoothing=0.1), "logits"),
+        (nn.BCEWithLogitsLoss(), "logits"),
+        (functional.mse_loss, "values"),
+    ],
+)
+def test_what_outputs_are_follows_from_the_loss(loss: Any, kind: str) -> None:
+    assert TorchModel(mlp(), loss, SGD).outputs == kind
+    assert TorchModel(mlp(), loss, SGD, outputs="probabilities").outputs == "probabilities"
+
+
+def test_predictions_of_many_rows_are_those_of_few() -> None:
+    model = TorchModel(mlp(), functional.cross_entropy, SGD)
+    bound(model)
+    many = np.tile(FEATURES, (100, 1))
+    np.testing.assert_allclose(model.predict(many)[-24:], model.predict(FEATURES), atol=1e-6)
+    assert model.predict(FEATURES[:0]).shape == (0, 3)

@@ -1,0 +1,173 @@
+"""Every optimizer of torch steps in place on the flat vector, and its state goes elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import pickle
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
+)
+from torch import nn, optim  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
+
+from sparkstrom.models.torch import TorchModel  # noqa: E402
+
+CHANCE = np.random.default_rng(0)
+FEATURES = CHANCE.normal(size=(16, 6)).astype(np.float32)
+BATCH = Batch(FEATURES, CHANCE.integers(0, 3, 16))
+REFUSED = {"LBFGS": "closure", "SparseAdam": "sparse gradients only"}
+ALL = sorted(
+    name
+    for name, kind in vars(optim).items()
+    if inspect.isclass(kind) and issubclass(kind, optim.Optimizer) and kind is not optim.Optimizer
+)
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "SGD": [{}, {"momentum": 0.9, "nesterov": True}],
+    "Adam": [{}, {"amsgrad": True, "fused": True}, {"lr": torch.tensor(0.01), "foreach": False}],
+    "RMSprop": [{"momentum": 0.9, "centered": True}],
+    "Adagrad": [{}, {"fused": True}],
+}
+WORKING = [
+    pytest.param(name, options, id=f"{name}{number}")
+    for name in ALL
+    if name not in REFUSED
+    for number, options in enumerate(OPTIONS.get(name, [{}]))
+]
+
+
+def make(name: str, options: dict[str, Any], schedule: Any = None) -> TorchModel:
+    torch.manual_seed(0)
+    bias = name != "Muon"
+    module = nn.Sequential(nn.Linear(6, 5, bias=bias), nn.Tanh(), nn.Linear(5, 3, bias=bias))
+    made = partial(getattr(optim, name), **options)
+    return TorchModel(module, functional.cross_entropy, made, scheduler=schedule)
+
+
+def bound(model: TorchModel, params: Any = None) -> np.ndarray:
+    params = model.initial() if params is None else params.copy()
+    model.bind(params)
+    return params
+
+
+def by_json_and_arrays(state: Any) -> Any:
+    """What a file or a socket makes of it: arrays, and numbers that JSON can hold."""
+    arrays = {name: v.copy() for name, v in state.items() if isinstance(v, np.ndarray)}
+    numbers = {name: v for name, v in state.items() if name not in arrays}
+    return arrays | json.loads(json.dumps(numbers))
+
+
+def test_torch_has_the_optimizers_that_these_tests_know() -> None:
+    assert {"Adam", "AdamW", "Adafactor", "Muon", "SGD", *REFUSED} <= set(ALL)
+
+
+@pytest.mark.parametrize(("name", "options"), WORKING)
+def test_an_optimizer_steps_in_place_and_goes_on_elsewhere(name: str, options: Any) -> None:
+    alone, first = make(name, options), make(name, options)
+    straight = bound(alone)
+    for _ in range(6):
+        alone.step(BATCH)
+    params = bound(first)
+    for _ in range(3):
+        first.step(BATCH)
+    assert (params != first.initial()).mean() > 0.9
+    second = pickle.loads(pickle.dumps(first))
+    elsewhere = bound(second, params)
+    second.load_updater_state(by_json_and_arrays(first.updater_state()))
+    for _ in range(3):
+        second.step(BATCH)
+    np.testing.assert_array_equal(elsewhere, straight)
+    state, again = second.updater_state(), alone.updater_state()
+    assert sorted(state) == sorted(again)
+    for key, value in again.items():
+        np.testing.assert_array_equal(state[key], value)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_optimizer_that_cannot_work_here_is_refused_by_name(name: str) -> None:
+    with pytest.raises(UsageError, match=f"optimizer {name} cannot be used: .*{REFUSED[name]}"):
+        make(name, {})
+
+
+def test_muon_says_which_parameters_it_takes() -> None:
+    torch.manual_seed(0)
+    with pytest.raises(UsageError, match="Muon trains matrices only"):
+        TorchModel(nn.Linear(3, 3), functional.mse_loss, optim.Muon)
+
+
+SCHEDULES = {
+    "lambda": partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: 1 / (1 + step)),
+    "step": partial(lr_scheduler.StepLR, step_size=2),
+    "milestones": partial(lr_scheduler.MultiStepLR, milestones=[2, 4, 4]),
+    "one cycle": partial(lr_scheduler.OneCycleLR, max_lr=0.5, total_steps=20),
+    "restarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=4),
+    "plateau": partial(lr_scheduler.ReduceLROnPlateau, patience=1),
+    "sequence": lambda made: lr_scheduler.SequentialLR(
+        made, [lr_scheduler.ConstantLR(made), lr_scheduler.CosineAnnealingLR(made, 9)], [4]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_goes_on_elsewhere(name: str) -> None:
+    options = {"lr": 0.1, "momentum": 0.9}
+    alone, first, second = (make("SGD", options, SCHEDULES[name]) for _ in range(3))
+    straight = bound(alone)
+    rates = []
+    for _ in range(8):
+        alone.step(BATCH)
+        rates.append(alone.updater_state()["groups/0/lr"])
+    assert len(set(rates)) > 1 or name == "plateau"
+    params = bound(first)
+    for _ in range(3):
+        first.step(BATCH)
+    elsewhere = bound(second, params)
+    second.load_updater_state(by_json_and_arrays(first.updater_state()))
+    for rate in rates[3:]:
+        second.step(BATCH)
+        assert second.updater_state()["groups/0/lr"] == rate
+    np.testing.assert_array_equal(elsewhere, straight)
+
+
+def test_state_of_another_model_is_refused() -> None:
+    model = make("Adam", {})
+    bound(model)
+    model.step(BATCH)
+    state = model.updater_state()
+    with pytest.raises(UsageError, match="which this SGD does not"):
+        make("SGD", {}).load_updater_state(state)
+
+
+def test_state_is_arrays_and_plain_numbers() -> None:
+    model = make("Adam", {})
+    bound(model)
+    model.step(BATCH)
+    state = model.updater_state()
+    assert state["state/0.weight/step:float32"] == 1.0
+    assert isinstance(state["state/0.weight/exp_avg"], np.ndarray)
+    assert state["groups/0/betas/1"] == 0.999
+    for value in state.values():
+        assert isinstance(value, np.ndarray | bool | int | float)
+        assert not (isinstance(value, float) and math.isnan(value))
+
+
+def test_sparse_gradients_touch_their_rows_alone() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3))
+    model = TorchModel(module, functional.cross_entropy, partial(optim.SGD, lr=0.1))
+    params = bound(model)
+    words = np.array([[1, 7], [7, 30]])
+    model.step(Batch(words, np.array([0, 2])))
+    moved = np.flatnonzero((params != model.initial())[:200].reshape(50, 4).any(axis=1))
+    assert moved.tolist() == [1, 7, 30]

@@ -1,0 +1,198 @@
+"""What TorchModel cannot train it refuses before the job, by name, with reason and remedy."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch
+from sparkstrom.spark.shipping import need_picklable
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
+)
+from torch import nn, optim  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from sparkstrom.models.torch import TorchModel  # noqa: E402
+
+SGD = partial(optim.SGD, lr=0.1)
+mse = functional.mse_loss
+
+
+def frozen() -> nn.Module:
+    return nn.Linear(2, 2).requires_grad_(False)
+
+
+def shared() -> nn.Module:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    module[1].weight = nn.Parameter(module[0].weight.data)
+    return module
+
+
+class Locked(nn.Linear):
+    """Holds what cannot travel."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.busy = threading.Lock()
+
+
+class Cached(nn.Linear):
+    """Holds a result with its history, which torch does not copy."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.last = self(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        (lambda: "net", "module is a str: pass a torch.nn.Module"),
+        (lambda: nn.LazyLinear(2), "weight is lazy.*run the module once"),
+        (lambda: nn.Linear(2, 2).double(), r"weight is float64.*module\.float\(\)"),
+        (lambda: nn.Linear(2, 2).bfloat16(), "weight is bfloat16.*autocast='bfloat16'"),
+        (lambda: nn.Linear(2, 2, device="meta"), "weight is on the meta device"),
+        (frozen, "no parameter with requires_grad"),
+        (nn.ReLU, "no parameter with requires_grad"),
+        (lambda: nn.DataParallel(nn.Linear(2, 2)), r"wrapped in DataParallel.*wrapped\.module"),
+        (shared, "0.weight and 1.weight share memory but are two objects"),
+        (Locked, "Locked cannot be copied.*lock"),
+        (Cached, "Cached cannot be copied"),
+    ],
+)
+def test_modules(module: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        TorchModel(module(), mse, SGD)
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"loss": "mse"}, "loss is 'mse': pass a function"),
+        ({"loss": None}, "loss is None"),
+        ({"loss": nn.MSELoss(reduction="sum")}, "reduction='sum': it must be the mean"),
+        ({"loss": partial(mse, reduction="none")}, "reduction='none'"),
+        ({"loss": nn.Bilinear(1, 1, 1)}, "loss Bilinear has parameters of its own"),
+        ({"optimizer": optim.SGD([torch.ones(1)], lr=1)}, "optimizer is a SGD: pass a function"),
+        ({"optimizer": lambda params: 7}, "returned a int"),
+        ({"optimizer": partial(optim.SGD, lr=-1)}, "refuses these parameters: .*-1"),
+        ({"optimizer": lambda params: optim.SGD(params[:1])}, "leaves out bias"),
+        ({"optimizer": lambda p: optim.SGD([nn.Parameter(torch.ones(1))])}, "are not the module's"),
+        ({"scheduler": 5}, "scheduler is a int: pass a function"),
+        ({"scheduler": lambda made: made}, "returned a SGD"),
+        ({"clip_norm": 0.0}, "clip_norm=0.0: must be above 0"),
+        ({"accumulate": 0}, "accumulate=0: must be a whole number"),
+        ({"autocast": "float16"}, "autocast='float16': must be 'bfloat16'"),
+        ({"outputs": "odds"}, "outputs='odds': must be one of logits"),
+        ({"step": print, "clip_norm": 1.0, "accumulate": 2}, "with clip_norm, accumulate"),
+        ({"step": 3}, "step=3"),
+        ({"device": "gpu"}, "device='gpu': must be 'cpu', 'cuda'"),
+    ],
+)
+def test_options(options: dict[str, Any], why: str) -> None:
+    arguments = {"loss": mse, "optimizer": SGD} | options
+    with pytest.raises(UsageError, match=why):
+        TorchModel(nn.Linear(2, 2), **arguments)
+
+
+ROWS = np.ones((3, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "why"),
+    [
+        (ROWS, np.array([[1.0, np.nan]] * 3), "value 1 of row 0 of labels is nan"),
+        (np.array([[0, 0], [0, np.inf], [0, 0]]), ROWS, "value 1 of row 1 of features is inf"),
+        (ROWS, ROWS[:2], "3 rows of features, but 2 of labels"),
+        (ROWS, np.array(["a", "b", "c"]), "labels are <U1, not numbers"),
+        ((ROWS, ROWS), ROWS, "forward does not take these features: too many"),
+        ({"picture": ROWS}, ROWS, "forward does not take these features.*'input'"),
+        ({"input": ROWS * np.nan}, ROWS, "row 0 of features 'input' is nan"),
+    ],
+)
+def test_rows(features: Any, labels: Any, why: str) -> None:
+    model = TorchModel(nn.Linear(2, 2), mse, SGD)
+    model.check(ROWS, ROWS)
+    model.check({"input": ROWS}, ROWS)
+    with pytest.raises(UsageError, match=why):
+        model.check(features, labels)
+
+
+class Leaving(nn.Linear):
+    """Replaces its weight's memory."""
+
+    def forward(self, x: Any) -> Any:
+        self.weight.data = self.weight.data.clone()
+        return super().forward(x)
+
+
+def test_a_module_that_leaves_the_flat_vector() -> None:
+    model = TorchModel(Leaving(2, 2), mse, SGD)
+    model.bind(model.initial())
+    with pytest.raises(UsageError, match=r"parameter weight has left the flat vector.*in place"):
+        model.step(Batch(ROWS, ROWS))
+
+
+class Replacing(optim.SGD):
+    """An optimizer that does not step in place."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data = parameter.data - 0.1 * parameter.grad
+
+
+def test_an_optimizer_that_leaves_the_flat_vector() -> None:
+    model = TorchModel(nn.Linear(2, 2), mse, Replacing)
+    model.bind(model.initial())
+    with pytest.raises(UsageError, match="has left the flat vector"):
+        model.step(Batch(ROWS, ROWS))
+
+
+class NeedsClosure(optim.SGD):
+    """Like LBFGS, from somebody else."""
+
+    def step(self, closure: Any) -> None:
+        """Evaluate several times."""
+
+
+def test_somebody_elses_optimizer_that_needs_a_closure() -> None:
+    with pytest.raises(UsageError, match="NeedsClosure cannot be used: its step needs a closure"):
+        TorchModel(nn.Linear(2, 2), mse, NeedsClosure)
+
+
+@pytest.mark.parametrize("value", [None, torch.ones(2)])
+def test_a_step_of_ones_own_that_returns_no_loss(value: Any) -> None:
+    model = TorchModel(nn.Linear(2, 2), None, SGD, step=lambda *given: value)
+    model.bind(model.initial())
+    with pytest.raises(UsageError, match="it must return the loss"):
+        model.step(Batch(ROWS, ROWS))
+
+
+def test_a_loss_that_is_no_number() -> None:
+    model = TorchModel(nn.Linear(2, 2), lambda output, target: (output - target) ** 2, SGD)
+    model.bind(model.initial())
+    with pytest.raises(UsageError, match=r"returned \[3, 2\]: it must be one number"):
+        model.step(Batch(ROWS, ROWS))
+
+
+@pytest.mark.parametrize("params", [np.zeros(5, np.float32), np.zeros(6)])
+def test_parameters_of_another_size_or_kind(params: Any) -> None:
+    with pytest.raises(UsageError, match=r"need float32\[6\]"):
+        TorchModel(nn.Linear(2, 2), mse, SGD).bind(params)
+
+
+def test_what_cannot_travel_is_named() -> None:
+    pytest.importorskip("pyspark", reason="the pickler is Spark's")
+    lock = threading.Lock()
+    model = TorchModel(nn.Linear(2, 2), lambda o, t: mse(o, t) if lock else None, SGD)
+    with pytest.raises(UsageError, match=r"TorchModel\._loss cannot be pickled.*lock"):
+        need_picklable(model)
+    need_picklable(TorchModel(nn.Linear(2, 2), lambda o, t: mse(o, t), SGD))

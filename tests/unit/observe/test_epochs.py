@@ -1,0 +1,80 @@
+"""Epochs: what partitions report, live and at the end, becomes one history."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from sparkstrom.observe.epochs import WINDOW, EpochBook, EpochLog, Finished
+
+
+def log_of(partition: int, epochs: range, attempt: int = 0, held: float = 1.0) -> EpochLog:
+    log = EpochLog(partition, attempt)
+    for epoch in epochs:
+        log.add(Finished(epoch, 8.0 - epoch, 4, held * (10 - epoch), 2.0))
+    return log
+
+
+def counters(log: EpochLog) -> dict[str, float]:
+    newest = log.report()["epochs"][-1]
+    last = {"last_loss_sum": newest["loss_sum"], "last_examples": newest["examples"]}
+    return log.counters() | last
+
+
+def test_an_epoch_is_judged_when_all_have_reported_it() -> None:
+    book = EpochBook()
+    book.follow([counters(log_of(0, range(3))), counters(log_of(1, range(2), held=3.0))])
+    assert book.judged_by({0, 1}) == [0, 1]
+    assert book.judged_by({0}) == [0, 1, 2]
+    assert book.judged_by({0, 1, 2}) == book.judged_by(()) == []
+    assert book.validation(1) == (9 + 27) / 4
+
+
+def test_a_worker_that_has_finished_nothing_says_who_it_is() -> None:
+    book = EpochBook()
+    book.follow([EpochLog(3, 5).counters()])
+    assert book.history() == []
+
+
+def test_tasks_reports_fill_what_was_not_seen_live() -> None:
+    log = log_of(0, range(40))
+    book = EpochBook(first_epoch=10)
+    book.follow([counters(log)])
+    assert [one.epoch for one in book.history()] == list(range(51 - WINDOW, 51))
+    assert math.isnan(book.history()[0].loss)
+    book.close([json.loads(json.dumps(log.report()))])
+    history = book.history()
+    assert [one.epoch for one in history] == list(range(11, 51))
+    assert (history[3].loss, history[3].examples) == (5.0 / 4, 4)
+    assert history[3].validation == 3.5
+
+
+def test_the_task_that_took_over_has_the_last_word() -> None:
+    book = EpochBook()
+    book.follow([counters(log_of(0, range(2))), counters(log_of(0, range(1, 3), 7, held=5.0))])
+    assert [one.validation for one in book.history()] == [5.0, 22.5, 20.0]
+    assert book.judged_by({0}) == [0, 1, 2]
+
+
+def test_sums_do_not_depend_on_who_comes_first() -> None:
+    logs = [log_of(p, range(1), held=h) for p, h in enumerate((1e16, 1.0, -1e16))]
+    for order in (logs, logs[::-1]):
+        book = EpochBook()
+        book.follow(map(counters, order))
+        assert book.validation(0) == 10 / 6
+
+
+def test_nothing_held_out_is_nothing_measured() -> None:
+    log = EpochLog()
+    log.add(Finished(0, 1.0, 2))
+    book = EpochBook()
+    book.close([log.report()])
+    assert math.isnan(book.validation(0))
+    assert book.history()[0].loss == 0.5
+
+
+def test_counters_leave_room_for_others() -> None:
+    assert len(log_of(0, range(100)).counters()) == WINDOW + 4
+    assert log_of(0, range(100)).counters()[f"held@{99}"] == pytest.approx(-89.0)

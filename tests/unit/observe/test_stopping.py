@@ -1,0 +1,61 @@
+"""Early stopping: which epoch is the best, and when it is enough."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.observe.stopping import EarlyStopping, Judge
+
+
+def judged(rule: EarlyStopping, *values: float) -> tuple[list[int], int | None]:
+    """Epochs that were the best so far, and the one it ended with."""
+    judge, best = Judge(rule), []
+    for epoch, value in enumerate(values, 1):
+        if judge.see(epoch, value):
+            best.append(epoch)
+        if judge.enough(epoch):
+            return best, epoch
+    return best, None
+
+
+def test_it_ends_when_nothing_improved_for_so_many_epochs() -> None:
+    assert judged(EarlyStopping(patience=2), 3.0, 2.0, 2.5, 2.0, 1.0) == ([1, 2], 4)
+    assert judged(EarlyStopping(patience=3), 3.0, 2.0, 2.5, 2.0, 1.0) == ([1, 2, 5], None)
+
+
+def test_a_small_gain_is_none() -> None:
+    assert judged(EarlyStopping(patience=2, min_delta=0.5), 3.0, 2.6, 2.5, 2.4) == ([1], 3)
+
+
+def test_the_accuracy_should_rise() -> None:
+    rule = EarlyStopping(patience=2, metric="accuracy")
+    assert judged(rule, 0.5, 0.4, 0.6, 0.6, 0.6) == ([1, 3], 5)
+
+
+def test_what_is_no_number_is_no_improvement() -> None:
+    assert judged(EarlyStopping(patience=2), math.nan, math.inf) == ([], 2)
+    judge = Judge(EarlyStopping(patience=1))
+    judge.see(1, math.nan)
+    assert judge.enough(1) == "early stopping: no finite loss in 1 epochs"
+
+
+def test_the_reason_names_the_best_epoch() -> None:
+    judge = Judge(EarlyStopping(patience=2))
+    judge.see(3, 0.25)
+    assert judge.enough(4) is None
+    assert judge.enough(5) == (
+        "early stopping: loss of the held-out rows was best in epoch 3 (0.25), 2 epochs ago"
+    )
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"patience": 0}, {"patience": 1.5}, {"min_delta": -1}, {"metric": "f7"}, {"keep_best": 1}],
+)
+def test_what_cannot_work_is_refused_by_name(option: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(option))):
+        EarlyStopping(**option)
