@@ -142,7 +142,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     activity: Activity
     final: U63 | None = None  # it publishes nothing after this seq
     audit: AuditAnswer | None = None
-    stats: Annotated[dict[str, float], msgspec.Meta(max_length=64)] | None = None  # cumulative
+    stats: Annotated[dict[str, float], msgspec.Meta(max_length=256)] | None = None  # cumulative
 
     @property
     def age(self) -> tuple[int, int]:

@@ -23,6 +23,7 @@ from sparkstrom.protocol.fit import Fit, Goodbye
 from sparkstrom.protocol.members import Member
 
 FIRST_STREAM = 1000  # up streams of edges; below is room for the lobby
+STREAMS_PER_EDGE = 4  # control and data, by UDP and inside one media driver
 ORDER_RETRY_S = 0.5
 PROBE_SPACING_S = 0.5
 
@@ -66,7 +67,7 @@ def _order(fit: Fit, member: Member, parent: int, now_s: float) -> list[Effect]:
 
 def _place(fit: Fit, member: Member, parent: int) -> Welcome:
     fit.edges += 1
-    stream = FIRST_STREAM + 2 * fit.edges
+    stream = FIRST_STREAM + STREAMS_PER_EDGE * fit.edges
     host, port = fit.host, fit.port
     if parent != MASTER:
         above = fit.members.live[parent].join.address

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.codec.messages import Committed
 from sparkstrom.encoding.backends import kernels
-from sparkstrom.protocol.events import Admitted, Deliver, Install, Passed
+from sparkstrom.protocol.events import Admitted, Deliver, DeliverMerged, Install, Passed
 from sparkstrom.runtime.theta import Hits
 
 MERGED_QUANTA_MAX = 2**30  # sums of thresholds beyond this could overflow an int32
@@ -26,10 +26,11 @@ class Merged:
 
     total: NDArray[np.int32]
     commit: int
+    passed: int  # how many of the commits are the node's own
     quanta: int  # sum of the largest entries in it: none can be larger
 
 
-Item = Deliver | Passed | Install | Admitted | Merged
+Item = Deliver | Passed | DeliverMerged | Install | Admitted | Merged
 
 
 class Inbox:
@@ -44,10 +45,11 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: Deliver | Passed | Install | Admitted) -> None:
+    def put(self, item: Deliver | Passed | DeliverMerged | Install | Admitted) -> None:
         """Add an item; single updates beyond the limit are merged."""
         if isinstance(item, Passed) and self._items and isinstance(self._items[-1], Merged):
-            self._items[-1].commit = item.commit  # so that a merge is not cut into pieces
+            last = self._items[-1]  # so that a merge is not cut into pieces
+            last.commit, last.passed = item.commit, last.passed + 1
             return
         if not isinstance(item, Deliver):
             self._items.append(item)
@@ -69,7 +71,7 @@ class Inbox:
         largest = int(np.abs(hits[1]).max())
         last = self._items[-1] if self._items else None
         if not isinstance(last, Merged) or last.quanta + largest > MERGED_QUANTA_MAX:
-            last = Merged(np.zeros(self._n_params, np.int32), update.commit, 0)
+            last = Merged(np.zeros(self._n_params, np.int32), update.commit, 0, 0)
             self._items.append(last)
             self.merges += 1
         kernels().sum_hits(last.total, *hits)

@@ -11,17 +11,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.identity import Endpoint
+from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.frames import NOBODY, OVERHEAD_BYTES, Header, Joiner, Seal, pieces_of
-from sparkstrom.codec.messages import Address, Join, Message, Update, Welcome
+from sparkstrom.codec.messages import Address, Direct, Message, Update
 from sparkstrom.codec.wire import decode_untrusted, encode, is_data
 from sparkstrom.transport.base import Offer, Sender, Transport
 
 QUEUED_FRAMES_MAX = 4096  # a stream that takes nothing loses what is new; the protocol repeats it
 ANSWERS_MAX = 32  # senders kept for those who have no edge
 CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # the least that a control stream's log takes
-UNBOUND = 0  # the edge of an answer to somebody who has none; edges count from 1
-STRANGERS = -1  # whose lobby frames are: nobody's yet
+UNBOUND = 0  # the edge of what the master says directly; edges count from 1
+LOBBY = -1  # the sender of what is told to the master directly
+TELLERS_MAX = 1024  # of whom the lobby keeps what is not whole yet
+LOCAL = 2  # streams of an edge inside one media driver: so much above those for UDP
 
 
 class Outbox:
@@ -68,11 +70,30 @@ class Peer:
 
 @dataclass(slots=True)
 class Slot:
-    """The incoming half of an edge, or of the lobby: one local stream."""
+    """The incoming half of an edge: one local stream. Unbound until the edge is agreed."""
 
-    node: int
+    node: int | None
     edge: int
-    joiner: Joiner | None  # None: single frames from anybody who has the key
+    joiner: Joiner
+    direct: Joiner  # what the master says beside the edge has counters in an order of its own
+
+
+@dataclass(slots=True)
+class Lobby:
+    """The master's stream for whoever has the job's key: each message has a number of its own."""
+
+    message_bytes_max: int
+    joiners: dict[int, Joiner] = field(default_factory=dict)
+
+    def take(self, header: Header, body: bytes) -> bytes | None:
+        """The whole message's body once its last piece is here."""
+        joiner = self.joiners.pop(header.edge, None) or Joiner(self.message_bytes_max)
+        if len(self.joiners) >= TELLERS_MAX:
+            del self.joiners[next(iter(self.joiners))]
+        whole = joiner.take(header, body)
+        if whole is None:
+            self.joiners[header.edge] = joiner
+        return whole
 
 
 @dataclass(slots=True)
@@ -110,63 +131,86 @@ class Mailroom:
         self._counter = 0
         self._peers: dict[int, Peer] = {}
         self._slots: dict[int, Slot] = {}
-        self._lobby: Outbox | None = None
+        self._own: Address | None = None  # where this node listens for its parent
+        self._master: tuple[Endpoint, int] | None = None
+        self._to_master: Outbox | None = None
+        self._lobby: tuple[int, Lobby] | None = None
         self._answers: dict[Address, Outbox] = {}
         self._sealed_seq = (-1, 0)
 
     # -- edges -----------------------------------------------------------------------------------
 
-    def listen(self, address: Address, node: int, edge: int) -> None:
-        """Take this neighbour's frames on both streams of ``address``."""
-        for stream in (address.control_stream, address.data_stream):
-            self._slots[stream] = Slot(node, edge, Joiner(self._message_bytes_max))
+    def listen(self, address: Address) -> None:
+        """Take there what the master says directly, and later what the parent says."""
+        if self._own is not None:
+            for stream in (*_streams(self._own), *_streams(_local(self._own))):
+                self._close_receiver(stream)
+        self._own = address
+        for stream in _streams(address):
+            self._slots[stream] = self._slot(None, UNBOUND)
             self.transport.open_receiver(stream)
 
-    def listen_to_strangers(self, stream: int) -> None:
-        """Take joins from anybody who has the key."""
-        self._slots[stream] = Slot(STRANGERS, 0, None)
+    def open_lobby(self, stream: int) -> None:
+        """Take what is told directly by anybody who has the key."""
+        self._lobby = stream, Lobby(CONTROL_PIECE_BYTES * 8)
         self.transport.open_receiver(stream)
 
-    def deaf(self, node: int) -> None:
-        """Stop listening to this neighbour."""
+    def open_edge(self, node: int, edge: int, local: Address, peer: Address) -> None:
+        """Hear this neighbour at ``local`` and send to it at ``peer``; an older edge is dropped.
+
+        Neighbours on one media driver speak by shared memory, on streams of their own.
+        """
+        same = Endpoint(peer.host, peer.port) == self.transport.endpoint
+        if same:
+            local, peer = _local(local), _local(peer)
+        for stream in _streams(local):
+            if stream not in self._slots:
+                self.transport.open_receiver(stream, local=same)
+            self._slots[stream] = self._slot(node, edge)
+        for stream, slot in list(self._slots.items()):
+            if slot.node == node and slot.edge != edge:
+                self._forget(stream)
+        self._connect(node, edge, peer, local=same)
+
+    def close_edge(self, node: int) -> None:
+        """Neither hear this neighbour nor send to it."""
         for stream in [s for s, slot in self._slots.items() if slot.node == node]:
-            del self._slots[stream]
+            self._forget(stream)
+        self._disconnect(node)
+
+    def _slot(self, node: int | None, edge: int) -> Slot:
+        limit = self._message_bytes_max
+        return Slot(node, edge, Joiner(limit), Joiner(limit))
+
+    def _forget(self, stream: int) -> None:
+        """Hear no neighbour there; the own streams stay, for the next parent and the master."""
+        if self._own is not None and stream in _streams(self._own):
+            self._slots[stream] = self._slot(None, UNBOUND)
+        else:
+            self._close_receiver(stream)
+
+    def _close_receiver(self, stream: int) -> None:
+        if self._slots.pop(stream, None) is not None:
             self.transport.close_receiver(stream)
 
-    def connect(self, node: int, edge: int, address: Address) -> None:
-        """Send to this neighbour there; an older connection is dropped."""
-        self.disconnect(node)
-        there = Endpoint(address.host, address.port)
-        control = self.transport.open_sender(there, address.control_stream, control=True)
-        data = self.transport.open_sender(there, address.data_stream, control=False)
+    def _connect(self, node: int, edge: int, address: Address, *, local: bool) -> None:
+        self._disconnect(node)
+        there, opening = Endpoint(address.host, address.port), self.transport.open_sender
+        control = opening(there, address.control_stream, control=True, local=local)
+        data = opening(there, address.data_stream, control=False, local=local)
         self._peers[node] = Peer(node, edge, Outbox(control), Outbox(data))
 
-    def disconnect(self, node: int) -> None:
+    def _disconnect(self, node: int) -> None:
         """Drop the connection, with what waits on it."""
         peer = self._peers.pop(node, None)
         if peer is not None:
             peer.control.close()
             peer.data.close()
 
-    def connect_lobby(self, endpoint: Endpoint, stream: int) -> None:
-        """Send joins there from now on."""
-        self.leave_lobby()
-        self._lobby = Outbox(self.transport.open_sender(endpoint, stream, control=True))
-
-    def leave_lobby(self) -> None:
-        """No more joins for now."""
-        if self._lobby is not None:
-            self._lobby.close()
-            self._lobby = None
-
     # -- sending ---------------------------------------------------------------------------------
 
     def send(self, node: int, message: Message) -> None:
         """Queue for a neighbour; where there is no edge, or no room, it is lost."""
-        if isinstance(message, Join):
-            if self._lobby is not None:
-                self._put(self._lobby, self._seal_join(message))
-            return
         peer = self._peers.get(node)
         if peer is None:
             self.traffic.not_queued += 1
@@ -177,8 +221,30 @@ class Mailroom:
         box = peer.data if is_data(message) else peer.control
         self._put(box, frames)
 
+    def meet(self, endpoint: Endpoint, lobby: int) -> None:
+        """Where the master takes what is told directly; a connection that was there is dropped."""
+        self._master = endpoint, lobby
+        if self._to_master is not None:
+            self._to_master.close()
+            self._to_master = None
+
+    def tell(self, message: Direct) -> None:
+        """Queue for the master's lobby."""
+        assert self._master is not None, "the master's place is not known"
+        if self._to_master is None:
+            endpoint, stream = self._master
+            self._to_master = Outbox(self.transport.open_sender(endpoint, stream, control=True))
+        kind, body = encode(message)
+        number, counter = self._random() & 0x7FFF_FFFF, self._random() >> 1
+        pieces = pieces_of(body, CONTROL_PIECE_BYTES)
+        frames = [
+            self._seal.close(Header(kind, NOBODY, 0, number, counter + i, i, len(pieces)), piece)
+            for i, piece in enumerate(pieces)
+        ]
+        self._put(self._to_master, frames)
+
     def answer(self, address: Address, message: Message) -> None:
-        """Queue one message for somebody without an edge; the sender is kept for repeats."""
+        """Queue something that the master says directly; the sender is kept for repeats."""
         if address not in self._answers:
             if len(self._answers) >= ANSWERS_MAX:
                 self._answers.pop(next(iter(self._answers))).close()
@@ -199,7 +265,7 @@ class Mailroom:
         return sum(map(len, self._boxes()))
 
     def _boxes(self) -> list[Outbox]:
-        lobby = [self._lobby] if self._lobby is not None else []
+        lobby = [self._to_master] if self._to_master is not None else []
         control = [peer.control for peer in self._peers.values()]
         return [*lobby, *self._answers.values(), *control, *(p.data for p in self._peers.values())]
 
@@ -225,12 +291,6 @@ class Mailroom:
             frames.append(self._seal.close(header, piece))
         return frames
 
-    def _seal_join(self, join: Join) -> list[bytes]:
-        """A join has no node's counter: random numbers take its place in the nonce."""
-        kind, body = encode(join)
-        edge, counter = self._random() & 0x7FFF_FFFF, self._random()
-        return [self._seal.close(Header(kind, NOBODY, 0, edge, counter, 0, 1), body)]
-
     def _count_update(self, update: Update, frames: list[bytes]) -> None:
         key = (update.origin, update.seq)
         if key > self._sealed_seq and update.origin == self.me:
@@ -255,25 +315,31 @@ class Mailroom:
                 yield taken
 
     def _open(self, stream: int, frame: bytes) -> tuple[int, Message] | None:
+        if self._lobby is not None and stream == self._lobby[0]:
+            return self._open_in_lobby(self._lobby[1], frame)
         slot = self._slots.get(stream)
         if slot is None:
             return None  # of an edge that was closed a moment ago
         header, body = self._seal.open_untrusted(frame)
-        if slot.joiner is None:
-            message = decode_untrusted(header.kind, body)
-            if header.sender != NOBODY or not isinstance(message, Join):
-                raise WireError("only joins are taken here")
-            return STRANGERS, message
-        if header.sender != slot.node or header.edge not in (slot.edge, UNBOUND):
+        direct = (header.sender, header.edge) == (MASTER, UNBOUND)
+        if not direct and (header.sender, header.edge) != (slot.node, slot.edge):
             raise WireError("a frame of another edge")
-        whole = slot.joiner.take(header, body)
+        if header.receiver not in (self.me, NOBODY):
+            raise WireError("a frame for somebody else")
+        whole = (slot.direct if direct else slot.joiner).take(header, body)
+        return None if whole is None else (header.sender, decode_untrusted(header.kind, whole))
+
+    def _open_in_lobby(self, lobby: Lobby, frame: bytes) -> tuple[int, Message] | None:
+        header, body = self._seal.open_untrusted(frame)
+        if header.sender != NOBODY:
+            raise WireError("only what is told directly is taken here")
+        whole = lobby.take(header, body)
         if whole is None:
             return None
         message = decode_untrusted(header.kind, whole)
-        mine = header.receiver in (self.me, NOBODY) or isinstance(message, Welcome)
-        if not mine:
-            raise WireError("a frame for somebody else")
-        return slot.node, message
+        if not isinstance(message, Direct):
+            raise WireError("only what is told directly is taken here")
+        return LOBBY, message
 
     # -- the transport's life --------------------------------------------------------------------
 
@@ -287,5 +353,16 @@ class Mailroom:
         self._peers.clear()
         self._slots.clear()
         self._answers.clear()
-        self._lobby = None
+        self._own = self._to_master = self._lobby = None
         self.transport.close()
+
+
+def _streams(address: Address) -> tuple[int, int]:
+    return address.control_stream, address.data_stream
+
+
+def _local(address: Address) -> Address:
+    """The same place for a neighbour on the same media driver."""
+    return Address(
+        address.host, address.port, address.control_stream + LOCAL, address.data_stream + LOCAL
+    )

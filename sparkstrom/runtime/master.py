@@ -208,7 +208,7 @@ class MasterThread(threading.Thread):
     def run(self) -> None:
         """Cycle until ``end``."""
         try:
-            self._mail.listen_to_strangers(self.lobby)
+            self._mail.open_lobby(self.lobby)
             while not self._ending.is_set():
                 self._cycle()
         except SparkstromError as error:
@@ -248,7 +248,7 @@ class MasterThread(threading.Thread):
                 f"the driver's media driver died and its port {before} is taken now; "
                 "set unicast_port to one that only this application uses"
             )
-        self._mail.listen_to_strangers(self.lobby)
+        self._mail.open_lobby(self.lobby)
         self._step(ev.Moved(self.endpoint.host, self.endpoint.port))
 
     def _step(self, event: ev.Event) -> None:
@@ -264,15 +264,14 @@ class MasterThread(threading.Thread):
                 self._theta.commit = update.commit
             case ev.SendChunk(to=to, index=index):
                 self._mail.send(to, self._theta.chunk(index))
+            case ev.SendMerged(to=to):
+                self._mail.send(to, self._theta.merge(effect))
             case ev.Answer(address=address, message=message):
                 self._mail.answer(address, message)
             case ev.OpenEdge(node=node, edge=edge, local=local, peer=peer):
-                self._mail.deaf(node)
-                self._mail.listen(local, node, edge)
-                self._mail.connect(node, edge, peer)
+                self._mail.open_edge(node, edge, local, peer)
             case ev.CloseEdge(node=node):
-                self._mail.deaf(node)
-                self._mail.disconnect(node)
+                self._mail.close_edge(node)
             case ev.Hash(commit=commit):
                 self._wishes.put(ev.Hashed(commit, self._theta.digest(), None))
             case ev.Observed(node=node, values=values):

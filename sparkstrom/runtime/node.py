@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from sparkstrom.base.clock import Clock
 from sparkstrom.base.errors import DriverLost
-from sparkstrom.base.identity import MASTER, Endpoint
+from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import NOBODY, Seal
-from sparkstrom.codec.messages import Address
+from sparkstrom.codec.messages import Address, Chunk, MergedRange
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Order, Send
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 IDLE_WAIT_S = 0.001  # how long a cycle waits for frames; the trainer's events wait no longer
 LAST_WORDS_S = 1.0  # how long a node that ends keeps offering what it still has to say
 STATS_S = 0.3
+STATS_S_PER_NODE = 0.005  # in a large mesh the counters of all take a bounded share of its links
 FIRST_OWN_STREAM, STREAMS = 1 << 20, 1 << 30  # a node's streams are random in this range
 
 OpenTransport = Callable[[Endpoint | None], Transport]  # given the endpoint it had before
@@ -44,6 +45,14 @@ class Meeting:
 
     endpoint: Endpoint
     lobby: int
+
+
+@dataclass(frozen=True, slots=True)
+class Copying:
+    """What a node serves to those below it; called by its thread at any time."""
+
+    chunk: Callable[[int], Chunk]  # of the trainer's replica, as it is now
+    merge: Callable[[ev.SendMerged], MergedRange]
 
 
 class NodeThread(threading.Thread):
@@ -58,13 +67,14 @@ class NodeThread(threading.Thread):
         seal: Seal,
         meeting: Meeting,
         station: Station,
+        copying: Copying,
         message_bytes_max: int,
         chunk_bytes_max: int,
         clock: Clock,
     ) -> None:
         super().__init__(name="sparkstrom-node", daemon=True)
         self._clock, self._station, self._meeting = clock, station, meeting
-        self._open_transport = open_transport
+        self._open_transport, self._copying = open_transport, copying
         self._machine = Node(identity, limits, clock.monotonic_s())
         self._mail = Mailroom(
             open_transport(None),
@@ -75,7 +85,6 @@ class NodeThread(threading.Thread):
             random_u63=lambda: secrets.randbits(63),
         )
         self._items: list[Item] = []
-        self._edge = 0
         self._stats_due_s = 0.0
         self._sent_stats: dict[str, float] = {}
         self._stopping = threading.Event()
@@ -134,14 +143,21 @@ class NodeThread(threading.Thread):
         match effect:
             case Send(to=to, message=message):
                 self._mail.send(to, message)
-            case ev.Deliver() | ev.Passed() | ev.Install():
+            case ev.Tell(message=message):
+                self._mail.tell(message)
+            case ev.Deliver() | ev.Passed() | ev.DeliverMerged() | ev.Install():
                 self._items.append(effect)
+            case ev.SendChunk(to=to, index=index):
+                self._mail.send(to, self._copying.chunk(index))
+            case ev.SendMerged(to=to):
+                self._mail.send(to, self._copying.merge(effect))
             case ev.Admitted(node=node):
                 self._mail.me = node
                 self._items.append(effect)
-            case ev.OpenEdge(node=node, edge=edge, peer=peer):
-                self._mail.connect(node, edge, peer)
-                self._mail.leave_lobby()
+            case ev.OpenEdge(node=node, edge=edge, local=local, peer=peer):
+                self._mail.open_edge(node, edge, local, peer)
+            case ev.CloseEdge(node=node):
+                self._mail.close_edge(node)
             case ev.Reopen():
                 self._open_edge()
             case _:
@@ -149,23 +165,20 @@ class NodeThread(threading.Thread):
 
     # -- edges -----------------------------------------------------------------------------------
 
-    def _open_edge(self) -> None:
-        """Listen on fresh streams, and knock at the lobby."""
-        self._edge += 1
-        self._mail.deaf(MASTER)
-        self._mail.disconnect(MASTER)
+    def _open_edge(self, *, alone: bool = False) -> None:
+        """Listen on fresh streams, and let the machine ask for an edge there."""
         here = self._mail.transport.endpoint
-        stream = FIRST_OWN_STREAM + 2 * secrets.randbelow(STREAMS // 2)
+        stream = FIRST_OWN_STREAM + 4 * secrets.randbelow(STREAMS // 4)
         address = Address(here.host, here.port, stream, stream + 1)
-        self._mail.listen(address, MASTER, self._edge)
-        self._mail.connect_lobby(self._meeting.endpoint, self._meeting.lobby)
-        self._step(ev.Opened(address))
+        self._mail.listen(address)
+        self._mail.meet(self._meeting.endpoint, self._meeting.lobby)
+        self._step(ev.Opened(address, alone))
 
     def _replace_transport(self) -> None:
         """The media driver died: its replica and id live on, over another driver."""
         before = self._mail.transport.endpoint
         self._mail.move_to(lambda: self._open_transport(before))
-        self._open_edge()
+        self._open_edge(alone=True)
 
     # -- telling ---------------------------------------------------------------------------------
 
@@ -173,7 +186,9 @@ class NodeThread(threading.Thread):
         now_s = self._clock.monotonic_s()
         if now_s < self._stats_due_s:
             return
-        self._stats_due_s = now_s + STATS_S
+        state = self._machine.standing.state
+        nodes = state.nodes if state is not None else 0
+        self._stats_due_s = now_s + max(STATS_S, STATS_S_PER_NODE * nodes)
         values = {
             **self._station.stats,
             "update_bytes": self._mail.traffic.update_bytes,
@@ -182,8 +197,7 @@ class NodeThread(threading.Thread):
         }
         if values != self._sent_stats:
             self._sent_stats = values
-            for effect in self._machine.stats(values):
-                self._perform(effect)
+            self._machine.stats(values)
 
     def _report_stuck_trainer(self) -> None:
         """A trainer inside a step reads no command: its thread says so, with the stack."""

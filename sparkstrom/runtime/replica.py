@@ -8,28 +8,46 @@ encoder's residual (Strom 2015; DL4J's EncodedGradientsAccumulator).
 from __future__ import annotations
 
 import math
+import threading
+from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError
+from sparkstrom.codec.messages import Chunk, Update
 from sparkstrom.codec.payload import Bitmap
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.models.base import Batch, Flat, FlatModel
 from sparkstrom.models.outputs import measured
-from sparkstrom.protocol.events import Install
+from sparkstrom.protocol.events import DeliverMerged, Install
 from sparkstrom.runtime.inbox import Merged
 from sparkstrom.runtime.theta import Hits, Theta
 
 
+@dataclass(slots=True)
+class Own:
+    """An update of its own that has no commit yet; read only if somebody wants a copy of theta."""
+
+    update: Encoded | Update
+    hits: Hits | None = None
+
+
 class Replica:
-    """One worker's parameters. Every method runs in its trainer's thread."""
+    """One worker's parameters. Every method runs in its trainer's thread, but for ``chunk``.
+
+    theta is all commits up to its own plus ``own``: what the trainer published since, oldest first.
+    """
 
     def __init__(self, model: FlatModel, theta: Theta, encoder: Encoder, *, local: bool) -> None:
         self.model, self.theta, self.encoder = model, theta, encoder
         self._trains_local = local
         self._working: Flat = theta.values.copy()  # what the model changes in place
         self._delta: Flat | None = None if local else np.zeros_like(self._working)
+        self._own: deque[Own] = deque()
+        self._lock = threading.Lock()  # theta and the commit that it is at change together
         model.bind(self._working)
 
     @property
@@ -37,20 +55,49 @@ class Replica:
         """theta + residual, where the model trains on it."""
         return self._working if self._trains_local else None
 
+    def chunk(self, index: int) -> Chunk:
+        """Part of a snapshot of theta, for a neighbour; from any thread."""
+        with self._lock:
+            return self.theta.chunk(index, [self._read(own) for own in self._own])
+
+    def _read(self, own: Own) -> Hits:
+        if own.hits is None:
+            own.hits = self.theta.decode(own.update)
+        return own.hits
+
     def apply(self, hits: Hits | Bitmap, commit: int) -> None:
         """Somebody else's update."""
-        self.theta.add(hits, self.local)
-        self.theta.commit = commit
+        with self._lock:
+            self.theta.add(hits, self.local)
+            self.theta.commit = commit
+
+    def passed(self, commit: int) -> None:
+        """The oldest own update is committed."""
+        with self._lock:
+            self._own.popleft()
+            self.theta.commit = commit
 
     def apply_merged(self, merged: Merged) -> None:
-        """Many of somebody else's updates, summed."""
-        self.theta.add_sum(merged.total, self.local)
-        self.theta.commit = merged.commit
+        """Many of somebody else's updates, summed here, and own ones among them."""
+        self._apply_sum(merged.total, merged.passed, merged.commit)
+
+    def apply_range(self, item: DeliverMerged) -> None:
+        """Many updates, summed by a neighbour, with own ones among them."""
+        self._apply_sum(self.theta.read_merged(item), len(item.own), item.merged.commit)
+
+    def _apply_sum(self, total: NDArray[np.int32], passed: int, commit: int) -> None:
+        with self._lock:
+            self.theta.add_sum(total, self.local)
+            for _ in range(passed):
+                self._own.popleft()
+            self.theta.commit = commit
 
     def install(self, install: Install) -> None:
         """Take another theta; the residual stays."""
         before = self.theta.values.copy()
-        self.theta.install(install.chunks, install.held, install.own, install.commit)
+        with self._lock:
+            self.theta.install(install.chunks, install.held, install.own, install.commit)
+            self._own = deque(Own(update) for update in install.own)
         if self._trains_local:
             self._working += self.theta.values - before
 
@@ -87,7 +134,11 @@ class Replica:
     def publish(self) -> Encoded | None:
         """Take out of the residual what reached the threshold and put it into theta."""
         learnt = self._working if self._delta is None else self._delta
-        return self.encoder.publish(learnt, self.theta.values)
+        with self._lock:
+            encoded = self.encoder.publish(learnt, self.theta.values)
+            if encoded is not None:
+                self._own.append(Own(encoded))
+        return encoded
 
     # -- between fits ----------------------------------------------------------------------------
 

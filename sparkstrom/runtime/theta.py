@@ -6,24 +6,28 @@ Whoever holds one applies every commit once, in any order, and has the same bits
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.codec.messages import Chunk, Committed, Update
+from sparkstrom.codec.messages import Chunk, Committed, MergedRange, Update
 from sparkstrom.codec.payload import (
     BITMAPS,
     Bitmap,
+    decode_quanta_untrusted,
     decode_theta_untrusted,
     decode_update_untrusted,
+    encode_quanta,
     encode_theta,
     read_bitmap_untrusted,
 )
 from sparkstrom.encoding.backends import SCRATCH_BYTES, kernels
+from sparkstrom.encoding.encoder import Encoded
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.models.base import Flat
+from sparkstrom.protocol.events import DeliverMerged, SendMerged
 
 Hits = tuple[NDArray[np.int32], NDArray[np.int32]]  # indices, quanta to add
 
@@ -51,7 +55,7 @@ class Theta:
     def n_params(self) -> int:
         return self.values.size
 
-    def decode(self, update: Update | Committed) -> Hits:
+    def decode(self, update: Encoded | Update | Committed) -> Hits:
         """The update's indices and quanta. Raise WireError where it is none."""
         return decode_update_untrusted(
             update.payload,
@@ -100,9 +104,15 @@ class Theta:
             self.first_breach = first
         self.breaches += number
 
-    def chunk(self, index: int) -> Chunk:
-        """Part of a snapshot, as of ``commit``."""
-        part = self.values[index * CHUNK_PARAMS : (index + 1) * CHUNK_PARAMS]
+    def chunk(self, index: int, less: Iterable[Hits] = ()) -> Chunk:
+        """Part of a snapshot, as of ``commit``: without updates that no commit has yet."""
+        begin = index * CHUNK_PARAMS
+        part = self.values[begin : begin + CHUNK_PARAMS]
+        for indices, quanta in less:
+            first, last = np.searchsorted(indices, (begin, begin + part.size))
+            part = part.copy()
+            hits = indices[first:last] - np.int32(begin), -quanta[first:last]
+            kernels().apply_hits(part, *hits, self.q)
         return Chunk(index=index, commit=self.commit, payload=encode_theta(part))
 
     def install(
@@ -125,6 +135,29 @@ class Theta:
         for update in own:
             self.add(self.read(update))
         self.commit = commit
+
+    def merge(self, wanted: SendMerged) -> MergedRange:
+        """The sum of these commits; looks at no parameter."""
+        total = np.zeros(self.n_params, np.int32)
+        for entry in wanted.entries:
+            if isinstance(entry, MergedRange):
+                total += decode_quanta_untrusted(entry.payload, self.n_params)
+            else:
+                kernels().sum_hits(total, *self.decode(entry))
+        return MergedRange(
+            after=wanted.after,
+            commit=wanted.commit,
+            last=wanted.last,
+            payload=encode_quanta(total),
+        )
+
+    def read_merged(self, item: DeliverMerged) -> NDArray[np.int32]:
+        """What others did in a sum of commits: all of it less the node's own updates."""
+        total = decode_quanta_untrusted(item.merged.payload, self.n_params)
+        for update in item.own:
+            indices, quanta = self.decode(update)
+            kernels().sum_hits(total, indices, -quanta)
+        return total
 
     def digest(self) -> str:
         """SHA-256 of the bytes, as hex."""

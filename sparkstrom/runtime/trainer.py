@@ -84,6 +84,8 @@ class Trainer:
             items, command = self._station.take()
             for item in items:
                 self._take(item)
+            if items:
+                self._station.post(ev.Applied(self._replica.theta.commit))
             if command.order is Order.END:
                 return command.reason
             if command.order is Order.FAIL:
@@ -143,9 +145,11 @@ class Trainer:
             case ev.Deliver(update=update):
                 self._replica.apply(self._replica.theta.read(update), update.commit)
             case ev.Passed(commit=commit):
-                self._replica.theta.commit = commit
+                self._replica.passed(commit)
             case Merged():
                 self._replica.apply_merged(item)
+            case ev.DeliverMerged():
+                self._replica.apply_range(item)
             case ev.Install():
                 self._install(item)
             case ev.Admitted(returned=False):

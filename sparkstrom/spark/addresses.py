@@ -65,7 +65,15 @@ def route_to(controller: Endpoint) -> str:
         return str(probe.getsockname()[0])
 
 
-def opener(key: str, host: str, ports: range | None, *, edges: int, scratch: Path) -> OpenTransport:
+def opener(
+    key: str,
+    host: str,
+    ports: range | None,
+    *,
+    edges: int,
+    scratch: Path,
+    local_edges: int = 0,
+) -> OpenTransport:
     """How to open a transport here; with the former endpoint given, on its port again."""
 
     def open_transport(before: Endpoint | None) -> Transport:
@@ -74,6 +82,7 @@ def opener(key: str, host: str, ports: range | None, *, edges: int, scratch: Pat
             ports=(ports[0], ports[-1]) if ports is not None else None,
             port_preferred=before.port if before is not None else None,
             edges=edges,
+            local_edges=local_edges,
             scratch=scratch,
         )
         return AeronTransport(ensure_driver(key, options))

@@ -32,7 +32,7 @@ from sparkstrom.protocol.events import Order
 from sparkstrom.protocol.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.inbox import Inbox
-from sparkstrom.runtime.node import Meeting, NodeThread
+from sparkstrom.runtime.node import Copying, Meeting, NodeThread
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.station import Station
 from sparkstrom.runtime.store import Store
@@ -175,6 +175,7 @@ class Session:
             seal=job.seal(),
             meeting=Meeting(job.endpoint, job.lobby),
             station=self.station,
+            copying=Copying(replica.chunk, theta.merge),
             message_bytes_max=job.message_bytes_max,
             chunk_bytes_max=job.master.void.max_chunk_size,
             clock=SystemClock(),
@@ -190,13 +191,14 @@ class Session:
         self.thread.start()
 
     def _opener(self) -> Any:
-        void = self._job.master.void
-        host = executor_address(void, self._job.endpoint)
+        void, tree = self._job.master.void, self._job.tree
+        meshed = tree.depth_max > 1
         return opener(
             f"{self._job.job:016x}-{self._place.jvm}",
-            host,
+            executor_address(void, self._job.endpoint),
             void.executor_ports(),
-            edges=EDGES_PER_EXECUTOR,
+            edges=EDGES_PER_EXECUTOR + (tree.fan_out if meshed else 0),
+            local_edges=EDGES_PER_EXECUTOR if meshed else 0,
             scratch=self._place.scratch,
         )
 
@@ -276,10 +278,11 @@ def limits_of(job: TrainingJob) -> NodeLimits:
     void = job.master.void
     return NodeLimits(
         lease_s=void.lease_s,
-        master_silent_s=3 * void.lease_s,
+        master_silent_s=(3 if job.tree.depth_max == 1 else 6) * void.lease_s,
         step_s=job.master.step_timeout,
         window_bytes=void.window_bytes,
-        hold_bytes=void.log_bytes,
+        log_bytes=void.log_bytes,
+        merged_bytes=4 * job.n_params,
         max_lead=job.master.max_lead,
     )
 

@@ -8,9 +8,10 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import Seal
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.models.base import FlatModel
+from sparkstrom.protocol.tree import Tree
 from sparkstrom.spark.shared import SharedTrainingMaster
 
-FRAME_ROOM_BYTES = 65_536  # headers beside a payload
+FRAME_ROOM_BYTES = 1 << 20  # headers beside a payload, how far each origin is, control messages
 BYTES_PER_PARAM_MAX = 8  # no payload form needs more
 
 
@@ -38,6 +39,11 @@ class TrainingJob:
     def seal(self) -> Seal:
         """What closes and opens this job's frames."""
         return Seal(self.key, self.job)
+
+    @property
+    def tree(self) -> Tree:
+        """The topology, empty: its fan-out and depth."""
+        return self.master.void.topology(self.workers)
 
     @property
     def message_bytes_max(self) -> int:

@@ -173,12 +173,12 @@ class SparkNetwork(Using):
             f"{job_id:016x}-driver",
             host,
             void.controller_ports(),
-            edges=workers,
+            edges=min(workers, void.topology(workers).fan_out),
             scratch=Path(tempfile.gettempdir()),
         )
         return MasterThread(
             plan,
-            limits_of(self._master, workers),
+            limits_of(self._master, workers, theta.n_params),
             theta,
             open_transport=open_transport,
             seal=seal,
@@ -300,12 +300,16 @@ class SparkNetwork(Using):
         self._kept, self._may_have_files = {}, False
 
 
-def limits_of(master: SharedTrainingMaster, workers: int) -> MasterLimits:
+def limits_of(master: SharedTrainingMaster, workers: int, n_params: int) -> MasterLimits:
     """The master's deadlines and sizes, from the user's options."""
+    tree = master.void.topology(workers)
     return MasterLimits(
         lease_s=master.void.lease_s,
         start_s=master.start_timeout,
         workers_min=min(master.min_workers, workers),
         release_s=master.void.lease_s,
         log_bytes=master.void.log_bytes,
+        merged_bytes=4 * n_params,
+        fan_out=tree.fan_out,
+        depth=tree.depth_max,
     )

@@ -10,13 +10,15 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.protocol.tree import DEPTH, FAN_OUT, FLAT, Tree
 from sparkstrom.spark.options import need, need_one_of, need_seconds, need_whole, options
 
 PORT_MAX = 65535
 PORTS_PER_HOST = 64  # how many executors of a host find a port from unicast_port on
 CHUNK_BYTES_MIN = 1024  # below, headers and seals outweigh what they carry
 
-MESH_BUILD_MODES = ("plain",)
+MESH_BUILD_MODES = ("plain", "mesh", "auto")
+AUTO_PLAIN_WORKERS = 32  # the driver sends every update to each of them, and has the links for it
 
 _NO_MULTICAST = "there is no multicast; every edge is unicast to the neighbour's own port"
 _NO_SHARDS = "DL4J reserved it and never used it; the master in the driver is the only authority"
@@ -62,7 +64,10 @@ class VoidConfiguration:
     # takes the first free one of the range, and no range means ports that the system picks
     network_mask: str | None = None  # CIDR network; every node binds its interface in it
     controller_address: str | None = None  # host or IP of the driver's interface
-    mesh_build_mode: str = "plain"  # "plain": every node under the master
+    mesh_build_mode: str = "plain"  # "plain": every worker under the master; "mesh": under one
+    # another, so that nobody has more than mesh_fan_out neighbours below; "auto": by their number
+    mesh_fan_out: int = FAN_OUT  # children of a node in a mesh
+    mesh_depth: int = DEPTH  # levels of a mesh
     max_chunk_size: int = 65536  # bytes of payload in one frame at most
     lease_s: float = 10.0  # a node silent for so long is lost and its partition is free again
     window_bytes: int = 8 << 20  # own updates not yet committed before a worker waits
@@ -71,9 +76,9 @@ class VoidConfiguration:
 
     def __post_init__(self) -> None:
         self._check_addresses()
-        if self.mesh_build_mode == "mesh":
-            raise UsageError("mesh_build_mode='mesh': not there yet; write 'plain'")
         need_one_of("mesh_build_mode", self.mesh_build_mode, MESH_BUILD_MODES)
+        need_whole("mesh_fan_out", self.mesh_fan_out, 1, "; 8 suits most networks")
+        need_whole("mesh_depth", self.mesh_depth, 1, "; 5 levels of 8 have 37,448 workers")
         need_whole(
             "max_chunk_size", self.max_chunk_size, CHUNK_BYTES_MIN, "; 65536 suits most networks"
         )
@@ -101,6 +106,22 @@ class VoidConfiguration:
         if self.unicast_port is None:
             return self.executor_ports()
         return range(self.unicast_port, self.unicast_port + 1)
+
+    def topology(self, workers: int) -> Tree:
+        """The empty tree for so many workers. Raise UsageError where they do not fit."""
+        mode = self.mesh_build_mode
+        if mode == "auto":
+            mode = "mesh" if workers > AUTO_PLAIN_WORKERS else "plain"
+        if mode == "plain":
+            return Tree(*FLAT)
+        tree = Tree(self.mesh_fan_out, self.mesh_depth)
+        if workers > tree.capacity:
+            raise UsageError(
+                f"{workers} workers, but a mesh with mesh_fan_out={tree.fan_out} and "
+                f"mesh_depth={tree.depth_max} has {tree.capacity:,} places: worker "
+                f"{tree.capacity + 1} has none; raise them, or have fewer partitions"
+            )
+        return tree
 
     def _check_addresses(self) -> None:
         if self.unicast_port is not None:
