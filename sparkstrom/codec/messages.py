@@ -268,6 +268,7 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     final: U63  # the audited commit, from AUDIT on
     slowest: U63  # steps of the slowest live, unfinished worker
     nodes: U32  # live ones, in the whole mesh
+    closed: list[U32]  # ids closed a moment ago, whose owners may not know it
     heard: U63  # newest stamp of your reports
 
 

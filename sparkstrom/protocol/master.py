@@ -298,6 +298,7 @@ class Master:
             final=fit.phases.final,
             slowest=fit.slowest,
             nodes=len(fit.members.live),
+            closed=list(fit.goodbyes),
             heard=0,
         )
 

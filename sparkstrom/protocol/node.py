@@ -7,6 +7,8 @@ trainer owns, in the order in which they come.
 
 from __future__ import annotations
 
+import msgspec
+
 from sparkstrom.base.identity import MASTER, Position
 from sparkstrom.codec.messages import (
     Activity,
@@ -239,6 +241,8 @@ class Node:
         """Phases only go forward: a state that was overtaken by a newer one is history."""
         me, known = self.standing, self.standing.state
         me.ledger.heard(state.heard)
+        if me.node in state.closed:
+            return [ev.Reopen()]  # the master will say what that means
         if known is not None and (state.phase, state.beat) < (known.phase, known.beat):
             return []
         if known is None or state.beat > known.beat:
@@ -303,6 +307,6 @@ class Node:
         self.standing.stats, self.standing.news = values, True
 
 
-def _shared(state: State) -> tuple[int, ...]:
+def _shared(state: State) -> State:
     """What of a state is the same for all who hear it."""
-    return state.phase, state.beat, state.final, state.slowest, state.nodes
+    return msgspec.structs.replace(state, head=0, heard=0)
