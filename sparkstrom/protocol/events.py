@@ -8,7 +8,8 @@ machine: the runtime over Aeron, or the simulator.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+
+import msgspec
 
 from sparkstrom.codec.messages import (
     Address,
@@ -23,32 +24,28 @@ from sparkstrom.codec.messages import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(msgspec.Struct, frozen=True):
     """A message whose seal was good; ``sender`` is 0 for the master, -1 for the master's lobby."""
 
     sender: int
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(msgspec.Struct, frozen=True):
     """Time passed; whatever is due is done."""
 
 
 # -- to a node, from its own trainer and transport ---------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(msgspec.Struct, frozen=True):
     """This node listens here now; the old edge upwards is gone, ``alone``: all edges are."""
 
     address: Address
     alone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(msgspec.Struct, frozen=True):
     """The trainer made an update; it is in theta already."""
 
     form: int
@@ -61,8 +58,7 @@ class Published:
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class Progressed:
+class Progressed(msgspec.Struct, frozen=True):
     """The trainer took a step that sent nothing."""
 
     epoch: int
@@ -70,39 +66,33 @@ class Progressed:
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class Busy:
+class Busy(msgspec.Struct, frozen=True):
     """What the trainer does now: an ``Activity`` value."""
 
     activity: int
 
 
-@dataclass(frozen=True, slots=True)
-class Paused:
+class Paused(msgspec.Struct, frozen=True):
     """The trainer stands at a batch boundary and waits for a replica, as order ``number`` said."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
+class Installed(msgspec.Struct, frozen=True):
     """The trainer's replica is that of the last ``Install``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(msgspec.Struct, frozen=True):
     """The trainer's replica has this commit now."""
 
     commit: int
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
+class Drained(msgspec.Struct, frozen=True):
     """The trainer publishes nothing any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Hashed:
+class Hashed(msgspec.Struct, frozen=True):
     """The hash of the replica at ``commit`` and what was kept for the next fit."""
 
     commit: int
@@ -110,15 +100,13 @@ class Hashed:
     kept: Kept | None
 
 
-@dataclass(frozen=True, slots=True)
-class Released:
+class Released(msgspec.Struct, frozen=True):
     """The trainer has kept its residual and leaves before the end, as ordered."""
 
     kept: Kept | None
 
 
-@dataclass(frozen=True, slots=True)
-class TrainerFailed:
+class TrainerFailed(msgspec.Struct, frozen=True):
     """Training raised; the whole fit must end."""
 
     reason: str
@@ -128,23 +116,20 @@ class TrainerFailed:
 # -- to the master -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(msgspec.Struct, frozen=True):
     """The master's own endpoint changed (its media driver was started again)."""
 
     host: str
     port: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested:
+class StopRequested(msgspec.Struct, frozen=True):
     """End the fit now, in order: drain, audit, done."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class GivenUp:
+class GivenUp(msgspec.Struct, frozen=True):
     """The driver program ends the fit: Spark's job failed, or a person interrupted it."""
 
     reason: str
@@ -159,31 +144,27 @@ Event = (
 # -- effects -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(msgspec.Struct, frozen=True):
     """Send to a neighbour over its edge; may be lost."""
 
     to: int
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(msgspec.Struct, frozen=True):
     """Say something to the master directly, whoever stands between; may be lost."""
 
     message: Direct
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """From the master directly to a node, whoever stands between; may be lost."""
 
     address: Address
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class OpenEdge:
+class OpenEdge(msgspec.Struct, frozen=True):
     """Listen on ``local`` for this neighbour, and send to it at ``peer``; drop any older edge.
 
     A node listens for its parent where it said it listens.
@@ -195,42 +176,36 @@ class OpenEdge:
     peer: Address
 
 
-@dataclass(frozen=True, slots=True)
-class CloseEdge:
+class CloseEdge(msgspec.Struct, frozen=True):
     """Forget the edge to this neighbour."""
 
     node: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reopen:
+class Reopen(msgspec.Struct, frozen=True):
     """The edge is dead or silent: listen on fresh streams and say ``Opened``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(msgspec.Struct, frozen=True):
     """Apply to the replica, after all that was delivered before."""
 
     update: Committed
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(msgspec.Struct, frozen=True):
     """The node's oldest own update is committed: it is in the replica, which is at ``commit``."""
 
     commit: int
 
 
-@dataclass(frozen=True, slots=True)
-class DeliverMerged:
+class DeliverMerged(msgspec.Struct, frozen=True):
     """Apply a sum of commits, less the node's oldest ``own`` updates, which it has already."""
 
     merged: MergedRange
     own: tuple[Update, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Install:
+class Install(msgspec.Struct, frozen=True):
     """Replace the replica: chunks, then from ``held`` what each chunk lacks, then ``own``.
 
     Afterwards the replica is at ``commit`` plus the node's own uncommitted updates.
@@ -242,8 +217,7 @@ class Install:
     commit: int
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True):
     """This node has its id now; where its training begins and which kept files it may add."""
 
     node: int
@@ -254,49 +228,43 @@ class Admitted:
     returned: bool  # it came back with its replica: go on, do not start
 
 
-@dataclass(frozen=True, slots=True)
-class SendChunk:
+class SendChunk(msgspec.Struct, frozen=True):
     """Read chunk ``index`` of the live replica, now, and send it."""
 
     to: int
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class SendMerged:
+class SendMerged(msgspec.Struct, frozen=True):
     """Sum what ``entries`` hold and send it as all of (after, commit]."""
 
     to: int
     after: int
     commit: int
-    last: LastSeqs = field(hash=False)
+    last: LastSeqs
     entries: tuple[Committed | MergedRange, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Hash:
+class Hash(msgspec.Struct, frozen=True):
     """Hash the replica at ``commit``, all of it applied, and answer ``Hashed``."""
 
     commit: int
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(msgspec.Struct, frozen=True):
     """A worker's counters, for the summary and the progress line."""
 
     node: int
-    values: dict[str, float] = field(hash=False)
+    values: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(msgspec.Struct, frozen=True):
     """Something a person will want to read afterwards: a departure, a refusal, a loss."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(msgspec.Struct, frozen=True):
     """The fit has failed: end the job and raise."""
 
     reason: str
@@ -306,8 +274,7 @@ class Abort:
     kind: str = "training"  # or "setup", "peer"
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(msgspec.Struct, frozen=True):
     """The fit is done: every live replica was hashed at the final commit."""
 
 
@@ -330,8 +297,7 @@ class Order(enum.Enum):
     FAIL = "fail"  # the task fails
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(msgspec.Struct, frozen=True):
     """The order that holds now, read by the trainer whenever it likes; the newest counts."""
 
     order: Order

@@ -36,7 +36,9 @@ class Leases:
         """Nodes whose lease is over, and for how long they have been silent."""
         asleep = now_s - self._awake_s > self._lease_s / 4
         self._awake_s = now_s
+        if not self._heard_s:
+            return []
         if asleep:
             self._heard_s = dict.fromkeys(self._heard_s, now_s)
-        lost = [(n, now_s - at_s) for n, at_s in self._heard_s.items()]
-        return [(n, silent_s) for n, silent_s in lost if silent_s > self._lease_s]
+        lost = self.silent_for(self._lease_s, now_s)
+        return [(n, now_s - self._heard_s[n]) for n in lost]

@@ -69,6 +69,8 @@ from sparkstrom.protocol.waiting import FAREWELL_S, forget_sleep, is_edge_dead, 
 
 __all__ = ["Identity", "Node", "NodeLimits"]
 
+LAST_ORDERS = (Order.END, Order.FAIL, Order.RELEASE)  # no other order follows
+
 
 class Node:
     """One worker. ``step(event, now_s)`` returns the effects; ``command`` is for its trainer."""
@@ -87,8 +89,7 @@ class Node:
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
         """React, then decide what the trainer is to do."""
         effects = self._react(event, now_s)
-        leaving = self._ended or self.command.order is Order.RELEASE
-        if not leaving and self.standing.failed is None:
+        if self.command.order not in LAST_ORDERS and self.standing.failed is None:
             self.command = order(self.standing)
         return effects
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from sparkstrom.codec.messages import Phase, State
 from sparkstrom.protocol.events import Command, Order
 from sparkstrom.protocol.standing import Standing
@@ -45,4 +47,9 @@ def _while_running(me: Standing, state: State) -> Command:
     limit = state.slowest + me.limits.max_lead - me.head_start
     if me.steps >= limit:
         return AHEAD
-    return Command(Order.TRAIN, steps_max=limit)
+    return _train_up_to(limit)
+
+
+@lru_cache(maxsize=1024)  # asked after every event, and seldom answered anew
+def _train_up_to(steps: int) -> Command:
+    return Command(Order.TRAIN, steps_max=steps)

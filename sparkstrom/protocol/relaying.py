@@ -79,8 +79,11 @@ def on_again(me: Standing, origin: int, now_s: float) -> list[Effect]:
 
 def look_after_children(me: Standing, now_s: float) -> list[Effect]:
     """Feed them, tell them the state, and complain of those that are silent."""
+    lost = me.family.leases.expire(now_s)
     effects: list[Effect] = []
-    for node, _ in me.family.leases.expire(now_s):
+    if not me.family.children:
+        return effects
+    for node, _ in lost:
         child = me.family.children[node]
         me.family.leases.remind(node, now_s)
         effects.append(ev.Tell(Silent(me.node, node, child.edge)))

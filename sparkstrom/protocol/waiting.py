@@ -55,21 +55,9 @@ def is_edge_dead(me: Standing, now_s: float) -> bool:
 
 def waited_too_long(me: Standing, now_s: float) -> Command | None:
     """The end, with what was waited for in vain, for how long, and what to do; None before."""
-    limits = me.limits
-    working_s = now_s - me.activity_s
-    since_chunk_s = now_s - me.catchup.progress_s if me.catchup is not None else 0.0
-    waits = (
-        (me.node < 0, now_s - me.began_s, limits.join_s, JOIN_FAILED),
-        (me.node >= 0, now_s - me.heard_s, limits.master_silent_s, MASTER_SILENT),
-        (me.catchup is not None, since_chunk_s, limits.stuck_s, NO_SNAPSHOT),
-        (_has_no_parent(me), now_s - me.opened_s, limits.stuck_s, NO_PARENT),
-        (len(me.uplink) > 0, now_s - me.uplink.progress_s, limits.stuck_s, NO_COMMITS),
-        (me.behind, now_s - me.got_s, limits.stuck_s, NOT_FED),
-        (me.activity is Activity.STEPPING and not me.paused, working_s, limits.step_s, STEP_STUCK),
-    )
-    for waiting, waited_s, limit_s, what in waits:
-        if waiting and waited_s > limit_s:
-            return Command(Order.FAIL, what.format(waited_s))
+    since_s, limit_s, what = _longest_wait(me, now_s)
+    if now_s - since_s > limit_s:
+        return Command(Order.FAIL, what.format(now_s - since_s))
     if me.failed is not None and now_s - me.failed_s > FAREWELL_S:
         return Command(Order.FAIL, me.failed.reason)
     if me.leaving is not None and now_s - me.leaving_s > FAREWELL_S:
@@ -77,8 +65,30 @@ def waited_too_long(me: Standing, now_s: float) -> Command | None:
     return None
 
 
-def _has_no_parent(me: Standing) -> bool:
-    return me.parent != NOBODY and not me.attached
+def _longest_wait(me: Standing, now_s: float) -> tuple[float, float, str]:
+    """Since when, for how long at most, and what: the first wait that is over its limit.
+
+    Asked at each tick, so it looks at each wait only once and builds nothing.
+    """
+    limits, catchup, uplink = me.limits, me.catchup, me.uplink
+    stuck_s = limits.stuck_s
+    begun_s = now_s - stuck_s  # whoever waits since before this is stuck
+    if me.node < 0:
+        if now_s - me.began_s > limits.join_s:
+            return me.began_s, limits.join_s, JOIN_FAILED
+    elif now_s - me.heard_s > limits.master_silent_s:
+        return me.heard_s, limits.master_silent_s, MASTER_SILENT
+    if catchup is not None and catchup.progress_s < begun_s:
+        return catchup.progress_s, stuck_s, NO_SNAPSHOT
+    if me.opened_s < begun_s and me.parent != NOBODY and not me.attached:
+        return me.opened_s, stuck_s, NO_PARENT
+    if uplink.progress_s < begun_s and len(uplink) > 0:
+        return uplink.progress_s, stuck_s, NO_COMMITS
+    if me.got_s < begun_s and me.behind:
+        return me.got_s, stuck_s, NOT_FED
+    if me.activity is Activity.STEPPING and not me.paused:
+        return me.activity_s, limits.step_s, STEP_STUCK
+    return now_s, stuck_s, ""
 
 
 JOIN_FAILED = (

@@ -124,10 +124,13 @@ class Network:
     ) -> None:
         """Put a message on its way, once, twice, late or not at all."""
         time, faults, quiet = self._time, self._faults, self._quiet
-        start_s = self._count(MASTERS_HOST if owner is None else owner.name, host, message)
-        if owner is not None and self._swallows(owner, up=True):
+        start_s = time.now_s
+        if self._measured or faults.bandwidth:
+            start_s = self._count(MASTERS_HOST if owner is None else owner.name, host, message)
+        if self._cuts and owner is not None and self._swallows(owner, up=True):
             return
-        luck = time.chance.random()
+        random = time.chance.random
+        luck = random()
         if not quiet and luck < faults.loss:
             time.faults["lost"] += 1
             return
@@ -136,10 +139,10 @@ class Network:
             time.faults["repeated"] += 1
             copies = 2
         for _ in range(copies):
-            delay_s = DELAY_S_MIN + time.chance.random() * faults.delay_ms_max / 1000
-            if not quiet and time.chance.random() < faults.late:
+            delay_s = DELAY_S_MIN + random() * faults.delay_ms_max / 1000
+            if not quiet and random() < faults.late:
                 time.faults["late"] += 1
-                delay_s += time.chance.random() * LATE_S_MAX
+                delay_s += random() * LATE_S_MAX
             time.at(start_s + delay_s, arrive, host, sender, edge, message)
 
     def _count(self, source: str, target: str, message: Message) -> float:
@@ -191,7 +194,9 @@ class Network:
 
     def _reached(self, host: str) -> SimProcess | None:
         process = self._processes[host]
-        return process if process.alive and not self._swallows(process, up=False) else None
+        if not process.alive or (self._cuts and self._swallows(process, up=False)):
+            return None
+        return process
 
     def _swallows(self, process: SimProcess, *, up: bool) -> bool:
         if not self.is_cut(process):

@@ -10,6 +10,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Activity, Address, Kept
@@ -19,6 +20,7 @@ from sparkstrom.protocol.node import Identity, Node, NodeLimits
 from sparkstrom.simulation.replica import SimLearner, SimReplica, Theta, mass
 
 Item = ev.Deliver | ev.Passed | ev.DeliverMerged | ev.Install | ev.Admitted
+ITEMS = frozenset(get_args(Item))
 Perform = Callable[["SimProcess", Effect], None]
 FAILURE = "training raised"
 
@@ -91,8 +93,8 @@ class SimProcess:
         """One event for the machine, and its effects performed."""
         before = self.node.command
         for effect in self.node.step(event, now_s):
-            if isinstance(effect, Item):
-                self._inbox.append(effect)
+            if type(effect) in ITEMS:
+                self._inbox.append(effect)  # type: ignore[arg-type]
             else:
                 self._perform(self, effect)
         command = self.node.command

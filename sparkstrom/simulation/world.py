@@ -29,6 +29,7 @@ LEASE_S = 2.0
 SILENT_S = 3 * LEASE_S  # of the master; twice that in a mesh, where its signs take a detour
 JOIN_S = 10.0
 TICK_S = 0.05
+TICK = ev.Tick()
 STEP_S_MIN = 0.004
 WAKE_S_MAX = 0.005  # until a waiting trainer notices what is new
 LOOK_S = 0.2  # it looks around at least so often
@@ -243,7 +244,7 @@ class World:
         if now_s < process.awake_s:
             self.time.at(process.awake_s, self._tick, process)
             return
-        process.feed(ev.Tick(), now_s)
+        process.feed(TICK, now_s)
         self.time.at(now_s + TICK_S * (0.5 + self.time.chance.random()), self._tick, process)
 
     def _wake(self, process: SimProcess) -> None:
@@ -373,7 +374,7 @@ class World:
 
     def _tick_master(self) -> None:
         if self.time.now_s >= self._master_awake_s:
-            self.step_master(ev.Tick())
+            self.step_master(TICK)
         self.time.after(TICK_S * (0.5 + self.time.chance.random()), self._tick_master)
 
     def pause_master(self, seconds: float) -> None:
