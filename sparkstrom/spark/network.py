@@ -22,6 +22,7 @@ from sparkstrom.encoding.grid import first_exponent, next_exponent, round_to_gri
 from sparkstrom.encoding.layers import layers_of
 from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
 from sparkstrom.observe.progress import ProgressLine
+from sparkstrom.observe.stopping import LOSS, EarlyStopping
 from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.keeping import KeptFiles
 from sparkstrom.runtime.master import MasterThread, Plan
@@ -40,6 +41,7 @@ from sparkstrom.spark.shipping import need_picklable
 from sparkstrom.spark.summary import TrainingSummary, summarize
 from sparkstrom.spark.using import Using
 
+from sparkstrom.spark.watching import EpochWatch, check_validation
 
 class SparkNetwork(Using):
     """Trains a model on Spark executors, again and again, and holds its parameters.
@@ -89,11 +91,13 @@ class SparkNetwork(Using):
         validation: float | str | None = None,
     ) -> TrainingSummary:
         """Train for ``epochs`` epochs; return what happened.
+        early_stopping: EarlyStopping | None = None,
 
         ``data`` is an RDD of (features, label) or (features, label, weight), or a DataFrame:
         ``features`` and ``label`` name a column, a list of numeric columns that stand side by
         side, or a tuple or dictionary of these for several arrays; ``weight`` names a column.
-        ``validation`` holds rows out: a fraction, by seed and content, or a boolean column.
+        ``validation`` holds rows out: a fraction, by seed and content, or a boolean column;
+        ``early_stopping`` ends the fit when they gain nothing, and delivers the best parameters.
         Raises UsageError, SetupError or TrainingError (with host, partition and traceback).
         """
         began_s = time.monotonic()
@@ -101,6 +105,7 @@ class SparkNetwork(Using):
             raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
         spreading.check_data(data)
         slots = slots_of(self._context)
+        check_validation(self._model, validation, early_stopping)
         workers = workers_for(slots, self._master)
         warnings = check_conf(self._conf, workers, self._model.n_params)
         progress = ProgressLine(enabled=self._show_progress)
@@ -112,17 +117,21 @@ class SparkNetwork(Using):
         workers = spread.workers
         key, job_id = secrets.token_bytes(KEY_BYTES), secrets.randbits(63)
         master = self._master_thread(theta, Seal(key, job_id), job_id, workers, epochs)
-        job = self._job(master, key, job_id, theta, spread, epochs, chosen.fraction)
+        metric = early_stopping.metric if early_stopping else LOSS
+        job = self._job(master, key, job_id, theta, spread, epochs, chosen.fraction, metric)
+        watch = EpochWatch(master, early_stopping, self._epochs_trained)
         run = partial(run_partition, job, spread.blocks)
         runner = spread.rdd.mapPartitionsWithIndex(run).collect
         group = f"sparkstrom-{job_id:016x}"
         submitted_s = time.monotonic()
         self._kept, self._may_have_files = {}, True  # granted once: a fit that fails uses them up
-        Fitting(master, SparkJob(self._context, group, runner), progress, epochs).run()
+        Fitting(master, SparkJob(self._context, group, runner), progress, epochs, watch).run()
         outcome = master.outcome()
-        self._parameters = theta.values.copy()
-        self._kept = outcome.kept
-        self._epochs_trained += epochs
+        if watch.best is None or watch.best.commit in (None, outcome.commits):
+            self._parameters, self._kept = theta.values.copy(), outcome.kept
+        else:  # what workers kept belongs to later parameters
+            self._parameters = watch.parameters
+        self._epochs_trained += epochs if outcome.stop_reason is None else watch.finished
         return summarize(
             outcome,
             began_s=began_s,
@@ -136,6 +145,8 @@ class SparkNetwork(Using):
             collect_stats=self._master.collect_training_stats,
         )
 
+            history=watch.history(),
+            best=watch.best,
     def _theta(self) -> Theta:
         """The parameters on the job's grid, which is chosen at the first fit and kept."""
         self._k = (
@@ -203,6 +214,7 @@ class SparkNetwork(Using):
             master=self._master,
             epochs=epochs,
             first_epoch=self._epochs_trained,
+        metric: str,
             workers=spread.workers,
             k=theta.k,
             n_params=theta.n_params,
@@ -221,6 +233,7 @@ class SparkNetwork(Using):
         """A copy of the shared parameters, f32[n_params].
 
         Assigning is a warm start: what workers kept for the next fit belongs to the former
+            metric=metric,
         parameters, and is not used any more.
         """
         return self._parameters.copy()
