@@ -17,7 +17,7 @@ from sparkstrom.models.base import Batch, Columns, Flat, Share, State
 from sparkstrom.models.flat import Layout, bindable
 from sparkstrom.models.outputs import KINDS, LOGITS, VALUES
 from sparkstrom.models.xla import (
-    check_rows,
+    Trial,
     first_rows,
     keep_to_task,
     leaves_of,
@@ -82,6 +82,7 @@ class JaxModel:
         self._state: Any = None  # the optimizer's, a pytree; made at the first step
         self._draw = [0, 0]  # this worker's seed and step, for random keys
         self._jit_step = jax.jit(self._next, donate_argnums=1)
+        self._trial = Trial(self._tried)
         self._jit_predict = jax.jit(lambda flat, x: apply(self.parameters(flat), x))
         self._jit_loss = jax.jit(self._measure)
         self._jit_init = jax.jit(lambda flat: self._optimizer.init(self.parameters(flat)))
@@ -135,15 +136,7 @@ class JaxModel:
 
     def check(self, features: Columns, labels: Columns) -> None:
         """Raise UsageError naming row and value, or what JAX says about the shapes."""
-
-        def trial(features: Columns, labels: Columns) -> tuple[Any, Any]:
-            flat = jnp.zeros(self.n_params, jnp.float32)
-            draw = np.zeros(2, np.uint32)
-            self._next(flat, self._jit_init(flat), features, labels, None, draw)
-            outputs = self._forward(self.parameters(flat), features, draw)
-            return outputs, self._loss(outputs, labels)
-
-        check_rows(features, labels, trial)
+        self._trial.check(features, labels)
 
     def updater_state(self) -> State:
         """The optimizer's arrays and scalars, by their path in optax's state; copies."""
@@ -195,6 +188,14 @@ class JaxModel:
         steps, state = optimizer.update(slopes, state, params, value=loss)
         params = optax.apply_updates(params, steps)
         return ravel_pytree(params)[0], state, loss
+
+    def _tried(self, features: Any, labels: Any) -> tuple[Any, Any]:
+        """A step and a prediction from zeros: outputs and losses."""
+        flat = jnp.zeros(self.n_params, jnp.float32)
+        draw = np.zeros(2, np.uint32)
+        self._next(flat, self._jit_init(flat), features, labels, None, draw)
+        outputs = self._forward(self.parameters(flat), features, draw)
+        return outputs, self._loss(outputs, labels)
 
     def _measure(self, flat: Any, features: Any, labels: Any, weights: Any) -> Any:
         """The mean loss as a pure function, without anything random."""

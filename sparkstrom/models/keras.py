@@ -23,8 +23,8 @@ from sparkstrom.models.keras_objects import (
     foreign,
     is_own,
     is_seed,
-    name_of,
     keras,
+    name_of,
     need_equal,
     need_jax,
     need_model,
@@ -37,7 +37,7 @@ from sparkstrom.models.keras_objects import (
     unpacked,
 )
 from sparkstrom.models.xla import (
-    check_rows,
+    Trial,
     first_rows,
     keep_to_task,
     leaves_of,
@@ -87,6 +87,7 @@ class KerasModel:
         self._params: Flat | None = None
         self._initial = None
         self._jit_step = jax.jit(self._next, donate_argnums=1)
+        self._trial = Trial(self._tried)
         self._jit_predict = jax.jit(self._predicted)
         self._jit_loss = jax.jit(self._measured)
 
@@ -155,14 +156,7 @@ class KerasModel:
 
     def check(self, features: Columns, labels: Columns) -> None:
         """Raise UsageError naming row and value, or what Keras says about the shapes."""
-
-        def trial(features: Columns, labels: Columns) -> tuple[Any, Any]:
-            flat = jnp.zeros(self.n_params, jnp.float32)
-            self._next(flat, self._updater, self._fixed, features, labels, None)
-            outputs = self._predicted(flat, self._fixed, features)
-            return outputs, self._rows_loss(labels, outputs)
-
-        check_rows(features, labels, trial)
+        self._trial.check(features, labels)
 
     def updater_state(self) -> State:
         """The optimizer's variables, numbered; copies."""
@@ -215,6 +209,13 @@ class KerasModel:
         variables, updater = self._optimizer.stateless_apply(updater, slopes, variables)
         flat = jnp.concatenate([variable.reshape(-1) for variable in variables])
         return flat, list(updater), list(fixed), loss
+
+    def _tried(self, features: Any, labels: Any) -> tuple[Any, Any]:
+        """A step and a prediction from zeros: outputs and losses."""
+        flat = jnp.zeros(self.n_params, jnp.float32)
+        self._next(flat, self._updater, self._fixed, features, labels, None)
+        outputs = self._predicted(flat, self._fixed, features)
+        return outputs, self._rows_loss(labels, outputs)
 
     def _predicted(self, flat: Any, fixed: Any, features: Any) -> Any:
         return self._model.stateless_call(self._variables(flat), fixed, features, training=False)[0]

@@ -326,7 +326,7 @@ def with_value(array: Any, row: int, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("features", "labels", "words"),
     [
-        (lambda f: f[:, :5], lambda y: y, r"rows of float32\[5\]: TypeError: dot"),
+        (lambda f: f[:, :5], lambda y: y, r"on rows of float32\[5\]: TypeError: dot"),
         (partial(with_value, row=2, value=np.nan), lambda y: y, "feature 4 of row 2 is nan"),
         (lambda f: f, partial(with_value, row=5, value=3), "label of row 5 is 3: with 3 outputs"),
         (lambda f: f, partial(with_value, row=1, value=-1), "label of row 1 is -1"),

@@ -293,7 +293,7 @@ def test_what_cannot_be_trained_is_refused(
 def test_rows_that_do_not_fit_are_named() -> None:
     model, rows = KerasModel(network(), LOGITS, "sgd"), batch()
     model.check(rows.features, rows.labels)
-    with pytest.raises(UsageError, match=r"rows of float32\[5\]: ValueError"):
+    with pytest.raises(UsageError, match=r"on rows of float32\[5\]: ValueError"):
         model.check(rows.features[:, :5], rows.labels)
     with pytest.raises(UsageError, match="label of row 0 is 7: with 3 outputs"):
         model.check(rows.features, np.full(8, 7))
