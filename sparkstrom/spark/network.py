@@ -40,8 +40,8 @@ from sparkstrom.spark.shared import SharedTrainingMaster
 from sparkstrom.spark.shipping import need_picklable
 from sparkstrom.spark.summary import TrainingSummary, summarize
 from sparkstrom.spark.using import Using
-
 from sparkstrom.spark.watching import EpochWatch, check_validation
+
 
 class SparkNetwork(Using):
     """Trains a model on Spark executors, again and again, and holds its parameters.
@@ -89,9 +89,9 @@ class SparkNetwork(Using):
         label: Names = "label",
         weight: str | None = None,
         validation: float | str | None = None,
+        early_stopping: EarlyStopping | None = None,
     ) -> TrainingSummary:
         """Train for ``epochs`` epochs; return what happened.
-        early_stopping: EarlyStopping | None = None,
 
         ``data`` is an RDD of (features, label) or (features, label, weight), or a DataFrame:
         ``features`` and ``label`` name a column, a list of numeric columns that stand side by
@@ -103,9 +103,9 @@ class SparkNetwork(Using):
         began_s = time.monotonic()
         if not (isinstance(epochs, int) and epochs >= 1):
             raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
+        check_validation(self._model, validation, early_stopping)
         spreading.check_data(data)
         slots = slots_of(self._context)
-        check_validation(self._model, validation, early_stopping)
         workers = workers_for(slots, self._master)
         warnings = check_conf(self._conf, workers, self._model.n_params)
         progress = ProgressLine(enabled=self._show_progress)
@@ -143,10 +143,10 @@ class SparkNetwork(Using):
             executors=slots.executors,
             warnings=warnings,
             collect_stats=self._master.collect_training_stats,
-        )
-
             history=watch.history(),
             best=watch.best,
+        )
+
     def _theta(self) -> Theta:
         """The parameters on the job's grid, which is chosen at the first fit and kept."""
         self._k = (
@@ -205,6 +205,7 @@ class SparkNetwork(Using):
         spread: Spread,
         epochs: int,
         fraction: float,
+        metric: str,
     ) -> TrainingJob:
         return TrainingJob(
             job=job_id,
@@ -214,7 +215,6 @@ class SparkNetwork(Using):
             master=self._master,
             epochs=epochs,
             first_epoch=self._epochs_trained,
-        metric: str,
             workers=spread.workers,
             k=theta.k,
             n_params=theta.n_params,
@@ -224,6 +224,7 @@ class SparkNetwork(Using):
             network=self._id,
             rows=spread.rows,
             fraction=fraction,
+            metric=metric,
         )
 
     # -- the result ------------------------------------------------------------------------------
@@ -233,7 +234,6 @@ class SparkNetwork(Using):
         """A copy of the shared parameters, f32[n_params].
 
         Assigning is a warm start: what workers kept for the next fit belongs to the former
-            metric=metric,
         parameters, and is not used any more.
         """
         return self._parameters.copy()
