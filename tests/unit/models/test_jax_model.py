@@ -72,11 +72,8 @@ def shipped(model: JaxModel) -> JaxModel:
 
 OPTIMIZERS = {
     "sgd": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
-    "adam": lambda: optax.adam(0.05),
     "adam in bfloat16": lambda: optax.adam(0.05, mu_dtype=jnp.bfloat16),
     "adamw on a schedule": lambda: optax.adamw(optax.cosine_decay_schedule(0.1, 10)),
-    "lamb": lambda: optax.lamb(0.05),
-    "adafactor": lambda: optax.adafactor(0.05),
     "clipped, accumulated": lambda: optax.MultiSteps(
         optax.chain(optax.clip_by_global_norm(1.0), optax.rmsprop(0.05)), 2
     ),
@@ -90,7 +87,8 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "weighted"), [(name, i % 2 == 0) for i, name in enumerate(OPTIMIZERS)]
+    ("name", "weighted"),
+    [(name, i % 2 == 0) for i, name in enumerate(OPTIMIZERS) if name != "noisy"],
 )
 def test_steps_are_those_of_optax_itself(name: str, weighted: bool) -> None:
     optimizer = OPTIMIZERS[name]()
