@@ -33,6 +33,7 @@ from sparkstrom.spark.cluster import check_conf, refuse_connect, slots_of, worke
 from sparkstrom.spark.columns import Chosen, Names
 from sparkstrom.spark.data import Spread
 from sparkstrom.spark.executor import forget_kept, run_partition
+from sparkstrom.spark.export import Exports
 from sparkstrom.spark.fitting import Fitting, SparkJob
 from sparkstrom.spark.job import BYTES_PER_PARAM_MAX, FRAME_ROOM_BYTES, TrainingJob
 from sparkstrom.spark.settings import resolve
@@ -75,6 +76,7 @@ class SparkNetwork(Using):
         self._k: int | None = None
         self._kept: KeptFiles = {}
         self._may_have_files = False
+        self._exports = Exports(self._context, self._master.export_directory)
         self._epochs_trained = 0
         self._id = secrets.token_hex(8)
 
@@ -143,6 +145,7 @@ class SparkNetwork(Using):
             executors=slots.executors,
             warnings=warnings,
             collect_stats=self._master.collect_training_stats,
+            export_directory=self._exports.directory,
             history=watch.history(),
             best=watch.best,
         )
@@ -161,10 +164,16 @@ class SparkNetwork(Using):
         return theta
 
     def _spread(self, data: Any, chosen: Chosen, workers: int) -> Spread:
-        """The data over one partition per worker."""
-        source = spreading.source_of(data, chosen)
-        move = self._master.repartition == "always"
-        return spreading.spread_out(source, workers, self._master.rng_seed, move=move)
+        """The data over one partition per worker, exported before where that is wanted."""
+        seed, move = self._master.rng_seed, self._master.repartition == "always"
+
+        def direct() -> Spread:
+            source = spreading.source_of(data, chosen)
+            return spreading.spread_out(source, workers, seed, move=move)
+
+        if self._master.rdd_training_approach == "export":
+            return self._exports.spread(data, chosen, workers, direct)
+        return direct()
 
     def _master_thread(
         self, theta: Theta, seal: Seal, job_id: int, workers: int, epochs: int
@@ -304,7 +313,8 @@ class SparkNetwork(Using):
         return network
 
     def close(self) -> None:
-        """Forget what workers kept on their executors for the next fit. Idempotent."""
+        """Remove what workers kept for the next fit, and exported rows. Idempotent."""
+        self._exports.close()
         if not self._may_have_files:
             return
         slots = slots_of(self._context).total
