@@ -7,6 +7,7 @@ bound memory, because JAX arrays cannot be changed in place.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -164,6 +165,12 @@ class JaxModel:
             "a JaxModel is made of functions, which are not in a saved file: make the model as"
             " before, and load it with SparkNetwork.load(path, spark, model=JaxModel(...))"
         )
+
+    def exported(self) -> tuple[str, bytes]:
+        """``.arrays.npz``: the bound parameters by their paths, for plain NumPy."""
+        file = io.BytesIO()
+        np.savez(file, **dict(self._layout.views(self._bound())))  # type: ignore[arg-type]
+        return ".arrays.npz", file.getvalue()
 
     def parameters(self, flat: Any) -> Any:
         """The pytree that ``init`` makes, with the values of f32[n_params]; views where NumPy's."""

@@ -7,6 +7,8 @@ are buffers, averaged over the workers; seeds are each worker's own; frozen weig
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -171,6 +173,13 @@ class KerasModel:
         """Layer and variable that parameter ``index`` is in, like ``dense_1/kernel``."""
         return self._layout.name_of(index)
 
+    def exported(self) -> tuple[str, bytes]:
+        """``.keras``, which ``keras.saving.load_model`` opens, with what is bound now."""
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "model.keras"
+            keras.saving.save_model(self.module, path)
+            return path.suffix, path.read_bytes()
+
     # -- buffers ---------------------------------------------------------------------------------
 
     def buffers_bytes(self) -> bytes:
@@ -290,7 +299,7 @@ class KerasModel:
 
 def classes_of(model: Any) -> dict[str, Any]:
     """What Keras needs to make this model again: classes of your own, and what you registered."""
-    return keras.saving.get_custom_objects() | foreign(all_layers(model))
+    return {**keras.saving.get_custom_objects(), **foreign(all_layers(model))}
 
 
 def flat_of(variables: Any) -> Flat:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import subprocess
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, FlatModel, Measured, Placeable, Share
+from sparkstrom.models.base import Batch, Exporting, FlatModel, Measured, Placeable, Share
 
 pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom[jax]'")
 optax = pytest.importorskip("optax", reason="optax is not installed: 'sparkstrom[jax]'")
@@ -186,6 +187,16 @@ def test_names_and_views() -> None:
     assert np.shares_memory(model.parameters(flat)["out"]["kernel"], flat)
 
 
+def test_exported_arrays_open_in_plain_numpy() -> None:
+    model = make()
+    assert isinstance(model, Exporting)
+    params = bound(model)
+    suffix, data = model.exported()
+    with np.load(io.BytesIO(data)) as arrays:
+        np.testing.assert_array_equal(arrays["out/kernel"].reshape(-1), params[-15:])
+    assert suffix == ".arrays.npz"
+
+
 def test_same_seed_same_parameters() -> None:
     np.testing.assert_array_equal(make(seed=4).initial(), shipped(make(seed=4)).initial())
     assert (make(seed=4).initial() != make(seed=5).initial()).any()
@@ -210,6 +221,7 @@ def test_dropout_keys_differ_by_step_worker_and_seed_and_repeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NPROC", "2")  # and back: place sets it
+
     def keys(seed: int, worker: int) -> list[float]:
         model = JaxModel(
             lambda key: jnp.zeros(1),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Buffered, FlatModel, Measured, Placeable, Share
+from sparkstrom.models.base import Batch, Buffered, Exporting, FlatModel, Measured, Placeable, Share
 from sparkstrom.models.registry import from_description
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
@@ -134,6 +135,18 @@ def test_the_module_comes_back_with_what_was_learnt() -> None:
     for value, variable in zip(before, module.variables, strict=True):
         np.testing.assert_array_equal(value, variable.numpy())  # the user's own, until asked for
     outputs = model.module(batch().features, training=False)
+    np.testing.assert_allclose(outputs, model.predict(batch().features), atol=1e-6)
+
+
+def test_exported_models_open_in_keras_alone(tmp_path: Path) -> None:
+    model = KerasModel(network(layers.BatchNormalization()), LOGITS, "adam")
+    assert isinstance(model, Exporting)
+    bound(model)
+    model.step(batch())
+    suffix, data = model.exported()
+    (tmp_path / f"model{suffix}").write_bytes(data)
+    again = keras.saving.load_model(tmp_path / f"model{suffix}", compile=False)
+    outputs = again(batch().features, training=False)
     np.testing.assert_allclose(outputs, model.predict(batch().features), atol=1e-6)
 
 
