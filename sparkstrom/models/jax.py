@@ -156,7 +156,7 @@ class JaxModel:
     def describe(self) -> dict[str, Any]:
         """Names and shapes, for readers; functions are not described."""
         arrays = zip(self._layout.names, self._layout.shapes, strict=True)
-        return {"kind": "jax", "arrays": [[name, list(shape)] for name, shape in arrays]}
+        return {"kind": "jax", "parameters": [[name, list(shape)] for name, shape in arrays]}
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> JaxModel:

@@ -7,6 +7,7 @@ are buffers, averaged over the workers; seeds are each worker's own; frozen weig
 
 from __future__ import annotations
 
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from sparkstrom.models.xla import (
 )
 
 PARTS = ("model", "optimizer")
+NUMBER = re.compile(r"_\d+(?=/)")  # Keras counts layers without a name over the whole process
 
 
 class KerasModel:
@@ -270,7 +272,7 @@ class KerasModel:
         described: dict[str, Any] = {
             "kind": "keras",
             "outputs": self._outputs,
-            "arrays": [[name, list(shape)] for name, shape in arrays],
+            "parameters": [[NUMBER.sub("", name), list(shape)] for name, shape in arrays],
         }
         if foreign([*all_layers(self._model), self._optimizer]) or is_own(self._loss):
             return described

@@ -373,7 +373,7 @@ def test_a_description_names_the_arrays_and_makes_no_model() -> None:
     from sparkstrom.models.registry import from_description
 
     described = make().describe()
-    assert described["arrays"][0] == ["hidden/0", [6, 5]]
+    assert described["parameters"][0] == ["hidden/0", [6, 5]]
     with pytest.raises(UsageError, match="make the model as before, and load"):
         from_description(described)
 

@@ -246,6 +246,8 @@ def test_saved_and_made_again_by_keras_own_words() -> None:
     params = bound(model)
     again.bind(params.copy())
     assert again.step(batch()) == model.step(batch())
+    with_other_numbers = KerasModel(network(layers.BatchNormalization()), LOGITS, "sgd").describe()
+    assert with_other_numbers["parameters"] == model.describe()["parameters"]
     by_name = KerasModel(network(), "mse", "rmsprop").describe()
     assert from_description(by_name).describe() == by_name
 
