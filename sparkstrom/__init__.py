@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from sparkstrom.encoding.thresholds import AdaptiveThreshold as AdaptiveThreshold
     from sparkstrom.encoding.thresholds import FixedThreshold as FixedThreshold
     from sparkstrom.encoding.thresholds import TargetSparsityThreshold as TargetSparsityThreshold
+    from sparkstrom.observe.stopping import EarlyStopping as EarlyStopping
     from sparkstrom.spark.network import SparkNetwork as SparkNetwork
     from sparkstrom.spark.shared import SharedTrainingMaster as SharedTrainingMaster
     from sparkstrom.spark.void import VoidConfiguration as VoidConfiguration
 
 _HOMES = {
     "AdaptiveThreshold": "sparkstrom.encoding.thresholds",
+    "EarlyStopping": "sparkstrom.observe.stopping",
     "FixedThreshold": "sparkstrom.encoding.thresholds",
     "ResidualClipping": "sparkstrom.encoding.residuals",
     "SetupError": "sparkstrom.base.errors",
@@ -43,6 +45,7 @@ _HOMES = {
 
 __all__ = [
     "AdaptiveThreshold",
+    "EarlyStopping",
     "FixedThreshold",
     "ResidualClipping",
     "SetupError",

@@ -7,6 +7,7 @@ bound memory, because JAX arrays cannot be changed in place.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from sparkstrom.models.base import Batch, Columns, Flat, Share, State
 from sparkstrom.models.flat import Layout, bindable
 from sparkstrom.models.outputs import KINDS, LOGITS, VALUES
 from sparkstrom.models.xla import (
-    check_rows,
+    Trial,
     first_rows,
     keep_to_task,
     leaves_of,
@@ -82,6 +83,7 @@ class JaxModel:
         self._state: Any = None  # the optimizer's, a pytree; made at the first step
         self._draw = [0, 0]  # this worker's seed and step, for random keys
         self._jit_step = jax.jit(self._next, donate_argnums=1)
+        self._trial = Trial(self._tried)
         self._jit_predict = jax.jit(lambda flat, x: apply(self.parameters(flat), x))
         self._jit_loss = jax.jit(self._measure)
         self._jit_init = jax.jit(lambda flat: self._optimizer.init(self.parameters(flat)))
@@ -135,15 +137,7 @@ class JaxModel:
 
     def check(self, features: Columns, labels: Columns) -> None:
         """Raise UsageError naming row and value, or what JAX says about the shapes."""
-
-        def trial(features: Columns, labels: Columns) -> tuple[Any, Any]:
-            flat = jnp.zeros(self.n_params, jnp.float32)
-            draw = np.zeros(2, np.uint32)
-            self._next(flat, self._jit_init(flat), features, labels, None, draw)
-            outputs = self._forward(self.parameters(flat), features, draw)
-            return outputs, self._loss(outputs, labels)
-
-        check_rows(features, labels, trial)
+        self._trial.check(features, labels)
 
     def updater_state(self) -> State:
         """The optimizer's arrays and scalars, by their path in optax's state; copies."""
@@ -162,7 +156,7 @@ class JaxModel:
     def describe(self) -> dict[str, Any]:
         """Names and shapes, for readers; functions are not described."""
         arrays = zip(self._layout.names, self._layout.shapes, strict=True)
-        return {"kind": "jax", "arrays": [[name, list(shape)] for name, shape in arrays]}
+        return {"kind": "jax", "parameters": [[name, list(shape)] for name, shape in arrays]}
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> JaxModel:
@@ -171,6 +165,12 @@ class JaxModel:
             "a JaxModel is made of functions, which are not in a saved file: make the model as"
             " before, and load it with SparkNetwork.load(path, spark, model=JaxModel(...))"
         )
+
+    def exported(self) -> tuple[str, bytes]:
+        """``.arrays.npz``: the bound parameters by their paths, for plain NumPy."""
+        file = io.BytesIO()
+        np.savez(file, **dict(self._layout.views(self._bound())))  # type: ignore[arg-type]
+        return ".arrays.npz", file.getvalue()
 
     def parameters(self, flat: Any) -> Any:
         """The pytree that ``init`` makes, with the values of f32[n_params]; views where NumPy's."""
@@ -195,6 +195,14 @@ class JaxModel:
         steps, state = optimizer.update(slopes, state, params, value=loss)
         params = optax.apply_updates(params, steps)
         return ravel_pytree(params)[0], state, loss
+
+    def _tried(self, features: Any, labels: Any) -> tuple[Any, Any]:
+        """A step and a prediction from zeros: outputs and losses."""
+        flat = jnp.zeros(self.n_params, jnp.float32)
+        draw = np.zeros(2, np.uint32)
+        self._next(flat, self._jit_init(flat), features, labels, None, draw)
+        outputs = self._forward(self.parameters(flat), features, draw)
+        return outputs, self._loss(outputs, labels)
 
     def _measure(self, flat: Any, features: Any, labels: Any, weights: Any) -> Any:
         """The mean loss as a pure function, without anything random."""

@@ -7,6 +7,9 @@ are buffers, averaged over the workers; seeds are each worker's own; frozen weig
 
 from __future__ import annotations
 
+import re
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,8 +26,8 @@ from sparkstrom.models.keras_objects import (
     foreign,
     is_own,
     is_seed,
-    name_of,
     keras,
+    name_of,
     need_equal,
     need_jax,
     need_model,
@@ -37,7 +40,7 @@ from sparkstrom.models.keras_objects import (
     unpacked,
 )
 from sparkstrom.models.xla import (
-    check_rows,
+    Trial,
     first_rows,
     keep_to_task,
     leaves_of,
@@ -46,6 +49,7 @@ from sparkstrom.models.xla import (
 )
 
 PARTS = ("model", "optimizer")
+NUMBER = re.compile(r"_\d+(?=/)")  # Keras counts layers without a name over the whole process
 
 
 class KerasModel:
@@ -87,6 +91,7 @@ class KerasModel:
         self._params: Flat | None = None
         self._initial = None
         self._jit_step = jax.jit(self._next, donate_argnums=1)
+        self._trial = Trial(self._tried)
         self._jit_predict = jax.jit(self._predicted)
         self._jit_loss = jax.jit(self._measured)
 
@@ -155,14 +160,7 @@ class KerasModel:
 
     def check(self, features: Columns, labels: Columns) -> None:
         """Raise UsageError naming row and value, or what Keras says about the shapes."""
-
-        def trial(features: Columns, labels: Columns) -> tuple[Any, Any]:
-            flat = jnp.zeros(self.n_params, jnp.float32)
-            self._next(flat, self._updater, self._fixed, features, labels, None)
-            outputs = self._predicted(flat, self._fixed, features)
-            return outputs, self._rows_loss(labels, outputs)
-
-        check_rows(features, labels, trial)
+        self._trial.check(features, labels)
 
     def updater_state(self) -> State:
         """The optimizer's variables, numbered; copies."""
@@ -176,6 +174,13 @@ class KerasModel:
     def layer_of(self, index: int) -> str:
         """Layer and variable that parameter ``index`` is in, like ``dense_1/kernel``."""
         return self._layout.name_of(index)
+
+    def exported(self) -> tuple[str, bytes]:
+        """``.keras``, which ``keras.saving.load_model`` opens, with what is bound now."""
+        with tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "model.keras"
+            keras.saving.save_model(self.module, path)
+            return path.suffix, path.read_bytes()
 
     # -- buffers ---------------------------------------------------------------------------------
 
@@ -215,6 +220,13 @@ class KerasModel:
         variables, updater = self._optimizer.stateless_apply(updater, slopes, variables)
         flat = jnp.concatenate([variable.reshape(-1) for variable in variables])
         return flat, list(updater), list(fixed), loss
+
+    def _tried(self, features: Any, labels: Any) -> tuple[Any, Any]:
+        """A step and a prediction from zeros: outputs and losses."""
+        flat = jnp.zeros(self.n_params, jnp.float32)
+        self._next(flat, self._updater, self._fixed, features, labels, None)
+        outputs = self._predicted(flat, self._fixed, features)
+        return outputs, self._rows_loss(labels, outputs)
 
     def _predicted(self, flat: Any, fixed: Any, features: Any) -> Any:
         return self._model.stateless_call(self._variables(flat), fixed, features, training=False)[0]
@@ -260,7 +272,7 @@ class KerasModel:
         described: dict[str, Any] = {
             "kind": "keras",
             "outputs": self._outputs,
-            "arrays": [[name, list(shape)] for name, shape in arrays],
+            "parameters": [[NUMBER.sub("", name), list(shape)] for name, shape in arrays],
         }
         if foreign([*all_layers(self._model), self._optimizer]) or is_own(self._loss):
             return described
@@ -289,7 +301,7 @@ class KerasModel:
 
 def classes_of(model: Any) -> dict[str, Any]:
     """What Keras needs to make this model again: classes of your own, and what you registered."""
-    return keras.saving.get_custom_objects() | foreign(all_layers(model))
+    return {**keras.saving.get_custom_objects(), **foreign(all_layers(model))}
 
 
 def flat_of(variables: Any) -> Flat:

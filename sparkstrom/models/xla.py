@@ -127,24 +127,52 @@ def mean_loss(losses: Any, rows: int, weights: Any) -> Any:
 
 # -- rows ------------------------------------------------------------------------------------------
 
-Trial = Callable[[Columns, Columns], tuple[Any, Any]]  # features, labels -> outputs, losses
+ROWS_TRIED = 7  # a size that no dimension of a model is likely to have
 
 
-def check_rows(features: Columns, labels: Columns, trial: Trial) -> None:
-    """Raise UsageError for rows that this model cannot train on, naming row and value.
+class Trial:
+    """What a model does with a minibatch, tried on shapes alone; once for each kind of rows."""
 
-    ``trial`` is what the model does with a minibatch; its shapes are found without computing.
-    """
-    rows = rows_of(features)
-    for what, columns in (("feature", features), ("label", labels)):
-        for array in arrays_of(columns):
-            if len(array) != rows:
-                raise UsageError(f"{rows} rows of features, but {len(array)} of a {what}")
-            _check_values(what, array)
-    outputs, losses = _shapes(features, labels, trial, rows)
-    _check_losses(losses, rows)
-    if isinstance(labels, np.ndarray) and hasattr(outputs, "shape"):
-        _check_classes(labels, outputs.shape)
+    def __init__(self, run: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+        self._run = run  # features, labels -> outputs, losses
+        self._passed: dict[Any, Any] = {}  # kinds of rows -> shapes of outputs
+
+    def check(self, features: Columns, labels: Columns) -> None:
+        """Raise UsageError for rows that the model cannot train on, naming row and value."""
+        rows = rows_of(features)
+        for what, columns in (("feature", features), ("label", labels)):
+            for array in arrays_of(columns):
+                if len(array) != rows:
+                    raise UsageError(f"{rows} rows of features, but {len(array)} of a {what}")
+                _check_values(what, array)
+        outputs = self._outputs(features, labels)
+        if isinstance(labels, np.ndarray) and hasattr(outputs, "shape"):
+            _check_classes(labels, outputs.shape)
+
+    def _outputs(self, features: Columns, labels: Columns) -> Any:
+        """The outputs' shapes for ``ROWS_TRIED`` rows like these."""
+        kinds = [f"{a.dtype}{list(a.shape[1:])}" for a in arrays_of(features)]
+        try:
+            like = jax.tree_util.tree_map(_some_rows, (features, labels))
+            leaves, tree = jax.tree_util.tree_flatten(like)
+            key = (*leaves, tree)
+            if key not in self._passed:
+                outputs, losses = jax.eval_shape(self._run, *like)
+                _check_losses(losses)
+                self._passed[key] = outputs
+        except UsageError:
+            raise
+        except Exception as error:
+            raise UsageError(
+                f"the model cannot be trained on rows of {', '.join(kinds)}:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+        return self._passed[key]
+
+
+def _some_rows(array: Any) -> Any:
+    dtype = jax.dtypes.canonicalize_dtype(array.dtype)
+    return jax.ShapeDtypeStruct((ROWS_TRIED, *array.shape[1:]), dtype)
 
 
 def _check_values(what: str, array: Any) -> None:
@@ -161,26 +189,14 @@ def _check_values(what: str, array: Any) -> None:
         raise UsageError(f"{what} {column} of row {row} is {wide[row, column]}: {remedy}")
 
 
-def _shapes(features: Columns, labels: Columns, trial: Trial, rows: int) -> tuple[Any, Any]:
-    try:
-        return jax.eval_shape(trial, features, labels)
-    except UsageError:
-        raise
-    except Exception as error:
-        shapes = [f"{a.dtype}{list(a.shape[1:])}" for a in arrays_of(features)]
-        raise UsageError(
-            f"the model cannot be trained on {rows} rows of {', '.join(shapes)}:"
-            f" {type(error).__name__}: {error}"
-        ) from error
-
-
-def _check_losses(losses: Any, rows: int) -> None:
+def _check_losses(losses: Any) -> None:
+    rows = ROWS_TRIED
     if losses.shape and losses.shape[0] != rows:
         raise UsageError(
             f"the loss of {rows} rows has shape {list(losses.shape)}: return one loss per row, or"
             " their mean"
         )
-    if rows > 1 and losses.shape == (rows, rows):
+    if losses.shape == (rows, rows):
         raise UsageError(
             f"the loss of {rows} rows has shape {list(losses.shape)}, every output against every"
             " label: outputs [rows, 1] and labels [rows] were broadcast; reshape one of them"

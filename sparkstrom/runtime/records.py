@@ -22,7 +22,7 @@ Keys = NDArray[np.uint64]  # [rows, 2]
 Nest = None | int | tuple[str, ...]  # one array, so many in their places, or by these names
 
 HASHED_BYTES = 1 << 20  # hash so many bytes at once: they stay in the processor's cache
-_ENTRY = np.dtype([("place", "<i4"), ("value", "<f4")])  # place counts from 1: 0 is room left
+ENTRY = np.dtype([("place", "<i4"), ("value", "<f4")])  # place counts from 1: 0 is room left
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -38,7 +38,7 @@ class Leaf(NamedTuple):
     @property
     def nbytes(self) -> int:
         if self.entries:
-            return self.entries * _ENTRY.itemsize
+            return self.entries * ENTRY.itemsize
         return math.prod(self.shape) * np.dtype(self.stored).itemsize
 
 
@@ -79,7 +79,7 @@ class Form(NamedTuple):
         (first, end), leaf = self.spans[index], self.leaves[index]
         raw = np.ascontiguousarray(records[:, first:end])
         if leaf.entries:
-            return raw.view(_ENTRY)
+            return raw.view(ENTRY)
         shape = (len(records), *leaf.shape)
         return raw.view(leaf.stored).reshape(shape) if raw.size else np.zeros(shape, leaf.stored)
 
@@ -184,7 +184,7 @@ def entries_of(
     rows, places, values = rows[full], places[full], values[full]
     lengths = np.bincount(rows, minlength=count)
     starts = np.cumsum(lengths) - lengths
-    out = np.zeros((count, max(1, int(lengths.max(initial=0)))), _ENTRY)
+    out = np.zeros((count, max(1, int(lengths.max(initial=0)))), ENTRY)
     column = np.arange(len(rows)) - starts[rows]
     out["place"][rows, column], out["value"][rows, column] = places + 1, values
     return out

@@ -123,11 +123,11 @@ class _Reader:
         if pa.types.is_list(kind) or pa.types.is_large_list(kind):
             return self._nested(column), None
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            return images_of_bytes(column.to_pylist(), self._refuse), None
+            return images_of_bytes(column.to_pylist(), self._refuse, self._expected), None
         if pa.types.is_struct(kind):
             if kind.get_field_index("indices") >= 0:
                 return self._vectors(column)
-            return images_of_structs(column.to_pylist(), self._refuse), None
+            return images_of_structs(column.to_pylist(), self._refuse, self._expected), None
         return _narrowed(_numpy(column)), None
 
     # -- arrays ----------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ on the driver, the JVM's own Arrow writer does neither (3.5 and 4.0).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_CONF = threading.Lock()  # a session's configuration is changed and put back by one at a time
 NARROW_ROWS, ARRAY_ROWS, IMAGE_ROWS = 10_000, 1_000, 32  # rows of an Arrow message, by its widest
 
 
@@ -89,14 +92,21 @@ def arrow_messages(frame: DataFrame) -> RDD[bytes]:
     from pyspark import RDD
     from pyspark.serializers import NoOpSerializer
 
-    conf: Any = frame.sparkSession.conf
-    before = conf.get(BATCH_ROWS)
-    conf.set(BATCH_ROWS, str(min(int(before), _rows_of_a_message(frame))))
-    try:
+    with at_most(frame.sparkSession.conf, _rows_of_a_message(frame)):
         jrdd = frame._jdf.toArrowBatchRdd().toJavaRDD()
-    finally:
-        conf.set(BATCH_ROWS, before)
     return RDD(jrdd, frame.sparkSession.sparkContext, NoOpSerializer())
+
+
+@contextlib.contextmanager
+def at_most(conf: Any, rows: int) -> Iterator[None]:
+    """So many rows in a message, for now; fits in other threads of a session wait meanwhile."""
+    with _CONF:
+        before = conf.get(BATCH_ROWS)
+        conf.set(BATCH_ROWS, str(min(int(before), rows)))
+        try:
+            yield
+        finally:
+            conf.set(BATCH_ROWS, before)
 
 
 def _rows_of_a_message(frame: DataFrame) -> int:

@@ -116,7 +116,8 @@ def run(job: TrainingJob, place: Place, blocks: Iterator[Block]) -> str:
         session.thread.stop()
         batches.close()
     seconds = time.monotonic() - began_s
-    return json.dumps({"partition": place.partition, "ended": reason, "seconds": seconds})
+    report = {"partition": place.partition, "ended": reason, "seconds": seconds}
+    return json.dumps(report | {"epochs": session.trainer.epochs.report()})
 
 
 def settle(job: TrainingJob, place: Place) -> None:
@@ -184,7 +185,7 @@ class Session:
             self.station,
             replica,
             batches,
-            schedule_of(job),
+            schedule_of(job, place.partition, place.attempt),
             keep=self._keep,
             grant=self._restore,
         )
@@ -227,7 +228,7 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def schedule_of(job: TrainingJob) -> Schedule:
+def schedule_of(job: TrainingJob, partition: int = 0, attempt: int = 0) -> Schedule:
     """How far and how often this worker trains and publishes."""
     master = job.master
     return Schedule(
@@ -235,6 +236,9 @@ def schedule_of(job: TrainingJob) -> Schedule:
         master.publish_every,
         master.debug_longer_iterations,
         show_residual=master.encoding_debug_mode,
+        metric=job.metric,
+        partition=partition,
+        attempt=attempt,
     )
 
 

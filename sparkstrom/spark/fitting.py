@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sparkstrom.base.errors import SetupError, TrainingError
@@ -14,6 +14,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.progress import Line, ProgressLine
 from sparkstrom.observe.residuals import EncodingLog
 from sparkstrom.runtime.master import MasterThread, Progress
+from sparkstrom.spark.watching import EpochWatch
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ class SparkJob:
 
     context: Any
     group: str
-    runner: Callable[[], object]
+    runner: Callable[[], list[str]]
+    reports: list[str] = field(default_factory=list)  # of the tasks, once all have returned
     error: Exception | None = None
     thread: threading.Thread | None = None
 
@@ -44,7 +46,7 @@ class SparkJob:
     def _run(self) -> None:
         try:
             self.context.setJobGroup(self.group, "sparkstrom training", interruptOnCancel=True)
-            self.runner()
+            self.reports = self.runner()
         except Exception as error:  # handed to the main thread, which decides what it means
             self.error = error
 
@@ -75,9 +77,15 @@ class Fitting:
     """Runs a fit to its end, good or bad; afterwards nothing of it runs any more."""
 
     def __init__(
-        self, master: MasterThread, job: SparkJob, progress: ProgressLine, epochs: int
+        self,
+        master: MasterThread,
+        job: SparkJob,
+        progress: ProgressLine,
+        epochs: int,
+        watch: EpochWatch,
     ) -> None:
         self._master, self._job, self._progress, self._epochs = master, job, progress, epochs
+        self._epoch_watch = watch
         self._encoding = EncodingLog()
         self._queued_due_s = time.monotonic() + QUEUED_S
 
@@ -122,12 +130,14 @@ class Fitting:
             log.warning("some tasks did not return within %g s; ending them", END_S)
             self._job.cancel()
             self._job.wait(END_S)
+        self._epoch_watch.close(self._job.reports)
 
     def _show(self, *, force: bool = False) -> None:
         look = self._master.progress
         if look.phase is Phase.GATHERING and time.monotonic() > self._queued_due_s:
             self._queued_due_s = time.monotonic() + QUEUED_S
             self._look_at_start(look)
+        self._epoch_watch.look(look)
         self._progress.show(line_of(look, self._epochs), force=force)
         self._encoding.show(look.stats, force=force)
 

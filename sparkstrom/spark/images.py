@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import SetupError
 
 Refuse = Callable[[int, str], None]  # row, why; raises UsageError
+Shape = tuple[int, ...] | None  # of earlier rows
 
 MAGIC = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff")  # PNG, JPEG
 OPENCV_DEPTHS = {0: "u1", 5: "<f4"}  # the low bits of Spark's image mode: CV_8U, CV_32F
 
 
-def images_of_bytes(values: list[bytes], refuse: Refuse) -> NDArray[np.uint8]:
+def images_of_bytes(values: list[bytes], refuse: Refuse, expected: Shape) -> NDArray[np.uint8]:
     """Encoded images, or raw bytes, all of one size."""
     encoded = [value.startswith(MAGIC) for value in values]
     arrays = []
@@ -30,12 +31,15 @@ def images_of_bytes(values: list[bytes], refuse: Refuse) -> NDArray[np.uint8]:
         if encoded[row] != encoded[0]:
             refuse(row, "is a PNG or JPEG, and earlier ones are not, or the other way round")
         arrays.append(_decoded(row, value, refuse) if encoded[0] else np.frombuffer(value, "u1"))
-    return _stacked(arrays, refuse)
+    return _stacked(arrays, refuse, expected)
 
 
-def images_of_structs(values: list[dict[str, Any]], refuse: Refuse) -> NDArray[Any]:
+def images_of_structs(
+    values: list[dict[str, Any]], refuse: Refuse, expected: Shape
+) -> NDArray[Any]:
     """Rows of Spark's image schema, all of one size and depth: uint8 or float32."""
-    return _stacked([_opened(row, value, refuse) for row, value in enumerate(values)], refuse)
+    arrays = [_opened(row, value, refuse) for row, value in enumerate(values)]
+    return _stacked(arrays, refuse, expected)
 
 
 def _decoded(row: int, value: bytes, refuse: Refuse) -> NDArray[np.uint8]:
@@ -72,12 +76,13 @@ def _opened(row: int, image: dict[str, Any], refuse: Refuse) -> NDArray[Any]:
     return array[:, :, [2, 1, 0, *range(3, shape[2])]]
 
 
-def _stacked(arrays: list[NDArray[Any]], refuse: Refuse) -> NDArray[Any]:
+def _stacked(arrays: list[NDArray[Any]], refuse: Refuse, expected: Shape) -> NDArray[Any]:
+    shape = arrays[0].shape if expected is None else expected
     for row, array in enumerate(arrays):
-        if array.shape != arrays[0].shape or array.dtype != arrays[0].dtype:
+        if array.shape != shape or array.dtype != arrays[0].dtype:
             refuse(
                 row,
-                f"is {array.dtype.name}{list(array.shape)}, an earlier one is "
-                f"{arrays[0].dtype.name}{list(arrays[0].shape)}: scale images to one size",
+                f"is {array.dtype.name}{list(array.shape)}, earlier ones are "
+                f"{arrays[0].dtype.name}{list(shape)}: scale images to one size",
             )
     return np.stack(arrays)

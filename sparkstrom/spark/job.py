@@ -8,6 +8,7 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import Seal
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.models.base import FlatModel
+from sparkstrom.observe.stopping import LOSS
 from sparkstrom.protocol.tree import Tree
 from sparkstrom.spark.shared import SharedTrainingMaster
 
@@ -35,6 +36,7 @@ class TrainingJob:
     network: str  # names the files kept on executors for the next fit
     rows: tuple[int, ...] = ()  # per partition, where rows stayed and so were counted
     fraction: float = 0.0  # of the rows is held out, by chance
+    metric: str = LOSS  # of held-out rows
 
     def seal(self) -> Seal:
         """What closes and opens this job's frames."""

@@ -22,6 +22,7 @@ from sparkstrom.encoding.grid import first_exponent, next_exponent, round_to_gri
 from sparkstrom.encoding.layers import layers_of
 from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
 from sparkstrom.observe.progress import ProgressLine
+from sparkstrom.observe.stopping import LOSS, EarlyStopping
 from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.keeping import KeptFiles
 from sparkstrom.runtime.master import MasterThread, Plan
@@ -32,6 +33,7 @@ from sparkstrom.spark.cluster import check_conf, refuse_connect, slots_of, worke
 from sparkstrom.spark.columns import Chosen, Names
 from sparkstrom.spark.data import Spread
 from sparkstrom.spark.executor import forget_kept, run_partition
+from sparkstrom.spark.export import Exports
 from sparkstrom.spark.fitting import Fitting, SparkJob
 from sparkstrom.spark.job import BYTES_PER_PARAM_MAX, FRAME_ROOM_BYTES, TrainingJob
 from sparkstrom.spark.settings import resolve
@@ -39,6 +41,7 @@ from sparkstrom.spark.shared import SharedTrainingMaster
 from sparkstrom.spark.shipping import need_picklable
 from sparkstrom.spark.summary import TrainingSummary, summarize
 from sparkstrom.spark.using import Using
+from sparkstrom.spark.watching import EpochWatch, check_validation
 
 
 class SparkNetwork(Using):
@@ -73,6 +76,7 @@ class SparkNetwork(Using):
         self._k: int | None = None
         self._kept: KeptFiles = {}
         self._may_have_files = False
+        self._exports = Exports(self._context, self._master.export_directory)
         self._epochs_trained = 0
         self._id = secrets.token_hex(8)
 
@@ -87,18 +91,21 @@ class SparkNetwork(Using):
         label: Names = "label",
         weight: str | None = None,
         validation: float | str | None = None,
+        early_stopping: EarlyStopping | None = None,
     ) -> TrainingSummary:
         """Train for ``epochs`` epochs; return what happened.
 
         ``data`` is an RDD of (features, label) or (features, label, weight), or a DataFrame:
         ``features`` and ``label`` name a column, a list of numeric columns that stand side by
         side, or a tuple or dictionary of these for several arrays; ``weight`` names a column.
-        ``validation`` holds rows out: a fraction, by seed and content, or a boolean column.
+        ``validation`` holds rows out: a fraction, by seed and content, or a boolean column;
+        ``early_stopping`` ends the fit when they gain nothing, and delivers the best parameters.
         Raises UsageError, SetupError or TrainingError (with host, partition and traceback).
         """
         began_s = time.monotonic()
         if not (isinstance(epochs, int) and epochs >= 1):
             raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
+        check_validation(self._model, validation, early_stopping)
         spreading.check_data(data)
         slots = slots_of(self._context)
         workers = workers_for(slots, self._master)
@@ -112,17 +119,21 @@ class SparkNetwork(Using):
         workers = spread.workers
         key, job_id = secrets.token_bytes(KEY_BYTES), secrets.randbits(63)
         master = self._master_thread(theta, Seal(key, job_id), job_id, workers, epochs)
-        job = self._job(master, key, job_id, theta, spread, epochs, chosen.fraction)
+        metric = early_stopping.metric if early_stopping else LOSS
+        job = self._job(master, key, job_id, theta, spread, epochs, chosen.fraction, metric)
+        watch = EpochWatch(master, early_stopping, self._epochs_trained)
         run = partial(run_partition, job, spread.blocks)
         runner = spread.rdd.mapPartitionsWithIndex(run).collect
         group = f"sparkstrom-{job_id:016x}"
         submitted_s = time.monotonic()
         self._kept, self._may_have_files = {}, True  # granted once: a fit that fails uses them up
-        Fitting(master, SparkJob(self._context, group, runner), progress, epochs).run()
+        Fitting(master, SparkJob(self._context, group, runner), progress, epochs, watch).run()
         outcome = master.outcome()
-        self._parameters = theta.values.copy()
-        self._kept = outcome.kept
-        self._epochs_trained += epochs
+        if watch.best is None or watch.best.commit in (None, outcome.commits):
+            self._parameters, self._kept = theta.values.copy(), outcome.kept
+        else:  # what workers kept belongs to later parameters
+            self._parameters = watch.parameters
+        self._epochs_trained += epochs if outcome.stop_reason is None else watch.finished
         return summarize(
             outcome,
             began_s=began_s,
@@ -134,6 +145,9 @@ class SparkNetwork(Using):
             executors=slots.executors,
             warnings=warnings,
             collect_stats=self._master.collect_training_stats,
+            export_directory=self._exports.directory,
+            history=watch.history(),
+            best=watch.best,
         )
 
     def _theta(self) -> Theta:
@@ -150,10 +164,16 @@ class SparkNetwork(Using):
         return theta
 
     def _spread(self, data: Any, chosen: Chosen, workers: int) -> Spread:
-        """The data over one partition per worker."""
-        source = spreading.source_of(data, chosen)
-        move = self._master.repartition == "always"
-        return spreading.spread_out(source, workers, self._master.rng_seed, move=move)
+        """The data over one partition per worker, exported before where that is wanted."""
+        seed, move = self._master.rng_seed, self._master.repartition == "always"
+
+        def direct() -> Spread:
+            source = spreading.source_of(data, chosen)
+            return spreading.spread_out(source, workers, seed, move=move)
+
+        if self._master.rdd_training_approach == "export":
+            return self._exports.spread(data, chosen, workers, direct)
+        return direct()
 
     def _master_thread(
         self, theta: Theta, seal: Seal, job_id: int, workers: int, epochs: int
@@ -194,6 +214,7 @@ class SparkNetwork(Using):
         spread: Spread,
         epochs: int,
         fraction: float,
+        metric: str,
     ) -> TrainingJob:
         return TrainingJob(
             job=job_id,
@@ -212,6 +233,7 @@ class SparkNetwork(Using):
             network=self._id,
             rows=spread.rows,
             fraction=fraction,
+            metric=metric,
         )
 
     # -- the result ------------------------------------------------------------------------------
@@ -291,7 +313,8 @@ class SparkNetwork(Using):
         return network
 
     def close(self) -> None:
-        """Forget what workers kept on their executors for the next fit. Idempotent."""
+        """Remove what workers kept for the next fit, and exported rows. Idempotent."""
+        self._exports.close()
         if not self._may_have_files:
             return
         slots = slots_of(self._context).total

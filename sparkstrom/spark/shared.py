@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
-from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.layers import MULTIPLIER_MAX
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
@@ -29,11 +28,10 @@ ALL_SLOTS = -1  # DL4J's number for "as many as fit"
 TRAIN_ON = ("local", "replica")
 AGGREGATIONS = ("sum", "mean", "sqrt")
 REPARTITIONS = ("always", "never")
-APPROACHES = ("direct",)
+APPROACHES = ("direct", "export")
 
 _NO_PERSIST = "a worker keeps its own rows for all epochs: see batch_memory_bytes"
 _NO_GC = "Python frees an array when its last user is done; there is no collector to call"
-_NO_EXPORT = "training reads the partition as it comes; exporting it first is not there yet"
 
 REFUSED: dict[str, str] = {
     "rdd_data_set_num_examples": "an element of the data is one (features, label) row",
@@ -41,7 +39,6 @@ REFUSED: dict[str, str] = {
     "updates_threshold": "write threshold=AdaptiveThreshold(tau)",
     "storage_level": _NO_PERSIST,
     "storage_level_streams": _NO_PERSIST,
-    "export_directory": _NO_EXPORT,
     "transport": "there is one transport: Aeron, UDP between executors and IPC inside one",
     "transport_type": "there is one transport: Aeron, UDP between executors and IPC inside one",
     "repartition_strategy": "placement is always balanced, and random by rng_seed",
@@ -88,7 +85,8 @@ class SharedTrainingMaster:
     max_lead: int | None = 8  # steps a worker may be ahead of the slowest; None: any number
     # How the data are spread
     repartition: str = "always"  # "always": random and balanced by seed; "never": rows stay put
-    rdd_training_approach: str = "direct"  # "direct": train on the partition as it comes
+    rdd_training_approach: str = "direct"  # "export": rows as Parquet once, for all fits
+    export_directory: str | None = None  # a URL; None: the default filesystem's temporary directory
     batch_memory_bytes: int = 512 << 20  # a worker's rows in memory; more go to local disk
     rng_seed: int = 0  # placement of rows and their order in each epoch
     # Whom it waits for
@@ -133,9 +131,13 @@ class SharedTrainingMaster:
         need_one_of("train_on", self.train_on, TRAIN_ON)
         need_one_of("aggregation", self.aggregation, AGGREGATIONS)
         need_one_of("repartition", self.repartition, REPARTITIONS)
-        if self.rdd_training_approach == "export":
-            raise UsageError(f"rdd_training_approach='export': {_NO_EXPORT}; write 'direct'")
         need_one_of("rdd_training_approach", self.rdd_training_approach, APPROACHES)
+        directory = self.export_directory
+        fits, hint = directory is None or isinstance(directory, str), "must be None or a URL"
+        need(fits and directory != "", "export_directory", directory, hint)
+        exports = directory is None or self.rdd_training_approach == "export"
+        hint = "nothing is exported unless rdd_training_approach='export'"
+        need(exports, "export_directory", directory, hint)
         least, remedy = MEMORY_MIN_BYTES, " bytes, as a rule 512 MiB (536870912)"
         need_whole("batch_memory_bytes", self.batch_memory_bytes, least, remedy)
         need_whole("shake_frequency", self.shake_frequency, 0, " publications, as a rule 100")

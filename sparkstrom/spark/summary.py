@@ -6,8 +6,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from sparkstrom.codec.messages import Phase
+from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.residuals import figures_in
 from sparkstrom.runtime.master import Outcome
+from sparkstrom.spark.watching import Best
 
 SKEW = 1.5  # largest partition / smallest, from which on it is said
 
@@ -32,6 +34,7 @@ class TrainingSummary:
     rows: int  # that executors read: each is trained in every epoch or held out, none is dropped
     rows_trained: int
     rows_held_out: int
+    export_directory: str | None  # where exported rows are until network.close()
     spilled_bytes: int  # rows beyond batch_memory_bytes, on the executors' scratch
     updates: int  # committed
     loss: float  # mean over the examples of each worker's last epoch
@@ -49,6 +52,8 @@ class TrainingSummary:
     departures: list[str] = field(repr=False)  # who left before the end, and why
     warnings: list[str] = field(repr=False)
     stopped: str | None  # why the fit ended before its last epoch, if it did
+    history: list[Epoch] = field(repr=False)  # loss, and what held-out rows say, of each epoch
+    best: Best | None  # with early stopping: the epoch whose parameters are delivered
     worker_seconds: dict[str, dict[str, float]] = field(repr=False)  # by node and activity
     encoding: dict[str, dict[str, float]] = field(repr=False)  # encoding_debug_mode: by node
 
@@ -61,6 +66,13 @@ class TrainingSummary:
     def staleness_max(self) -> int:
         return max(self.staleness, default=0)
 
+    def _best_row(self) -> list[tuple[str, str]]:
+        if self.best is None:
+            return []
+        delivered = "" if self.best.commit is None else f", parameters of commit {self.best.commit}"
+        figure = f"{self.best.metric} {self.best.value:.4f}"
+        return [("best epoch", f"{self.best.epoch} ({figure}{delivered})")]
+
     def table(self) -> str:
         """The figures, aligned, one per line; the hashes last."""
         ratio = self.bytes_dense / self.bytes_sent if self.bytes_sent else float("inf")
@@ -71,6 +83,7 @@ class TrainingSummary:
                 f"{self.rows:,}: {self.rows_trained:,} trained, {self.rows_held_out:,} held out",
             ),
             ("loss (last epoch)", f"{self.loss:.4f}"),
+            *self._best_row(),
             ("bytes sent", f"{self.bytes_sent:,} (dense {self.bytes_dense:,}: {ratio:.0f} x)"),
             ("bytes on the wire", f"{self.bytes_wire:,}"),
             ("sent fraction", f"{self.sent_fraction:.2e}"),
@@ -97,6 +110,9 @@ def summarize(
     executors: int,
     warnings: list[str],
     collect_stats: bool,
+    export_directory: str | None = None,
+    history: list[Epoch],
+    best: Best | None,
 ) -> TrainingSummary:
     """Put a fit's outcome into figures."""
     stats = outcome.stats.values()
@@ -127,6 +143,7 @@ def summarize(
         rows=rows_trained + held_out,
         rows_trained=rows_trained,
         rows_held_out=held_out,
+        export_directory=export_directory,
         spilled_bytes=sum(_by_partition(outcome, "spilled_bytes").values()),
         updates=outcome.commits,
         loss=total("last_loss_sum") / last_examples if last_examples else float("nan"),
@@ -153,6 +170,8 @@ def summarize(
             *_breach_warning(breaches, outcome.first_breach),
         ],
         stopped=outcome.stop_reason,
+        history=history,
+        best=best,
         worker_seconds=_worker_seconds(outcome) if collect_stats else {},
         encoding={
             str(node): figures

@@ -110,7 +110,6 @@ class TorchModel:
         self._module = module
         self._layout: Layout = layout_of(self._named)
         self._device = torch.device("cpu")
-        self._host: Flat | None = None
         self._views: Views | None = None
         self._updater: tuple[Optimizer, LRScheduler | None] | None = None
         self._initial = None
@@ -181,11 +180,9 @@ class TorchModel:
 
     def bind(self, params: Flat) -> None:
         """Work on this memory from now on, f32[n_params]; the optimizer's state stays."""
-        self._host = bindable(params, self.n_params)
-        on_host = torch.from_numpy(params)
-        flat = on_host if self._device.type == "cpu" else on_host.to(self._device)
+        host = torch.from_numpy(bindable(params, self.n_params))
         move_buffers(self._device, self._module, self._loss)
-        self._views = Views(self._named, self._layout, flat)
+        self._views = Views(self._named, self._layout, host, host.to(self._device))
 
     def step(self, batch: Batch) -> float:
         """One minibatch: change the bound parameters in place; return the mean loss.
@@ -194,8 +191,7 @@ class TorchModel:
         """
         views = self._bound()
         optimizer, scheduler = self._made()
-        if self._device.type != "cpu":
-            views.flat.copy_(torch.from_numpy(self._host))
+        views.fetch()
         tensors = batch_to(self._device, batch)
         if self._custom is None:
             loss = number_of(self._gradient_step(optimizer, tensors, batch.rows))
@@ -205,9 +201,7 @@ class TorchModel:
             scheduler.step(loss)
         elif scheduler is not None:
             scheduler.step()
-        views.check()
-        if self._device.type != "cpu":
-            torch.from_numpy(self._host).copy_(views.flat)
+        views.store()
         return loss
 
     def predict(self, features: Columns) -> Any:
@@ -344,7 +338,7 @@ class TorchModel:
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Evaluation mode; afterwards each part is in the mode that it was in."""
-        self._bound()
+        self._bound().fetch()
         modes = [(part, part.training) for part in self._module.modules()]
         self._module.eval()
         try:

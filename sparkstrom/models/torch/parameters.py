@@ -81,10 +81,12 @@ def gathered(named: Named) -> Flat:
 
 
 class Views:
-    """Parameters that lie in one flat tensor."""
+    """Parameters that lie in one flat tensor: in the host's vector, or in a device's copy of it."""
 
-    def __init__(self, named: Named, layout: Layout, flat: torch.Tensor) -> None:
-        self.flat = flat
+    def __init__(
+        self, named: Named, layout: Layout, host: torch.Tensor, flat: torch.Tensor
+    ) -> None:
+        self._host, self._flat = host, flat
         self._named = named
         self._pointers: list[int] = []
         for parameter, start in zip(named.values(), layout.starts, strict=True):
@@ -92,6 +94,17 @@ class Views:
             parameter.data = flat[start:stop].view(parameter.shape)
             parameter.grad = None
             self._pointers.append(parameter.data_ptr())
+
+    def fetch(self) -> None:
+        """Before a step: what others have changed in the host's vector."""
+        if self._flat is not self._host:
+            self._flat.copy_(self._host)
+
+    def store(self) -> None:
+        """After a step: what it has changed."""
+        self.check()
+        if self._flat is not self._host:
+            self._host.copy_(self._flat)
 
     def check(self) -> None:
         """Raise UsageError naming a parameter that lies elsewhere now: its training is lost."""

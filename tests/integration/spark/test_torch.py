@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,17 @@ torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
 )
 from torch import nn  # noqa: E402
-from torch.nn import functional  # noqa: E402
 
 from sparkstrom.models.torch import TorchModel  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As the workers have; two of torch's on a busy machine wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -92,3 +101,133 @@ def test_a_perceptron_learns_and_comes_back_with_its_keys(train, digits, spark, 
 def test_other_models_have_no_module(make_network):
     with pytest.raises(UsageError, match=r"DenseNetwork has no module.*network\.parameters"):
         _ = make_network(DenseNetwork([2, 2])).module
+
+
+# -- a convolutional network with BatchNorm and dropout --------------------------------------------
+
+EPOCHS = 12
+
+
+def convolutions(seed: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 8, 8)),
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.25),
+        nn.Linear(128, 10),
+    )
+
+
+def test_four_workers_train_batch_norm_and_dropout_as_well_as_one_process(train, digits):
+    features, labels = digits.held_out
+    ones, fours = [], []
+    for seed in range(3):
+        model = TorchModel(convolutions(seed), nn.CrossEntropyLoss(), ADAM)
+        twin = copy.deepcopy(model)
+        ones.append(
+            accuracy(alone(twin, digits.features, digits.labels, EPOCHS, 32), features, labels)
+        )
+        network = train(model, digits.rows(), EPOCHS, rng_seed=seed)
+        torch.optim.swa_utils.update_bn([torch.from_numpy(digits.features)], network.module)
+        fours.append(accuracy(network.model, features, labels))
+    assert np.mean(fours) >= np.mean(ones) - 0.005, (fours, ones)
+
+
+# -- a transformer over characters -----------------------------------------------------------------
+
+WINDOW = 32  # characters
+
+
+class Characters(nn.Module):
+    """Predicts each character from those before it; input and output embedding are one."""
+
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(128, width)
+        nn.init.normal_(self.embed.weight, std=0.1)
+        self.place = nn.Parameter(torch.randn(WINDOW, width) * 0.1)
+        layer = nn.TransformerEncoderLayer(
+            width, 4, 2 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        self.body = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(width, 128, bias=False)
+        self.head.weight = self.embed.weight
+        mask = nn.Transformer.generate_square_subsequent_mask(WINDOW)
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, text: Any) -> Any:
+        seen = self.embed(text.long()) + self.place
+        return self.head(self.body(seen, mask=self.mask, is_causal=True)).transpose(1, 2)
+
+
+def text_of(module: Any, windows: int) -> tuple[np.ndarray, np.ndarray]:
+    """The module's own source: characters [windows, WINDOW], and each one's next."""
+    source = Path(module.__file__).read_text(encoding="utf-8").encode("ascii", "replace")
+    codes = np.frombuffer(source, np.uint8).astype(np.int64)[: windows * WINDOW + 1]
+    return codes[:-1].reshape(-1, WINDOW), codes[1:].reshape(-1, WINDOW)
+
+
+def test_a_transformer_reads_the_standard_library(train):
+    text, following = text_of(ast, 1536)
+    torch.manual_seed(0)
+    fast = partial(torch.optim.AdamW, lr=3e-3)
+    model = TorchModel(Characters(), nn.CrossEntropyLoss(), fast, clip_norm=1.0)
+    one = alone(copy.deepcopy(model), text, following, 4, 32)
+    network = train(model, list(zip(text, following, strict=True)), 4)
+    whole = Batch(text, following)
+    wanted, loss, fresh = (
+        m.loss(whole)[0] / len(text) for m in (one, network.model, bound(copy.deepcopy(model)))
+    )
+    assert loss < wanted + 0.25 * (fresh - wanted), (loss, wanted, fresh)
+    assert network.module.head.weight is network.module.embed.weight
+
+
+def bound(model: TorchModel) -> TorchModel:
+    model.bind(model.initial())
+    return model
+
+
+# -- embeddings, of which each batch touches a few rows --------------------------------------------
+
+USERS, ITEMS = 300, 200
+
+
+class Ratings(nn.Module):
+    """A rating is the product of two embeddings; their gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users = nn.Embedding(USERS, 4, sparse=True)
+        self.items = nn.Embedding(ITEMS, 4, sparse=True)
+        for table in (self.users, self.items):
+            nn.init.normal_(table.weight, std=0.5)
+
+    def forward(self, pair: Any) -> Any:
+        user, item = pair.long().unbind(1)
+        return (self.users(user) * self.items(item)).sum(1)
+
+
+def test_embeddings_learn_in_the_rows_that_occur_and_nowhere_else(train):
+    chance = np.random.default_rng(0)
+    users, items = chance.normal(size=(USERS, 2)), chance.normal(size=(ITEMS, 2))
+    pairs = np.stack([chance.integers(0, USERS // 2, 4000), chance.integers(0, ITEMS, 4000)], 1)
+    ratings = (users[pairs[:, 0]] * items[pairs[:, 1]]).sum(1).astype(np.float32)
+    torch.manual_seed(0)
+    model = TorchModel(Ratings(), nn.MSELoss(), partial(torch.optim.SGD, lr=1.0))
+    one = alone(copy.deepcopy(model), pairs, ratings, 8, 32)
+    network = train(model, list(zip(pairs, ratings, strict=True)), 8)
+    whole = Batch(pairs, ratings)
+    wanted, loss = (m.loss(whole)[0] / len(pairs) for m in (one, network.model))
+    assert loss < 1.25 * wanted < 0.5 * float(np.square(ratings).mean()), (loss, wanted)
+    moved = np.abs(network.parameters - model.initial()) > 1e-6  # the grid rounds by less
+    assert moved[: USERS * 4].reshape(USERS, 4).any(1).tolist() == [
+        n < USERS // 2 for n in range(USERS)
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import subprocess
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, FlatModel, Measured, Placeable, Share
+from sparkstrom.models.base import Batch, Exporting, FlatModel, Measured, Placeable, Share
 
 pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom[jax]'")
 optax = pytest.importorskip("optax", reason="optax is not installed: 'sparkstrom[jax]'")
@@ -72,11 +73,8 @@ def shipped(model: JaxModel) -> JaxModel:
 
 OPTIMIZERS = {
     "sgd": lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
-    "adam": lambda: optax.adam(0.05),
     "adam in bfloat16": lambda: optax.adam(0.05, mu_dtype=jnp.bfloat16),
     "adamw on a schedule": lambda: optax.adamw(optax.cosine_decay_schedule(0.1, 10)),
-    "lamb": lambda: optax.lamb(0.05),
-    "adafactor": lambda: optax.adafactor(0.05),
     "clipped, accumulated": lambda: optax.MultiSteps(
         optax.chain(optax.clip_by_global_norm(1.0), optax.rmsprop(0.05)), 2
     ),
@@ -90,7 +88,8 @@ OPTIMIZERS = {
 
 
 @pytest.mark.parametrize(
-    ("name", "weighted"), [(name, i % 2 == 0) for i, name in enumerate(OPTIMIZERS)]
+    ("name", "weighted"),
+    [(name, i % 2 == 0) for i, name in enumerate(OPTIMIZERS) if name != "noisy"],
 )
 def test_steps_are_those_of_optax_itself(name: str, weighted: bool) -> None:
     optimizer = OPTIMIZERS[name]()
@@ -188,6 +187,16 @@ def test_names_and_views() -> None:
     assert np.shares_memory(model.parameters(flat)["out"]["kernel"], flat)
 
 
+def test_exported_arrays_open_in_plain_numpy() -> None:
+    model = make()
+    assert isinstance(model, Exporting)
+    params = bound(model)
+    suffix, data = model.exported()
+    with np.load(io.BytesIO(data)) as arrays:
+        np.testing.assert_array_equal(arrays["out/kernel"].reshape(-1), params[-15:])
+    assert suffix == ".arrays.npz"
+
+
 def test_same_seed_same_parameters() -> None:
     np.testing.assert_array_equal(make(seed=4).initial(), shipped(make(seed=4)).initial())
     assert (make(seed=4).initial() != make(seed=5).initial()).any()
@@ -212,6 +221,7 @@ def test_dropout_keys_differ_by_step_worker_and_seed_and_repeat(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("NPROC", "2")  # and back: place sets it
+
     def keys(seed: int, worker: int) -> list[float]:
         model = JaxModel(
             lambda key: jnp.zeros(1),
@@ -326,7 +336,7 @@ def with_value(array: Any, row: int, value: Any) -> Any:
 @pytest.mark.parametrize(
     ("features", "labels", "words"),
     [
-        (lambda f: f[:, :5], lambda y: y, r"rows of float32\[5\]: TypeError: dot"),
+        (lambda f: f[:, :5], lambda y: y, r"on rows of float32\[5\]: TypeError: dot"),
         (partial(with_value, row=2, value=np.nan), lambda y: y, "feature 4 of row 2 is nan"),
         (lambda f: f, partial(with_value, row=5, value=3), "label of row 5 is 3: with 3 outputs"),
         (lambda f: f, partial(with_value, row=1, value=-1), "label of row 1 is -1"),
@@ -363,7 +373,7 @@ def test_a_description_names_the_arrays_and_makes_no_model() -> None:
     from sparkstrom.models.registry import from_description
 
     described = make().describe()
-    assert described["arrays"][0] == ["hidden/0", [6, 5]]
+    assert described["parameters"][0] == ["hidden/0", [6, 5]]
     with pytest.raises(UsageError, match="make the model as before, and load"):
         from_description(described)
 

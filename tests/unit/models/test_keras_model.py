@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Buffered, FlatModel, Measured, Placeable, Share
+from sparkstrom.models.base import Batch, Buffered, Exporting, FlatModel, Measured, Placeable, Share
 from sparkstrom.models.registry import from_description
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
@@ -137,6 +138,18 @@ def test_the_module_comes_back_with_what_was_learnt() -> None:
     np.testing.assert_allclose(outputs, model.predict(batch().features), atol=1e-6)
 
 
+def test_exported_models_open_in_keras_alone(tmp_path: Path) -> None:
+    model = KerasModel(network(layers.BatchNormalization()), LOGITS, "adam")
+    assert isinstance(model, Exporting)
+    bound(model)
+    model.step(batch())
+    suffix, data = model.exported()
+    (tmp_path / f"model{suffix}").write_bytes(data)
+    again = keras.saving.load_model(tmp_path / f"model{suffix}", compile=False)
+    outputs = again(batch().features, training=False)
+    np.testing.assert_allclose(outputs, model.predict(batch().features), atol=1e-6)
+
+
 def test_buffers_average_and_seeds_are_each_worker_s_own() -> None:
     model = KerasModel(network(layers.BatchNormalization(), layers.Dropout(0.5)), LOGITS, "sgd")
     bound(model)
@@ -233,6 +246,8 @@ def test_saved_and_made_again_by_keras_own_words() -> None:
     params = bound(model)
     again.bind(params.copy())
     assert again.step(batch()) == model.step(batch())
+    with_other_numbers = KerasModel(network(layers.BatchNormalization()), LOGITS, "sgd").describe()
+    assert with_other_numbers["parameters"] == model.describe()["parameters"]
     by_name = KerasModel(network(), "mse", "rmsprop").describe()
     assert from_description(by_name).describe() == by_name
 
@@ -293,7 +308,7 @@ def test_what_cannot_be_trained_is_refused(
 def test_rows_that_do_not_fit_are_named() -> None:
     model, rows = KerasModel(network(), LOGITS, "sgd"), batch()
     model.check(rows.features, rows.labels)
-    with pytest.raises(UsageError, match=r"rows of float32\[5\]: ValueError"):
+    with pytest.raises(UsageError, match=r"on rows of float32\[5\]: ValueError"):
         model.check(rows.features[:, :5], rows.labels)
     with pytest.raises(UsageError, match="label of row 0 is 7: with 3 outputs"):
         model.check(rows.features, np.full(8, 7))

@@ -21,6 +21,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from sparkstrom.models.torch import TorchBatch, TorchModel  # noqa: E402
+from sparkstrom.models.torch.parameters import Views, layout_of  # noqa: E402
 
 SGD = partial(torch.optim.SGD, lr=0.125)
 CHANCE = np.random.default_rng(0)
@@ -366,6 +367,23 @@ def test_a_gpu_that_is_not_there_is_named(device: str | None, gpu: int | None) -
     model = TorchModel(mlp(), functional.cross_entropy, SGD, device=device)
     with pytest.raises(UsageError, match=r"device='cuda.*sees no GPU"):
         model.place(Share(threads=torch.get_num_threads(), gpu=gpu, seed=0))
+
+
+def test_on_a_device_the_vector_is_copied_in_and_out_of_each_step() -> None:
+    module = mlp()
+    named = dict(module.named_parameters())
+    params = np.zeros(53, np.float32)
+    host = torch.from_numpy(params)
+    views = Views(named, layout_of(named), host, host.clone())  # a clone stands for a GPU's memory
+    params += 2  # a remote update
+    assert module[0].bias[0] == 0
+    views.fetch()
+    assert module[0].bias[0] == 2
+    with torch.no_grad():
+        module[0].bias.mul_(2)
+    assert params[30] == 2
+    views.store()
+    assert params[29:32].tolist() == [2, 4, 4]
 
 
 def test_the_cpu_can_be_chosen_where_spark_gives_a_gpu() -> None:

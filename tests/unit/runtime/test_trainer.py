@@ -258,3 +258,17 @@ def test_the_residuals_figures_are_among_the_counters_where_wanted(
         assert stats["r_max"] == stats["r_mean"] == 0.5 * TAU  # six pushes less four hits
         assert (stats["r_tau"], stats["r_at_least_tau"]) == (TAU, 0)
     assert len(stats) < 60  # the wire takes 64, and the node adds some
+
+
+def test_each_epoch_is_written_down(bench: Callable[..., Bench]) -> None:
+    made = bench([*steps(6), ([], Command(Order.AUDIT, commit=6))], partition=3, attempt=17)
+    made.run()
+    report = made.trainer.epochs.report()
+    assert (report["partition"], report["attempt"]) == (3, 17)
+    losses = [4 * (1 + 2) + 2 * 3, 4 * (4 + 5) + 2 * 6]
+    assert [(one["epoch"], one["loss_sum"], one["examples"]) for one in report["epochs"]] == [
+        (0, losses[0], 10),
+        (1, losses[1], 10),
+    ]
+    assert made.station.stats["finished"] == 1
+    assert made.station.stats["attempt"] == 17

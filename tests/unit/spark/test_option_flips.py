@@ -85,8 +85,10 @@ def test_only_the_plain_mesh_is_there() -> None:
         VoidConfiguration(mesh_build_mode="mesh")
 
 
-@pytest.mark.flips("SharedTrainingMaster.rdd_training_approach")
-def test_only_direct_training_is_there() -> None:
-    assert SharedTrainingMaster(rdd_training_approach="direct").rdd_training_approach == "direct"
-    with pytest.raises(UsageError, match="not there yet"):
-        SharedTrainingMaster(rdd_training_approach="export")
+def test_an_export_directory_needs_an_export() -> None:
+    with pytest.raises(UsageError, match="nothing is exported unless"):
+        SharedTrainingMaster(export_directory="/tmp/rows")
+    exporting = SharedTrainingMaster(rdd_training_approach="export", export_directory="/tmp/rows")
+    assert exporting.export_directory == "/tmp/rows"
+    with pytest.raises(UsageError, match="must be one of direct, export"):
+        SharedTrainingMaster(rdd_training_approach="Export")

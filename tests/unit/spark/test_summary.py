@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Phase
+from sparkstrom.observe.epochs import Epoch
 from sparkstrom.protocol.members import Departure
 from sparkstrom.runtime.mailroom import Traffic
 from sparkstrom.runtime.master import Outcome
 from sparkstrom.spark.summary import TrainingSummary, summarize
+from sparkstrom.spark.watching import Best
 
 STATS = {
     "epoch": 1.0,
@@ -76,7 +78,15 @@ def summary(collect_stats: bool = True, **changes: Any) -> TrainingSummary:
         executors=1,
         warnings=["a warning"],
         collect_stats=collect_stats,
+        history=[Epoch(1, 0.5, 72, 0.25, 2)],
+        best=Best(1, "loss", 0.25, 17),
     )
+
+
+def test_the_best_epoch_is_told_with_the_commit_that_is_delivered() -> None:
+    made = summary()
+    assert made.history[0].validation == made.best.value
+    assert "best epoch          1 (loss 0.2500, parameters of commit 17)" in made.table()
 
 
 def test_figures() -> None:

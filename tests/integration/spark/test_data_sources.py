@@ -1,0 +1,281 @@
+"""What people have in Spark becomes minibatches, whatever its columns; exported or not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import TrainingError, UsageError
+from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.spark.blocks import blocks_of_rows
+from sparkstrom.spark.columns import Chosen
+from sparkstrom.spark.data import source_of, spread_out
+
+
+def rows_of(source, spread=None):
+    """All rows as (features, labels) lists, sorted; read by executors as a fit reads them."""
+
+    blocks = (spread or source).blocks  # an RDD does not travel
+
+    def read(index, items):
+        for block in blocks(index, items):
+            yield block.form.batch(block.records)
+
+    found = (spread or source).rdd.mapPartitionsWithIndex(read).collect()
+    return sorted(
+        (np.asarray(f).ravel().tolist(), np.asarray(y).ravel().tolist())
+        for batch in found
+        for f, y in zip(batch.features, batch.labels, strict=True)
+    )
+
+
+@pytest.fixture
+def table(spark):
+    """Twelve rows with a column of each kind; no pandas on the way."""
+    from pyspark.ml.linalg import SparseVector, Vectors
+    from pyspark.sql import Row
+
+    rows = [
+        Row(
+            id=i,
+            x=[float(i), 1.0],
+            dense=Vectors.dense([i, 0.0, 2.0]),
+            mixed=Vectors.dense([i, 1.0]) if i % 2 else Vectors.sparse(2, [0], [float(i)]),
+            wide=SparseVector(1 << 18, {i: 1.0}),
+            nested=[[i, 1], [2, 3]],
+            raw=bytearray([i, 255]),
+            held=i % 4 == 0,
+            label=i % 3,
+        )
+        for i in range(12)
+    ]
+    return spark.createDataFrame(rows, verifySchema=False).repartition(3).cache()
+
+
+@pytest.mark.parametrize("move", [True, False])
+def test_columns_arrive_as_they_are_and_without_pandas(table, move):
+    names = {name: name for name in ("x", "dense", "mixed", "nested", "raw", "id")}
+    source = source_of(table, Chosen(names | {"beside": ["id", "label"]}))
+    spread = spread_out(source, 2, 0, move=move)
+    blocks = spread.blocks
+
+    def read(index, items):
+        import sys
+
+        sys.modules.pop("pandas", None)
+        for block in blocks(index, items):
+            features = block.form.batch(block.records).features
+            arrays = {name: array.tolist() for name, array in features.items()}
+            yield from ({n: a[i] for n, a in arrays.items()} for i in range(len(arrays["id"])))
+        assert "pandas" not in sys.modules
+
+    found = spread.rdd.mapPartitionsWithIndex(read).collect()
+    assert sorted(found, key=lambda row: row["id"]) == [
+        {
+            "x": [i, 1],
+            "dense": [i, 0, 2],
+            "mixed": [i, i % 2],
+            "nested": [[i, 1], [2, 3]],
+            "raw": [i, 255],
+            "id": i,
+            "beside": [i, i % 3],
+        }
+        for i in range(12)
+    ]
+    assert sum(spread.rows) == (0 if move else 12)
+
+
+def test_several_inputs_and_a_long_vector(table):
+    source = source_of(table, Chosen({"a": "x", "b": "wide"}, ("label", "id"), "label", "held"))
+    blocks = source.blocks
+
+    def read(index, items):
+        for block in blocks(index, items):
+            batch = block.form.batch(block.records)
+            assert batch.features["b"].shape[1] == 1 << 18
+            assert block.form.row_bytes < 100
+            places = batch.features["b"].argmax(1).tolist()
+            held = block.form.held_out(block.records).tolist()
+            yield batch.features["a"].tolist(), places, batch.labels[1].tolist(), held
+
+    for a, places, ids, held in source.rdd.mapPartitionsWithIndex(read).collect():
+        assert [row[0] for row in a] == places == ids
+        assert held == [i % 4 == 0 for i in ids]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        (Chosen("nowhere"), "no column 'nowhere' for features; the DataFrame has"),
+        (Chosen(["x", "id"]), r"features column 'x' is array<double>: it must be a number"),
+        (Chosen("x", "raw"), "label column 'raw' is binary: it must be a number"),
+        (Chosen("x", weight="x"), "weight column 'x' is array<double>"),
+        (Chosen("x", validation="id"), "validation column 'id' is bigint: it must be boolean"),
+        (Chosen("x", validation=1.5), "a fraction must be at least 0 and below 1"),
+        (Chosen([]), r"features=\[\]: give a column's name"),
+    ],
+)
+def test_a_column_that_cannot_be_meant_is_refused_before_the_job(table, chosen, why):
+    with pytest.raises(UsageError, match=why):
+        source_of(table, chosen)
+
+
+def test_images_of_sparks_own_reader(spark, tmp_path):
+    from PIL import Image
+
+    pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    frame = spark.read.format("image").load(str(tmp_path)).selectExpr("image", "1 as label")
+    ((found, _),) = rows_of(source_of(frame, Chosen("image")))
+    assert found == pixels.ravel().tolist()
+    files = spark.read.format("binaryFile").load(str(tmp_path)).selectExpr("content", "1 as label")
+    ((found, _),) = rows_of(source_of(files, Chosen("content")))
+    assert found == pixels.ravel().tolist()
+
+
+def frame_of(spark, digits, count=600):
+    rows = [
+        (f.tolist(), int(y), 1.0 + i % 2, i % 5 == 0)
+        for i, (f, y) in enumerate(zip(digits.features[:count], digits.labels, strict=False))
+    ]
+    return spark.createDataFrame(rows, "features array<float>, label int, w double, held boolean")
+
+
+def test_every_row_is_trained_or_held_out(spark, digits, make_network):
+    frame = frame_of(spark, digits)
+    by_column = make_network().fit(frame, epochs=2, weight="w", validation="held")
+    assert (by_column.rows, by_column.rows_trained, by_column.rows_held_out) == (600, 480, 120)
+    assert by_column.examples == 2 * 480
+    assert by_column.replicas_equal
+    by_chance = make_network().fit(frame, epochs=1, validation=0.25)
+    assert by_chance.rows_trained + by_chance.rows_held_out == 600
+    assert 100 < by_chance.rows_held_out < 200
+    again = make_network(workers_per_node=1).fit(frame, epochs=1, validation=0.25)
+    assert again.rows_held_out == by_chance.rows_held_out  # by content, wherever a row goes
+
+
+def test_weights_count(spark, digits, make_network):
+    """Rows of weight 0 teach nothing: the parameters stay where they were."""
+    model = DenseNetwork([64, 10], updater=Sgd(0.1), seed=1)
+    rows = [(f, y, 0.0) for f, y in digits.rows()[:200]]
+    network = make_network(model)
+    before = network.parameters
+    network.fit(spark.sparkContext.parallelize(rows, 4))
+    np.testing.assert_allclose(network.parameters, before, atol=1e-5)
+
+
+@pytest.mark.parametrize("repartition", ["always", "never"])
+def test_a_bad_row_is_named_by_its_own_partition(spark, digits, make_network, repartition):
+    good = frame_of(spark, digits, 100).coalesce(1)
+    bad = spark.createDataFrame([([0.5] * 63, 1, 1.0, False)], good.schema)
+    frame = good.union(bad.coalesce(1))
+    wrong = frame.selectExpr("if(size(features) = 63, null, features) as features", "label")
+    with pytest.raises(TrainingError, match=r"row 0 of partition 1: column 'features' is null"):
+        make_network(repartition=repartition).fit(wrong)
+    nan = frame.selectExpr(
+        "if(size(features) = 63, array_repeat(float('nan'), 64), features) as features", "label"
+    )
+    with pytest.raises(TrainingError, match=r"row 0 of partition 1: feature 0 is nan"):
+        make_network(repartition=repartition).fit(nan)
+
+
+# -- export ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.flips(
+    "SharedTrainingMaster.rdd_training_approach", "SharedTrainingMaster.export_directory"
+)
+def test_exported_rows_are_computed_once_for_all_fits(spark, digits, make_network, tmp_path):
+    computed = spark.sparkContext.accumulator(0)
+
+    def count(row):
+        computed.add(1)
+        return row
+
+    rows = spark.sparkContext.parallelize(digits.rows()[:400], 3).map(count)
+    network = make_network(rdd_training_approach="export", export_directory=str(tmp_path))
+    first = network.fit(rows, epochs=2)
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert len(files) == 4
+    assert all(str(path).startswith(first.export_directory) for path in files)
+    second = network.fit(rows, epochs=1)
+    assert computed.value == 400
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == files
+    for summary, epochs in ((first, 2), (second, 1)):
+        assert summary.replicas_equal
+        assert summary.examples == epochs * 400 == epochs * summary.rows
+    direct = make_network().fit(rows, epochs=1)
+    assert computed.value == 800
+    assert direct.export_directory is None
+    network.close()
+    assert list(tmp_path.iterdir()) == []
+    network.close()
+
+
+def test_an_export_holds_the_rows_of_direct_training(table, spark, tmp_path):
+    """Every kind of column goes through Parquet unharmed, to the same worker."""
+    from sparkstrom.spark.export import export, exported
+
+    several = {"a": "x", "b": "nested", "c": "raw", "d": "wide", "e": "mixed"}
+    for chosen in (Chosen(several, "label", "label", "held"), Chosen("wide", "x")):
+        direct = spread_out(source_of(table, chosen), 2, 0, move=True)
+        files = exported(spark.sparkContext, export(table, chosen, 2, direct, str(tmp_path)))
+        assert records_of(files) == records_of(direct)
+
+
+def records_of(spread):
+    blocks = spread.blocks
+
+    def read(index, items):
+        from sparkstrom.runtime.store import Store
+
+        store = Store()
+        for block in blocks(index, items):
+            store.add(block.form, block.records)
+        done = store.finish()
+        yield index, done.form, done.rows, done.checksum
+
+    return spread.rdd.mapPartitionsWithIndex(read).collect()
+
+
+def test_other_data_replace_an_export_and_a_bad_row_leaves_none(
+    spark, digits, make_network, tmp_path
+):
+    rows = digits.rows()[:60]
+    network = make_network(rdd_training_approach="export", export_directory=f"file://{tmp_path}")
+    first = network.fit(spark.sparkContext.parallelize(rows, 2)).export_directory
+    second = network.fit(spark.sparkContext.parallelize(rows, 2)).export_directory
+    assert first != second
+    assert [str(path) for path in tmp_path.iterdir()] == [second.removeprefix("file://")]
+    bad = spark.sparkContext.parallelize([*rows, (np.zeros(3, np.float32), 1)], 2)
+    with pytest.raises(UsageError, match=r"row 30 of partition 1 has features float32\[3\]"):
+        network.fit(bad)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_default_directory_is_on_the_default_filesystem(spark, digits, make_network):
+    network = make_network(rdd_training_approach="export")
+    summary = network.fit(spark.sparkContext.parallelize(digits.rows()[:60], 2))
+    directory = Path(summary.export_directory.removeprefix("file:"))
+    assert directory.is_dir()
+    network.close()
+    assert not os.path.lexists(directory)
+
+
+def test_a_lost_file_is_named(spark, digits, make_network, tmp_path):
+    network = make_network(rdd_training_approach="export", export_directory=str(tmp_path))
+    rows = spark.sparkContext.parallelize(digits.rows()[:60], 2)
+    network.fit(rows)
+    next(tmp_path.rglob("00002-*.parquet")).unlink()
+    with pytest.raises(TrainingError, match=r"exported rows are missing: .*00002"):
+        network.fit(rows)
+    network.close()
+
+
+def test_rows_that_stay_in_place_are_read_where_they_are(spark):
+    rdd = spark.sparkContext.parallelize([([float(i)], i) for i in range(10)], 2)
+    spread = spread_out(source_of(rdd, Chosen()), 4, 0, move=False)
+    assert (spread.workers, spread.rows, spread.blocks) == (2, (5, 5), blocks_of_rows)

@@ -1,0 +1,117 @@
+"""Models on JAX, trained by real executors: accurate, equal, within a task's CPUs, fork-safe."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom import AdaptiveThreshold
+from sparkstrom.base.errors import TrainingError, UsageError
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+for wanted in ("jax", "optax"):
+    pytest.importorskip(wanted, reason="not installed: pip install 'sparkstrom[jax]'")
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import optax  # noqa: E402
+
+from sparkstrom.models.jax import JaxModel  # noqa: E402
+
+EPOCHS = 12
+
+
+def mlp(**options: Any) -> JaxModel:
+    """Functions that travel by value: executors cannot import tests."""
+    widths = (64, 64, 10)
+
+    def init(key: Any) -> Any:
+        keys = jax.random.split(key, len(widths) - 1)
+        return [
+            {"kernel": jax.random.normal(k, (n, m)) * (2 / n) ** 0.5, "bias": jnp.zeros(m)}
+            for k, n, m in zip(keys, widths[:-1], widths[1:], strict=True)
+        ]
+
+    def apply(params: Any, x: Any) -> Any:
+        *hidden, last = params
+        for layer in hidden:
+            x = jax.nn.relu(x @ layer["kernel"] + layer["bias"])
+        return x @ last["kernel"] + last["bias"]
+
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    return JaxModel(init, apply, loss, optax.adam(3e-3), **options)
+
+
+def accuracy(network: Any, digits: Any) -> float:
+    features, labels = digits.held_out
+    return float((network.predict(features).argmax(1) == labels).mean())
+
+
+def test_digits_by_two_workers(spark, digits, make_network):
+    network = make_network(mlp(), workers_per_node=1, threshold=AdaptiveThreshold(1e-3))
+    data = spark.sparkContext.parallelize(digits.rows(), 2)
+    summary = network.fit(data, epochs=EPOCHS)
+    assert summary.replicas_equal, summary.hashes
+    assert len(summary.hashes) == 3  # two workers and the driver
+    assert summary.examples == EPOCHS * len(digits.labels)
+    assert accuracy(network, digits) >= 0.95
+    again = network.fit(data, epochs=1)  # Adam's state was kept on the executors
+    assert again.grants == 2
+    network.close()
+
+
+def what_a_worker_sees(_: Iterator[Any]) -> Iterator[tuple[bool, str | None]]:
+    """Whether Spark's daemon, which forks the workers, has JAX in it; and XLA's threads."""
+    maps = (Path("/proc") / str(os.getppid()) / "maps").read_text()
+    yield "jaxlib" in maps, os.environ.get("NPROC")
+
+
+def test_the_daemon_that_forks_workers_never_loads_jax(spark, digits, make_network):
+    network = make_network(mlp(), workers_per_node=1)
+    data = spark.sparkContext.parallelize(digits.rows()[:64], 2)
+    network.fit(data, epochs=1)
+    what_a_worker_sees.__module__ = "__main__"  # by value
+    seen = spark.sparkContext.parallelize(range(4), 4).mapPartitions(what_a_worker_sees).collect()
+    assert not any(loaded for loaded, _ in seen)
+    assert {threads for _, threads in seen} <= {"1", None}  # spark.task.cpus, where JAX was
+    assert "1" in {threads for _, threads in seen}
+    network.close()
+
+
+def test_a_label_out_of_range_is_named(spark, digits, make_network):
+    rows = [*digits.rows()[:100], (digits.features[0], 10)]
+    with pytest.raises(TrainingError, match=r"row \d+ .*label.* is 10: with 10 outputs"):
+        make_network(mlp(), workers_per_node=1).fit(spark.sparkContext.parallelize(rows, 2))
+
+
+def test_what_cannot_be_pickled_is_refused_before_the_job(spark, digits, make_network):
+    lock = threading.Lock()
+
+    def apply(params: Any, features: Any) -> Any:
+        with lock:
+            return features @ params
+
+    model = JaxModel(lambda key: jnp.zeros((64, 10)), apply, optax.squared_error, optax.sgd(1))
+    with pytest.raises(UsageError, match=r"JaxModel\._apply .*lock"):
+        make_network(model).fit(spark.sparkContext.parallelize(digits.rows()[:64], 2))
+
+
+def test_keras_with_dropout(spark, digits, make_network):
+    pytest.importorskip("keras", reason="keras is not installed: pip install 'sparkstrom[keras]'")
+    from sparkstrom.models.keras import KerasModel
+    from sparkstrom.models.keras_objects import keras
+
+    keras.utils.set_random_seed(1)
+    parts = [keras.layers.Dense(64, "relu"), keras.layers.Dropout(0.1)]
+    module = keras.Sequential([keras.Input((64,)), *parts, keras.layers.Dense(10)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model = KerasModel(module, loss, keras.optimizers.Adam(3e-3))
+    network = make_network(model, workers_per_node=1, threshold=AdaptiveThreshold(1e-3))
+    summary = network.fit(spark.sparkContext.parallelize(digits.rows(), 2), epochs=EPOCHS)
+    assert summary.replicas_equal, summary.hashes
+    assert accuracy(network, digits) >= 0.95
+    network.close()

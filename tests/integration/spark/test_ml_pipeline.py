@@ -1,0 +1,160 @@
+"""The estimator in real pipelines: saved, loaded, cross-validated in threads, weights, values."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+from pyspark.ml.feature import StandardScaler
+from pyspark.ml.linalg import Vectors
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+from sparkstrom import EarlyStopping, SharedTrainingMaster
+from sparkstrom.base.errors import UsageError
+from sparkstrom.ml import SparkstromEstimator, SparkstromModel
+from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.models.outputs import predict_in_blocks
+
+MODEL = DenseNetwork([64, 24, 10], updater=Sgd(0.1), seed=1)
+TWO = SharedTrainingMaster(workers_per_node=1)
+
+
+@pytest.fixture(scope="module")
+def frame(spark, digits):
+    rows = [
+        (i, Vectors.dense(f * 16), float(y))
+        for i, (f, y) in enumerate(zip(digits.features[:500], digits.labels, strict=False))
+    ]
+    return spark.createDataFrame(rows, ["id", "pixels", "digit"]).repartition(3).cache()
+
+
+def accuracy(frame, **columns):
+    evaluator = MulticlassClassificationEvaluator(metricName="accuracy", **columns)
+    return evaluator.evaluate(frame)
+
+
+def test_a_pipeline_is_trained_saved_and_loaded(spark, frame, tmp_path):
+    scaler = StandardScaler(inputCol="pixels", outputCol="scaled", withMean=True, withStd=True)
+    estimator = SparkstromEstimator(
+        model=MODEL, featuresCol="scaled", labelCol="digit", epochs=6, master=TWO
+    )
+    assert estimator.setBatchSize(16).extractParamMap()[estimator.batchSize] == 16
+    Pipeline(stages=[scaler, estimator]).write().overwrite().save(str(tmp_path / "untrained"))
+    pipeline = Pipeline.load(str(tmp_path / "untrained"))
+    trained = pipeline.fit(frame)
+    assert trained.stages[1].summary.replicas_equal
+    assert trained.stages[1].summary.rows == 500
+    assert trained.stages[1].uid == estimator.uid
+    found = trained.transform(frame)
+    assert found.columns == [*frame.columns, "scaled", "rawPrediction", "probability", "prediction"]
+    assert accuracy(found, labelCol="digit") > 0.85
+    for _ in range(2):  # the second time over the first
+        trained.write().overwrite().save(str(tmp_path / "trained"))
+    loaded = PipelineModel.load(str(tmp_path / "trained"))
+    columns = ["id", "prediction", "probability"]
+    assert sorted(loaded.transform(frame).select(columns).collect()) == sorted(
+        found.select(columns).collect()
+    )
+    row = found.first()
+    assert row.probability.toArray().sum() == pytest.approx(1, abs=1e-6)
+    assert row.probability.toArray().argmax() == row.prediction
+    files = tmp_path / "trained/stages" / f"1_{estimator.uid}" / "model"
+    outputs = subprocess.run(
+        [sys.executable, "-c", ALONE, str(files / "model.npz")],
+        input=" ".join(map(str, row.scaled.toArray())),
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    np.testing.assert_allclose(
+        np.array(outputs.stdout.split(), float), row.probability.toArray(), atol=1e-6
+    )
+
+
+ALONE = """
+import json, sys
+sys.modules["sparkstrom"] = sys.modules["pyspark"] = None  # neither is there
+import numpy as np
+path = sys.argv[1]
+model = json.load(open(path + ".json"))["model"]
+flat = np.load(path)["parameters"]
+x, at = np.array([sys.stdin.read().split()], np.float32), 0
+widths = model["widths"]
+for n_in, n_out in zip(widths, widths[1:]):
+    weights = flat[at : at + n_in * n_out].reshape(n_in, n_out)
+    at += n_in * n_out
+    x = x @ weights + flat[at : at + n_out]
+    at += n_out
+    if at < len(flat):
+        x = np.maximum(x, 0)
+x = np.exp(x - x.max())
+print(*(x / x.sum())[0])
+"""
+
+
+def test_cross_validation_runs_fits_at_the_same_time(frame):
+    estimator = SparkstromEstimator(
+        model=MODEL, featuresCol="pixels", labelCol="digit", master=TWO, seed=3
+    )
+    worse = DenseNetwork([64, 24, 10], updater=Sgd(1e-6), seed=1)
+    grid = ParamGridBuilder().addGrid(estimator.model, [worse, MODEL]).build()
+    evaluator = MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy")
+    validator = CrossValidator(
+        estimator=estimator.setEpochs(3), estimatorParamMaps=grid, evaluator=evaluator,
+        numFolds=2, parallelism=2, seed=1,
+    )  # fmt: skip
+    found = validator.fit(frame)
+    assert found.avgMetrics[1] > found.avgMetrics[0] + 0.2
+    assert found.bestModel.summary.replicas_equal
+    assert accuracy(found.transform(frame), labelCol="digit") > 0.5
+
+
+def test_values_weights_and_early_stopping(spark, tmp_path):
+    random = np.random.default_rng(2)
+    features = random.normal(size=(400, 3))
+    wrong = random.random(400) < 0.3
+    labels = features @ [1.0, -2.0, 0.5] + 100 * wrong
+    rows = [
+        (f.tolist(), float(y), 0.0 if bad else 1.0, i % 5 == 0)
+        for i, (f, y, bad) in enumerate(zip(features, labels, wrong, strict=True))
+    ]
+    frame = spark.createDataFrame(
+        rows, "features array<double>, label double, trust double, test boolean"
+    )
+    estimator = SparkstromEstimator(
+        model=DenseNetwork([3, 1], loss="squared_error", updater=Sgd(0.02), seed=1),
+        weightCol="trust", validationIndicatorCol="test", epochs=40, master=TWO,
+        earlyStopping=EarlyStopping(patience=40),
+    )  # fmt: skip
+    estimator.save(str(tmp_path / "estimator"))
+    again = SparkstromEstimator.load(str(tmp_path / "estimator"))
+    assert again.getOrDefault("earlyStopping") == EarlyStopping(patience=40)
+    assert again.getOrDefault("master").given == TWO.given
+    model = again.fit(frame)
+    assert model.summary.rows_held_out == 80
+    assert model.summary.best.epoch > 1
+    found = model.transform(frame).where("trust > 0").select("label", "prediction").collect()
+    error = [row.label - row.prediction for row in found]
+    assert np.mean(np.square(error)) < 0.1
+    model.save(str(tmp_path / "model"))
+    loaded = SparkstromModel.load(str(tmp_path / "model"))
+    assert loaded.parameters.tobytes() == model.parameters.tobytes()
+    assert loaded.epochs_trained == len(model.summary.history)
+    wanted = predict_in_blocks(model.model, features[:3].astype(np.float32))
+    np.testing.assert_array_equal(loaded.predict(features[:3]), model.predict(features[:3]))
+    np.testing.assert_allclose(loaded.predict(features[:3]), wanted, rtol=1e-5)
+
+
+def test_what_is_missing_is_named(spark, frame, tmp_path):
+    with pytest.raises(UsageError, match="model is not set"):
+        SparkstromEstimator(labelCol="digit").fit(frame)
+    with pytest.raises(ValueError, match="model=3: pass a model"):
+        SparkstromEstimator(model=3)
+    estimator = SparkstromEstimator(model=MODEL, labelCol="digit")
+    with pytest.raises(UsageError, match="there is no column 'features'"):
+        estimator.fit(frame)
+    estimator.save(str(tmp_path / "no model"))
+    with pytest.raises(UsageError, match="no directory of a saved model"):
+        SparkstromModel.load(str(tmp_path / "no model"))

@@ -1,0 +1,214 @@
+"""Arrow messages become records; what does not fit is refused by column and row."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch
+from sparkstrom.spark import arrow, blocks
+from sparkstrom.spark.arrow import blocks_of_arrow, count_arrow
+from sparkstrom.spark.columns import FEATURES, HELD_OUT, LABEL, WEIGHT, Reading, Take
+
+F32, VECTOR = pa.float32(), pa.struct(
+    [
+        ("type", pa.int8()),
+        ("size", pa.int32()),
+        ("indices", pa.list_(pa.int32())),
+        ("values", pa.list_(pa.float64())),
+    ]
+)  # fmt: skip
+IMAGE = pa.struct(
+    [("height", pa.int32()), ("width", pa.int32()), ("nChannels", pa.int32()),
+     ("mode", pa.int32()), ("data", pa.binary())]
+)  # fmt: skip
+
+
+def reading_of(schema: pa.Schema, **options: Any) -> Reading:
+    """The first columns are features, by name; "y" is the label, "w" a weight, "v" held out."""
+    roles = {"y": LABEL, "w": WEIGHT, "v": HELD_OUT}
+    takes = [
+        Take(roles.get(name, FEATURES), (name,), (i,), False) for i, name in enumerate(schema.names)
+    ]
+    names = tuple(name for name in schema.names if name not in roles)
+    fixed: dict[str, Any] = {
+        "features": None if len(names) == 1 else names,
+        "labels": None,
+        "weighted": "w" in schema.names,
+        "flagged": "v" in schema.names,
+    }
+    return Reading(schema.serialize().to_pybytes(), tuple(takes), **fixed | options)
+
+
+def messages(*batches: pa.RecordBatch) -> Iterator[bytes]:
+    return (batch.serialize().to_pybytes() for batch in batches)
+
+
+def table(types: dict[str, pa.DataType], *parts: dict[str, list[Any]]) -> list[pa.RecordBatch]:
+    schema = pa.schema([*types.items(), *([] if "y" in types else [("y", pa.int32())])])
+    return [
+        pa.RecordBatch.from_pydict(
+            {"y": list(range(len(next(iter(part.values()))))), **part}, schema=schema
+        )
+        for part in parts
+    ]
+
+
+def read(types: dict[str, pa.DataType], *parts: dict[str, list[Any]]) -> Batch:
+    batches = table(types, *parts)
+    made = list(blocks_of_arrow(reading_of(batches[0].schema), 3, messages(*batches)))
+    form = made[-1].form
+    return form.batch(np.concatenate([b.form.widened(b.records, form) for b in made]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "dtype"),
+    [
+        (pa.int8(), [1, 2, -3], "int64"),
+        (pa.int64(), [1, 2**40, -3], "int64"),
+        (pa.float64(), [0.5, 1.5, 2.5], "float32"),
+        (pa.bool_(), [True, False, True], "bool"),
+        (pa.list_(pa.int16()), [[1, 2], [3, 4], [5, 6]], "int64"),
+        (pa.list_(pa.list_(F32)), [[[1.0], [2.0]], [[3.0], [4.0]], [[5.0], [6.0]]], "float32"),
+        (pa.list_(pa.bool_()), [[True, False], [False, True], [True, True]], "bool"),
+        (pa.binary(), [b"\x01\x02", b"\x03\x04", b"\x05\x06"], "uint8"),
+    ],
+)
+def test_a_column_keeps_its_shape_and_kind(kind: Any, values: list[Any], dtype: str) -> None:
+    features = read({"x": kind}, {"x": values[:1]}, {"x": values[1:]}).features
+    wanted = np.array([list(v) if isinstance(v, bytes) else v for v in values])
+    assert isinstance(features, np.ndarray)
+    assert features.dtype == dtype
+    np.testing.assert_array_equal(features, wanted)
+
+
+def test_several_inputs_by_name_with_labels_weights_and_flags() -> None:
+    types = {"ids": pa.list_(pa.int32()), "mask": pa.list_(pa.bool_()), "y": pa.float64(),
+             "w": pa.float64(), "v": pa.bool_()}  # fmt: skip
+    part = {"ids": [[7, 8], [9, 0]], "mask": [[True, True], [True, False]], "y": [0.5, 1.5],
+            "w": [1.0, 0.0], "v": [False, True]}  # fmt: skip
+    batches = table(types, part)
+    (block,) = blocks_of_arrow(reading_of(batches[0].schema), 0, messages(*batches))
+    batch = block.form.batch(block.records)
+    assert isinstance(batch.features, dict)
+    assert list(batch.features) == ["ids", "mask"]
+    assert batch.features["ids"].tolist() == [[7, 8], [9, 0]]
+    assert (batch.labels.dtype, batch.weights.tolist()) == (np.float32, [1.0, 0.0])
+    assert block.form.held_out(block.records).tolist() == [False, True]
+
+
+def vectors(*rows: Any) -> list[dict[str, Any]]:
+    return [
+        {"type": 1, "size": None, "indices": None, "values": row}
+        if isinstance(row, list)
+        else {"type": 0, "size": row[0], "indices": row[1], "values": row[2]}
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize("dense_max", [1024, 2])
+def test_vectors_dense_and_sparse(dense_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long vector takes 8 bytes for each entry, and is dense in the minibatch."""
+    monkeypatch.setattr(arrow, "DENSE_MAX", dense_max)
+    parts = [{"x": vectors([1.0, 0.0, 3.0], (3, [1], [5.0]))}, {"x": vectors((3, [], []))},
+             {"x": vectors((3, [0, 1, 2], [1.0, 2.0, 0.0]))}]  # fmt: skip
+    features = read({"x": VECTOR}, *parts).features
+    assert features.tolist() == [[1, 0, 3], [0, 5, 0], [0, 0, 0], [1, 2, 0]]
+    assert features.dtype == np.float32
+
+
+def test_a_long_vector_of_zeros_is_small_and_equal_however_it_came() -> None:
+    size = 1 << 18
+    as_dense = np.zeros(size)
+    as_dense[7] = 2.0
+    forms = [
+        next(blocks_of_arrow(reading_of(b[0].schema), 0, messages(*b)))
+        for row in ((size, [7], [2.0]), (size, [7, 9], [2.0, 0.0]), as_dense.tolist())
+        if (b := table({"x": VECTOR}, {"x": vectors(row)}))
+    ]
+    assert {block.records.nbytes for block in forms} == {8 + 4}
+    assert len({block.records.tobytes() for block in forms}) == 1
+
+
+def test_images_are_rgb_whatever_they_came_as() -> None:
+    pixels = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
+    encoded = io.BytesIO()
+    Image.fromarray(pixels).save(encoded, "PNG")
+    opencv = {"height": 2, "width": 3, "nChannels": 3, "mode": 16,
+              "data": pixels[:, :, ::-1].tobytes()}  # fmt: skip
+    png = read({"x": pa.binary()}, {"x": [encoded.getvalue()] * 2}).features
+    struct = read({"x": IMAGE}, {"x": [opencv] * 2}).features
+    for features in (png, struct):
+        assert (features.dtype, features.shape) == (np.uint8, (2, 2, 3, 3))
+        np.testing.assert_array_equal(features[1], pixels)
+    grey = {"height": 1, "width": 2, "nChannels": 1, "mode": 5,
+            "data": np.array([0.5, 1.5], "<f4").tobytes()}  # fmt: skip
+    assert read({"x": IMAGE}, {"x": [grey]}).features.tolist() == [[[[0.5], [1.5]]]]
+
+
+def png(*shape: int, mode: str | None = None) -> bytes:
+    out = io.BytesIO()
+    image = Image.fromarray(np.zeros(shape, np.uint8))
+    (image.convert(mode) if mode else image).save(out, "PNG")
+    return out.getvalue()
+
+
+LIST = pa.list_(F32)
+GOOD = [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "why"),
+    [
+        (LIST, [GOOD, [1.0]], "column 'x' has 1 values where earlier ones have 2.*pad or cut"),
+        (LIST, [GOOD, None], "column 'x' is null: fill or drop it"),
+        (LIST, [GOOD, [1.0, None]], "column 'x' has a null: fill or drop it"),
+        (pa.list_(LIST), [[GOOD, GOOD], [GOOD, [1.0]]], "column 'x' has 1 values where earlier"),
+        (pa.list_(LIST), [[GOOD, GOOD], [GOOD]], "column 'x' has 1 values where earlier"),
+        (pa.list_(LIST), [[GOOD, GOOD], [GOOD, None]], "column 'x' has a null"),
+        (pa.int32(), [1, None], "column 'x' is null"),
+        (VECTOR, vectors(GOOD, [1.0]), "column 'x' is a vector of 1, earlier ones are of 2"),
+        (VECTOR, vectors(GOOD, (3, [1], [1.0])), "column 'x' is a vector of 3"),
+        (pa.binary(), [b"ab", b"abc"], r"is uint8\[3\], earlier ones are uint8\[2\]: scale"),
+        (pa.binary(), [b"ab", png(2, 2)], r"(is a PNG or JPEG, and earlier|is uint8\[2, 2, 1\])"),
+        (pa.binary(), [png(2, 2), png(2, 3)], r"is uint8\[2, 3, 1\], earlier ones are"),
+        (pa.binary(), [png(2, 2), png(2, 2)[:30]], "does not open"),
+        (pa.binary(), [png(2, 2), png(2, 2, mode="I;16")], "is an image of mode I"),
+    ],
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_a_row_that_does_not_fit_is_named(
+    kind: Any, values: list[Any], why: str, together: bool
+) -> None:
+    """Also where the rows before it came in another Arrow batch."""
+    parts = [{"x": values}] if together else [{"x": values[:1]}, {"x": values[1:]}]
+    first = {"x": values[:1] * 4}
+    with pytest.raises(UsageError, match=rf"row 5 of partition 3: {why}|row 5 .*{why}"):
+        read({"x": kind}, first, *parts)
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), None])
+def test_a_weight_is_a_number_of_at_least_0(weight: float | None) -> None:
+    with pytest.raises(UsageError, match=r"row 1 of partition 3: column 'w' \(weight\) is n"):
+        read({"x": F32, "y": F32, "w": F32}, {"x": [1, 2], "y": [1, 2], "w": [1.0, weight]})
+
+
+def test_blocks_are_cut_and_gathered_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1200)
+    monkeypatch.setattr(arrow, "BLOCK_BYTES", 1200)
+    batches = table({"x": F32}, *({"x": list(range(n))} for n in (700, 3, 0, 100, 5)))
+    made = list(blocks_of_arrow(reading_of(batches[0].schema), 0, messages(*batches)))
+    assert [int(n) for block in made for n in block.numbers] == list(range(808))
+    assert all(block.records.nbytes <= 2 * 1200 for block in made)
+    assert list(count_arrow(reading_of(batches[0].schema), messages(*batches))) == [808]
+
+
+def test_no_messages_are_no_blocks() -> None:
+    assert list(blocks_of_arrow(reading_of(pa.schema([("x", F32), ("y", F32)])), 0, [])) == []
