@@ -119,12 +119,7 @@ class Family:
             if not log.reaches(downlink.sent):
                 return [*out, *self._fall_behind(child, now_s)]
             if self._is_cheaper_merged(child):
-                entries = tuple(log.after(downlink.sent))
-                merged = ev.SendMerged(
-                    child.node, downlink.sent, log.head, last_of(entries), entries
-                )
-                downlink.put(log.head, HEADER_BYTES + self._merged_bytes, now_s)
-                return [*out, merged]
+                return [*out, self._send_merged(child, now_s)]
             entry = log.next(downlink.sent)
             if isinstance(entry, MergedRange) and child.catching:
                 return [*out, *self._fall_behind(child, now_s)]

@@ -20,7 +20,7 @@ def forget_sleep(me: Standing, now_s: float) -> None:
         return min(now_s, since_s + slept_s)
 
     me.began_s, me.heard_s, me.got_s = later(me.began_s), later(me.heard_s), later(me.got_s)
-    me.activity_s = later(me.activity_s)
+    me.activity_s, me.opened_s = later(me.activity_s), later(me.opened_s)
     if me.done_s is not None:
         me.done_s = later(me.done_s)
     me.failed_s, me.leaving_s = later(me.failed_s), later(me.leaving_s)

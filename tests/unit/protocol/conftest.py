@@ -6,28 +6,36 @@ from typing import Any
 
 import pytest
 
+from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
     Activity,
     Address,
+    Adopt,
+    Attach,
+    Attached,
     Behind,
     Chunk,
     Closed,
     Committed,
     Join,
+    MergedRange,
     Message,
     Phase,
     Report,
     State,
+    Status,
     Update,
     Welcome,
 )
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.master import Master
+from sparkstrom.protocol.members import Member
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
 
 HERE = Address("here", 7, 10, 11)
-UP = Address("master", 1, 1002, 1003)
+UP = Address("above", 1, 1002, 1003)
+LOBBY = -1
 
 
 class Make:
@@ -38,50 +46,74 @@ class Make:
         given |= {"count": len(payload)} | fields
         return Update(origin=origin, seq=seq, payload=payload, **given)
 
-    def committed(self, commit: int, origin: int = 9, payload: bytes = b"abcd") -> Committed:
+    def committed(
+        self, commit: int, origin: int = 9, payload: bytes = b"abcd", seq: int | None = None
+    ) -> Committed:
         return Committed(
             commit=commit,
             origin=origin,
-            seq=commit,
+            seq=commit if seq is None else seq,
             form=0,
             tau_quanta=2,
             count=len(payload),
             payload=payload,
         )
 
+    def merged(
+        self, after: int, commit: int, last: list[tuple[int, int]] | None = None
+    ) -> MergedRange:
+        return MergedRange(after=after, commit=commit, last=last or [(9, commit)], payload=b"sum!")
+
     def join(self, partition: int = 0, token: int = 0, **fields: Any) -> Join:
         given = {
-            "token": token or 100 + partition, "count": 1, "edge": 1, "partition": partition,
-            "attempt": 10 + partition, "rows": 7, "checksum": 5, "batches": 3, "address": HERE,
-            "host": "h", "executor": "e", "pid": 1, "version": "v", "have": 0,
-            "has_replica": False,
+            "token": token or 100 + partition, "count": 1, "knock": 1, "partition": partition,
+            "attempt": 10 + partition, "rows": 7, "checksum": 5, "batches": 3,
+            "address": Address(f"w{partition}", 7, 10, 11), "host": "h", "executor": "e", "pid": 1,
+            "version": "v", "alone": False,
         }  # fmt: skip
         return Join(**(given | fields))
 
-    def report(self, **fields: Any) -> Report:
-        given = {
-            "edge": 1, "received": 0, "after_seq": 0, "epoch": 0, "batch": 0, "steps": 0,
-            "activity": Activity.WAITING,
-        }  # fmt: skip
-        return Report(**(given | fields))
-
     def welcome(self, node: int = 1, **fields: Any) -> Welcome:
         given = {
-            "token": 1, "count": 1, "edge": 1, "up": UP, "base": 0, "snapshot": True, "chunks": 1,
-            "last": [(node, 0)], "closed": [], "epoch": 0, "batch": 0, "steps": 0, "grants": [],
+            "token": 1, "count": 1, "knock": 1, "parent": MASTER, "edge": 1, "up": UP, "chunks": 1,
+            "closed": [], "epoch": 0, "batch": 0, "steps": 0, "grants": [],
         }  # fmt: skip
         return Welcome(node=node, **(given | fields))
 
+    def adopt(self, node: int, edge: int = 50) -> Adopt:
+        return Adopt(node=node, edge=edge, local=UP, peer=HERE)
+
+    def attach(self, have: int = 0, *ids: int, whole: bool = False, **fields: Any) -> Attach:
+        given: dict[str, Any] = {"catching": False} | fields
+        return Attach(have=have, whole=whole, ids=list(ids), **given)
+
+    def attached(
+        self, base: int = 0, last: list[tuple[int, int]] | None = None, *, snapshot: bool = True
+    ) -> Attached:
+        return Attached(base=base, snapshot=snapshot, last=last or [])
+
+    def status(self, node: int = 1, **fields: Any) -> Status:
+        given = {
+            "edge": 1, "count": 1, "after_seq": 0, "epoch": 0, "batch": 0, "steps": 0,
+            "activity": Activity.WAITING,
+        }  # fmt: skip
+        return Status(node=node, **(given | fields))
+
+    def report(self, *news: Status, **fields: Any) -> Report:
+        given: dict[str, Any] = {"received": 0, "catching": False, "stamp": 0} | fields
+        return Report(news=list(news), **given)
+
     def state(self, phase: Phase = Phase.RUNNING, **fields: Any) -> State:
-        given = {"head": 0, "final": 0, "slowest": 0, "last_seq": 0}
-        return State(phase=phase, **(given | fields))
+        given: dict[str, Any] = {"beat": 0, "head": 0, "final": 0, "slowest": 0, "nodes": 1}
+        given |= {"closed": [], "heard": 0} | fields
+        return State(phase=phase, **given)
 
     def closed(self, node: int, seq: int = 0, *, free: bool = True, **fields: Any) -> Closed:
         given: dict[str, Any] = {"token": 1, "count": 1, "reason": "its lease ran out"} | fields
         return Closed(node=node, seq=seq, free=free, **given)
 
     def behind(self, base: int, last: list[tuple[int, int]] | None = None) -> Behind:
-        return Behind(base, 1, last or [])
+        return Behind(base, last or [])
 
     def chunk(self, commit: int, index: int = 0) -> Chunk:
         return Chunk(index=index, commit=commit, payload=b"theta")
@@ -91,21 +123,34 @@ class Make:
 
 
 class NodeDriver:
-    """A node's machine and what it wanted last."""
+    """A node's machine and what it wanted last. ``parent`` is whom it was told to stand under."""
 
-    def __init__(self, make: Make, **limits: Any) -> None:
-        self.make = make
+    def __init__(self, make: Make, parent: int = MASTER, **limits: Any) -> None:
+        self.make, self.parent = make, parent
         identity = Identity(1, 0, 10, 7, 5, 3, "h", "e", 1, "v")
         self.machine = Node(identity, NodeLimits(**limits), 0.0)
         self.me = self.machine.standing
         self.now_s = 0.0
+        self.beat = 0
 
     def step(self, event: ev.Event, after_s: float = 0.0) -> list[ev.Effect]:
         self.now_s += after_s
         return self.machine.step(event, self.now_s)
 
-    def hear(self, message: Message, after_s: float = 0.0) -> list[ev.Effect]:
-        return self.step(ev.Received(0, message), after_s)
+    def hear(
+        self, message: Message, after_s: float = 0.0, sender: int | None = None
+    ) -> list[ev.Effect]:
+        """From its parent, or somebody else."""
+        return self.step(ev.Received(self.parent if sender is None else sender, message), after_s)
+
+    def told(self, message: Message, after_s: float = 0.0) -> list[ev.Effect]:
+        """By the master itself."""
+        return self.hear(message, after_s, MASTER)
+
+    def alive(self, phase: Phase = Phase.RUNNING, **fields: Any) -> list[ev.Effect]:
+        """Another sign of the master's life comes down."""
+        self.beat += 1
+        return self.hear(self.make.state(phase, beat=self.beat, **fields))
 
     def tick(self, after_s: float = 0.0) -> list[ev.Effect]:
         return self.step(ev.Tick(), after_s)
@@ -114,10 +159,22 @@ class NodeDriver:
     def order(self) -> ev.Order:
         return self.machine.command.order
 
+    def opened(self, *, alone: bool = False) -> list[ev.Effect]:
+        return self.step(ev.Opened(HERE, alone))
+
+    def opened_anew(self) -> None:
+        """Another edge to the same parent, which goes on from where the node is."""
+        self.opened()
+        edge, knock = self.me.edge + 1, self.me.knock
+        self.told(self.make.welcome(self.me.node, parent=self.parent, edge=edge, knock=knock))
+        self.hear(self.make.attached(self.me.received, snapshot=False))
+        assert self.me.attached
+
     def joined(self) -> NodeDriver:
-        """Welcomed, and its first snapshot asked for."""
-        self.step(ev.Opened(HERE))
-        self.hear(self.make.welcome())
+        """It has its place, and its first snapshot is asked for."""
+        self.opened()
+        self.told(self.make.welcome(parent=self.parent))
+        self.hear(self.make.attached())
         return self
 
     def training(self) -> NodeDriver:
@@ -132,9 +189,18 @@ class NodeDriver:
         assert self.order is ev.Order.TRAIN
         return self
 
+    def with_child(self, child: int = 5, have: int = 0, *ids: int, **fields: Any) -> NodeDriver:
+        """A child that follows from ``have``."""
+        edge = self.me.family.children[child].edge + 1 if child in self.me.family.children else 50
+        self.told(self.make.adopt(child, edge))
+        attach = self.make.attach(have, *(ids or (child,)), **({"whole": True} | fields))
+        self.hear(attach, sender=child)
+        assert self.me.family.children[child].answer is not None
+        return self
+
 
 class MasterDriver:
-    """The master's machine."""
+    """The master's machine, with those right under it as its only senders."""
 
     def __init__(self, make: Make, partitions: int = 2, **given: Any) -> None:
         self.make = make
@@ -160,8 +226,50 @@ class MasterDriver:
     def hear(self, sender: int, message: Message, after_s: float = 0.0) -> list[ev.Effect]:
         return self.step(ev.Received(sender, message), after_s)
 
+    def lobby(self, message: Message, after_s: float = 0.0) -> list[ev.Effect]:
+        """Somebody speaks to the master itself."""
+        return self.hear(LOBBY, message, after_s)
+
     def join(self, partition: int = 0, **fields: Any) -> list[ev.Effect]:
-        return self.hear(-1, self.make.join(partition, **fields))
+        return self.lobby(self.make.join(partition, **fields))
+
+    def attach(self, node: int, **fields: Any) -> list[ev.Effect]:
+        """One of those right under the master takes its place."""
+        have, ids = fields.pop("have", 0), fields.pop("ids", (node,))
+        return self.hear(node, self.make.attach(have, *ids, **fields))
+
+    def enter(self, partition: int = 0, **fields: Any) -> list[ev.Effect]:
+        """Join, and take the place that is assigned."""
+        attach = {name: fields.pop(name) for name in ("have", "whole", "ids") if name in fields}
+        effects = self.join(partition, **fields)
+        node = self.fit.members.next_id - 1
+        return effects + self.confirm(node, **attach)
+
+    def confirm(self, node: int, **attach: Any) -> list[ev.Effect]:
+        """The node is where it was ordered to be."""
+        if self.fit.tree.depth(node) == 1:
+            return self.attach(node, **attach)
+        return self.say(node)
+
+    def say(self, node: int, received: int = 0, **fields: Any) -> list[ev.Effect]:
+        """The node's own words, through whoever leads to it; what is not named stays."""
+        member = self.member(node)
+        known: dict[str, Any] = {"steps": member.steps, "final": member.final}
+        if member.activity is not Activity.CATCHING_UP:
+            known["activity"] = member.activity
+        if member.pending is not None:
+            after_seq, (epoch, batch) = member.pending
+            known |= {"after_seq": after_seq, "epoch": epoch, "batch": batch}
+        edge, count = member.age
+        if member.order is not None and member.order.edge > edge:
+            edge = member.order.edge
+        known |= {"edge": edge, "count": count + 1} | fields
+        report = self.make.report(self.make.status(node, **known), received=received)
+        return self.hear(self.fit.tree.path(node)[0], report)
+
+    def member(self, node: int) -> Member:
+        found: Member = self.fit.members.live[node]
+        return found
 
     def tick(self, after_s: float = 0.0) -> list[ev.Effect]:
         return self.step(ev.Tick(), after_s)
@@ -173,21 +281,21 @@ class MasterDriver:
     def running(self) -> MasterDriver:
         """All have joined and hold a replica; ids are 1, 2 and so on."""
         for partition in range(len(self.fit.partitions)):
-            self.join(partition)
+            self.enter(partition)
+        self.tick()
         for node in list(self.fit.members.live):
-            self.hear(node, self.make.report())
+            self.say(node, activity=Activity.WAITING)
         assert self.phase is Phase.RUNNING
         return self
 
     def evict(self, node: int) -> list[ev.Effect]:
-        """This one is silent for a lease, the others are not."""
+        """This one, right under the master, is silent for a lease; the others are not."""
         effects: list[ev.Effect] = []
         for _ in range(6):
             effects += self.tick(self.fit.limits.lease_s / 5)
-            for other in list(self.fit.members.live):
+            for other in list(self.fit.family.children):
                 if other != node:
-                    steps = self.fit.members.live[other].steps
-                    self.hear(other, self.make.report(steps=steps))
+                    self.hear(other, self.make.report())
         assert node not in self.fit.members.live
         return effects
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from sparkstrom.protocol.catchup import ASKED_AT_ONCE, RETRY_S, Catchup
+from sparkstrom.protocol.replay import Log
+
+PLENTY, ONE = 10**6, 1  # bytes: room for all commits of these tests, or for the newest alone
 
 
 def test_chunks_are_asked_for_a_few_at_a_time_and_again_when_they_do_not_come(make: Any) -> None:
-    catchup = Catchup(0, 10, 10**6, 0.0)
+    catchup = Catchup(Log(PLENTY), 10, 0.0)
     assert catchup.wanted(0.0) == list(range(ASKED_AT_ONCE))
     assert catchup.wanted(RETRY_S / 2) == []
     catchup.take(make.chunk(0, 1), RETRY_S / 2)
@@ -17,24 +20,32 @@ def test_chunks_are_asked_for_a_few_at_a_time_and_again_when_they_do_not_come(ma
 
 
 def test_it_is_ready_with_all_chunks_and_every_commit_inside_them(make: Any) -> None:
-    catchup = Catchup(3, 2, 10**6, 0.0)
+    held = Log(PLENTY, base=3)
+    catchup = Catchup(held, 2, 0.0)
     catchup.take(make.chunk(3, 0), 0.0)
     assert not catchup.ready(0.0)
     catchup.take(make.chunk(5, 1), 0.0)
-    catchup.hold(make.committed(4))
+    held.append(make.committed(4))
     assert not catchup.ready(0.0)
-    catchup.hold(make.committed(5))
+    held.append(make.committed(5))
     assert catchup.ready(0.0)
     assert [chunk.commit for chunk in catchup.chunks] == [3, 5]
-    assert [held.commit for held in catchup.held] == [4, 5]
+    assert [entry.commit for entry in catchup.held] == [4, 5]
+
+
+def passes(catchup: Catchup, held: Log, *commits: Any) -> None:
+    """These go through the log meanwhile."""
+    for commit in commits:
+        held.append(commit)
+    catchup.forget_old()
 
 
 def test_a_chunk_that_is_older_than_what_is_held_is_worthless(make: Any) -> None:
-    catchup = Catchup(0, 2, 1, 0.0)  # holds one commit
+    held = Log(ONE)
+    catchup = Catchup(held, 2, 0.0)
     catchup.take(make.chunk(0, 0), 0.0)
     catchup.take(make.chunk(1, 1), 0.0)
-    catchup.hold(make.committed(1))
-    catchup.hold(make.committed(2))
+    passes(catchup, held, make.committed(1), make.committed(2))
     assert not catchup.ready(0.0)
     assert catchup.wanted(0.0) == [0]
     catchup.take(make.chunk(0, 0), 0.0)
@@ -44,28 +55,38 @@ def test_a_chunk_that_is_older_than_what_is_held_is_worthless(make: Any) -> None
 
 
 def test_a_chunk_beyond_the_last_is_ignored(make: Any) -> None:
-    catchup = Catchup(0, 1, 1, 0.0)
+    catchup = Catchup(Log(ONE), 1, 0.0)
     catchup.take(make.chunk(0, 1), 0.0)
     assert not catchup.ready(0.0)
 
 
 def test_progress_is_to_hold_more_chunks_than_ever(make: Any) -> None:
-    catchup = Catchup(0, 3, 1, 0.0)
+    held = Log(ONE)
+    catchup = Catchup(held, 3, 0.0)
     catchup.take(make.chunk(0, 0), 1.0)
     catchup.take(make.chunk(0, 1), 2.0)
     assert catchup.progress_s == 2.0
-    catchup.hold(make.committed(1))
-    catchup.hold(make.committed(2))  # both chunks are too old now
+    passes(catchup, held, make.committed(1), make.committed(2))  # both chunks are too old now
     catchup.take(make.chunk(2, 0), 3.0)
     catchup.take(make.chunk(2, 1), 4.0)
     assert catchup.progress_s == 2.0
-    again = Catchup(9, 3, 1, 5.0, catchup)
+    again = Catchup(Log(ONE, base=9), 3, 5.0, catchup)
     again.take(make.chunk(9, 0), 6.0)
     assert again.progress_s == 2.0
 
 
 def test_waiting_for_the_trainer_is_another_wait(make: Any) -> None:
-    catchup = Catchup(0, 1, 1, 0.0)
+    catchup = Catchup(Log(ONE), 1, 0.0)
     catchup.take(make.chunk(0, 0), 1.0)
     assert catchup.ready(50.0)
     assert catchup.progress_s == 50.0
+
+
+def test_another_parent_is_asked_for_what_is_lacking_at_once(make: Any) -> None:
+    """What one parent has sent need not come again from the next."""
+    catchup = Catchup(Log(PLENTY), 3, 0.0)
+    catchup.wanted(0.0)
+    catchup.take(make.chunk(0, 1), 0.1)
+    catchup.resume(0.2)
+    assert catchup.wanted(0.2) == [0, 2]
+    assert catchup.took_s == 0.2

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import (
     Again,
@@ -13,27 +15,14 @@ from sparkstrom.codec.messages import (
     Closed,
     Committed,
     Failed,
-    Message,
-    Refused,
-    Stats,
+    Here,
+    Probe,
     Welcome,
 )
 from sparkstrom.protocol import events as ev
+from tests.unit.protocol.spoken import aborted, answers, every, sent
 
-
-def told(effects: list[ev.Effect], node: int, kind: type[Message]) -> list[Any]:
-    messages = [e.message for e in effects if isinstance(e, ev.Send) and e.to == node]
-    return [message for message in messages if isinstance(message, kind)]
-
-
-def every(effects: list[ev.Effect], kind: type[Any]) -> list[Any]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
-def aborted(effects: list[ev.Effect]) -> ev.Abort:
-    (abort,) = every(effects, ev.Abort)
-    found: ev.Abort = abort
-    return found
+LOBBY = -1
 
 
 # -- updates -----------------------------------------------------------------------------------
@@ -43,18 +32,18 @@ def test_an_update_goes_to_all_and_its_origin_gets_the_number(master: Any, make:
     master.running()
     effects = master.hear(1, make.update(1, 1))
     assert every(effects, ev.Deliver)[0].update.commit == 1
-    (mine,) = told(effects, 1, Committed)
-    (others,) = told(effects, 2, Committed)
+    (mine,) = sent(effects, Committed, 1)
+    (others,) = sent(effects, Committed, 2)
     assert (mine.commit, mine.origin, mine.seq, mine.payload) == (1, 1, 1, b"")
     assert others.payload == b"abcd"
 
 
 def test_after_a_gap_the_origin_is_asked_once_for_a_while(master: Any, make: Any) -> None:
     master.running()
-    assert told(master.hear(1, make.update(1, 2)), 1, Again) == [Again(0)]
-    assert told(master.hear(1, make.update(1, 3)), 1, Again) == []
+    assert sent(master.hear(1, make.update(1, 2)), Again, 1) == [Again(1)]
+    assert sent(master.hear(1, make.update(1, 3)), Again, 1) == []
     master.hear(1, make.update(1, 1))
-    assert told(master.hear(1, make.update(1, 3), 0.1), 1, Again) == [Again(1)]
+    assert sent(master.hear(1, make.update(1, 3), 0.1), Again, 1) == [Again(1)]
 
 
 def test_a_repeat_is_neither_numbered_nor_asked_for(master: Any, make: Any) -> None:
@@ -64,10 +53,13 @@ def test_a_repeat_is_neither_numbered_nor_asked_for(master: Any, make: Any) -> N
     assert master.fit.sequencer.head == 1
 
 
-def test_nobody_sends_for_another(master: Any, make: Any) -> None:
+def test_whoever_handed_an_update_on_is_asked_for_what_lacks_before_it(
+    master: Any, make: Any
+) -> None:
+    """A relay sends for those below it; the question goes back the same way."""
     master.running()
-    assert master.hear(2, make.update(1, 1)) == []
-    assert master.fit.sequencer.dropped == {"not its own": 1}
+    assert every(master.hear(2, make.update(1, 1)), ev.Deliver)
+    assert sent(master.hear(2, make.update(1, 3)), Again, 2) == [Again(1)]
 
 
 def test_a_stranger_moves_a_counter(master: Any, make: Any) -> None:
@@ -80,7 +72,7 @@ def test_whoever_asks_is_sent_what_follows(master: Any, make: Any) -> None:
     master.running()
     for seq in (1, 2):
         master.hear(1, make.update(1, seq))
-    commits = told(master.hear(2, AskAfter(0)), 2, Committed)
+    commits = sent(master.hear(2, AskAfter(0)), Committed, 2)
     assert [committed.commit for committed in commits] == [1, 2]
     assert master.hear(2, AskAfter(9)) == []  # nobody can have that
 
@@ -89,20 +81,20 @@ def test_what_the_log_no_longer_holds_takes_a_snapshot(master_with: Any, make: A
     master = master_with(log_bytes=1).running()
     for seq in (1, 2, 3):
         master.hear(1, make.update(1, seq))
-    assert told(master.hear(1, AskAfter(0)), 1, Behind) == [Behind(3, 1, [(1, 3)])]
+    assert sent(master.hear(1, AskAfter(0)), Behind, 1) == [Behind(3, [(1, 3)])]
     assert every(master.hear(1, AskChunk(0)), ev.SendChunk) == [ev.SendChunk(1, 0)]
     assert every(master.hear(1, AskChunk(1)), ev.SendChunk) == []
-    following = told(master.hear(2, make.update(2, 1)), 1, Committed)
+    following = sent(master.hear(2, make.update(2, 1)), Committed, 1)
     assert [committed.commit for committed in following] == [4]
 
 
 def test_what_is_not_acknowledged_is_sent_again(master: Any, make: Any) -> None:
     master.running()
     master.hear(1, make.update(1, 1))
-    assert told(master.tick(0.1), 2, Committed) == []
-    assert [c.commit for c in told(master.tick(0.2), 2, Committed)] == [1]
+    assert sent(master.tick(0.1), Committed, 2) == []
+    assert [c.commit for c in sent(master.tick(0.2), Committed, 2)] == [1]
     master.hear(2, make.report(received=1))
-    assert told(master.tick(1.0), 2, Committed) == []
+    assert sent(master.tick(1.0), Committed, 2) == []
 
 
 # -- positions ---------------------------------------------------------------------------------
@@ -120,62 +112,81 @@ def test_a_position_counts_with_the_update_that_it_came_with(master: Any, make: 
 
 
 def test_a_reported_position_waits_for_its_update(master: Any, make: Any) -> None:
-    master.running()
-    master.hear(1, make.report(after_seq=1, batch=2))
+    master.running().say(1, after_seq=1, batch=2)
     assert position(master) == (0, 0)
     master.hear(1, make.update(1, 1, batch=1))
     assert position(master) == (0, 2)
 
 
-def test_an_older_report_takes_no_newer_position_away(master: Any, make: Any) -> None:
-    master.running()
-    master.hear(1, make.report(after_seq=2, batch=2))
-    master.hear(1, make.report(after_seq=1, batch=1))
+def test_an_older_status_takes_no_newer_position_away(master: Any, make: Any) -> None:
+    master.running().say(1, after_seq=2, batch=2)
+    master.say(1, after_seq=1, batch=1)
     master.hear(1, make.update(1, 1, batch=1))
     assert position(master) == (0, 1)
     master.hear(1, make.update(1, 2, batch=2))
     assert position(master) == (0, 2)
 
 
-def test_a_pending_position_is_dropped_with_its_id(master: Any, make: Any) -> None:
-    master.running()
-    master.hear(1, make.report(after_seq=1, batch=2))
+def test_a_pending_position_is_dropped_with_its_id(master: Any) -> None:
+    master.running().say(1, after_seq=1, batch=2)
     master.evict(1)
-    welcome = told(master.join(0, attempt=50, token=7), 3, Welcome)[0]
-    assert (welcome.epoch, welcome.batch) == (0, 0)
+    (welcome,) = answers(master.join(0, attempt=50, token=7), Welcome)
+    assert (welcome.node, welcome.epoch, welcome.batch) == (3, 0, 0)
     assert position(master) == (0, 0)
 
 
-def test_a_report_of_an_older_edge_is_dropped(master: Any, make: Any) -> None:
+@pytest.mark.parametrize("age", [{"edge": 1, "count": 9}, {"edge": 3, "count": 1}])
+def test_an_older_status_changes_nothing(master: Any, make: Any, age: dict[str, int]) -> None:
+    """Words of an older edge, or from before the newest on this one, that came late."""
     master.running()
-    master.join(0, edge=2)
-    master.hear(1, make.report(edge=1, batch=2))
-    assert position(master) == (0, 0)
+    master.join(0, knock=2)  # another edge, the third in all
+    master.attach(1)
+    master.say(1, steps=1, edge=3, count=1)
+    news = make.status(1, steps=5, batch=2, **age)
+    assert master.hear(1, make.report(news)) == []
+    assert (master.member(1).steps, position(master)) == (1, (0, 0))
+
+
+def test_a_status_counts_whoever_hands_it_on(master: Any, make: Any) -> None:
+    master.running()
+    news = make.status(1, edge=1, count=9, steps=5, batch=2)
+    master.hear(2, make.report(news))
+    assert (master.member(1).steps, position(master)) == (5, (0, 2))
 
 
 # -- failures ----------------------------------------------------------------------------------
 
 
 def test_a_failure_ends_the_fit_with_host_partition_and_trace(master: Any) -> None:
-    effects = master.running().hear(2, Failed(reason="NaN", trace="t"))
+    effects = master.running().lobby(Failed(node=2, reason="NaN", trace="t"))
     abort = aborted(effects)
     assert (abort.reason, abort.trace, abort.host, abort.partition) == ("NaN", "t", "h", 1)
-    assert [bool(told(effects, node, Closed)) for node in (1, 2)] == [True, True]
+    assert [closed.node for closed in answers(effects, Closed)] == [1, 2]
 
 
 def test_after_a_failure_whoever_still_speaks_is_told(master: Any, make: Any) -> None:
-    master.running().hear(2, Failed(reason="NaN", trace="t"))
-    assert told(master.hear(1, make.report()), 1, Closed)
+    master.running().lobby(Failed(node=2, reason="NaN", trace="t"))
+    assert [closed.node for closed in answers(master.hear(1, make.report()), Closed)] == [1]
+    assert [closed.node for closed in answers(master.join(1), Closed)] == [2]
+    assert answers(master.lobby(Here(2)), Closed, "w1")
+    handed_on = master.hear(1, make.report(make.status(2)))
+    assert [closed.node for closed in answers(handed_on, Closed)] == [1, 2]
     assert master.hear(1, make.update(1, 1)) != []
     assert master.fit.sequencer.head == 0
     assert master.tick(100.0) == []
 
 
 def test_counters_pass_through(master: Any) -> None:
-    effects = master.running().hear(1, Stats({"loss": 1.0}))
-    assert every(effects, ev.Observed)[0].values == {"loss": 1.0}
+    effects = master.running().say(1, stats={"loss": 1.0})
+    assert every(effects, ev.Observed) == [ev.Observed(1, {"loss": 1.0})]
 
 
-def test_messages_for_nodes_move_a_counter(master: Any) -> None:
-    master.running().hear(1, Refused(token=1, count=1, reason="", fatal=True))
+@pytest.mark.parametrize("sender", [LOBBY, 1])
+def test_messages_for_nodes_move_a_counter(master: Any, sender: int) -> None:
+    master.running().hear(sender, Probe(1))
     assert master.fit.sequencer.dropped == {"not for a master": 1}
+
+
+def test_somebody_unknown_in_the_lobby_moves_a_counter(master: Any) -> None:
+    assert master.running().lobby(Here(77)) == []
+    assert master.fit.sequencer.dropped == {"stranger": 1}

@@ -6,25 +6,17 @@ from typing import Any
 
 from sparkstrom.codec.messages import (
     Activity,
+    Attached,
+    Closed,
     Committed,
-    Message,
+    Kept,
+    Leaving,
+    Phase,
     State,
     Welcome,
 )
 from sparkstrom.protocol import events as ev
-
-
-def told(effects: list[ev.Effect], node: int, kind: type[Message]) -> list[Any]:
-    messages = [e.message for e in effects if isinstance(e, ev.Send) and e.to == node]
-    return [message for message in messages if isinstance(message, kind)]
-
-
-def every(effects: list[ev.Effect], kind: type[Any]) -> list[Any]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
-def answers(effects: list[ev.Effect]) -> list[Any]:
-    return [effect.message for effect in every(effects, ev.Answer)]
+from tests.unit.protocol.spoken import aborted, answers, every, only, sent
 
 
 # -- losing and returning ----------------------------------------------------------------------
@@ -41,79 +33,117 @@ def test_an_evicted_process_is_told_and_comes_back_under_another_id(master: Any,
     master.running()
     master.hear(1, make.update(1, 1))
     master.evict(1)
-    (closed,) = answers(master.join(0))
+    (closed,) = answers(master.join(0), Closed)
     assert (closed.node, closed.seq, closed.free) == (1, 1, True)
-    (welcome,) = told(master.join(0, count=2, edge=2, have=1, has_replica=True), 3, Welcome)
-    assert (welcome.snapshot, welcome.base) == (False, 1)
-    assert welcome.closed == [(1, 1)]
-    assert welcome.last == [(1, 1), (3, 0)]
+    effects = master.enter(0, count=2, have=1, whole=True, ids=(1, 3))
+    (welcome,) = answers(effects, Welcome)
+    assert (welcome.node, welcome.closed) == (3, [(1, 1)])
+    assert sent(effects, Attached, 3) == [Attached(base=1, snapshot=False, last=[])]
     assert master.hear(1, make.update(1, 2)) == []  # nothing of the old id is numbered
+    assert master.fit.sequencer.head == 1
 
 
 def test_a_returner_gets_the_numbers_of_its_old_ids(master: Any, make: Any) -> None:
     master.running()
     master.hear(1, make.update(1, 1))
     master.evict(1)
-    effects = master.join(0, count=2, edge=2, have=0, has_replica=True)
-    effects += master.tick()
-    assert [(c.origin, c.payload) for c in told(effects, 3, Committed)] == [(1, b"")]
+    effects = master.enter(0, count=2, have=0, whole=True, ids=(1, 3))
+    assert [(c.origin, c.payload) for c in sent(effects, Committed, 3)] == [(1, b"")]
 
 
 def test_a_process_whose_partition_was_taken_over_fails(master: Any) -> None:
     master.running().evict(1)
-    assert told(master.join(0, attempt=50, token=7), 3, Welcome)
-    (refused,) = answers(master.join(0, count=2, edge=2, have=0, has_replica=True))
+    assert answers(master.join(0, attempt=50, token=7), Welcome)
+    (refused,) = answers(master.join(0, count=2))
     assert (refused.fatal, refused.reason[:15]) == (True, "another attempt")
 
 
 def test_a_higher_attempt_closes_a_live_owner(master: Any) -> None:
     effects = master.running().join(0, attempt=50, token=7)
     assert every(effects, ev.CloseEdge) == [ev.CloseEdge(1)]
-    assert told(effects, 3, Welcome)
+    assert [welcome.node for welcome in answers(effects, Welcome)] == [3]
     (refused,) = answers(master.join(0))
     assert refused.fatal
 
 
 def test_a_join_from_before_a_return_is_ignored(master: Any) -> None:
     master.running().evict(1)
-    master.join(0, count=2, edge=2)
+    master.join(0, count=2)
     assert master.join(0) == []
     assert 3 in master.fit.members.live
 
 
 def test_the_same_join_gets_the_same_answer(master: Any) -> None:
-    first = told(master.join(0), 1, Welcome)
+    first = answers(master.join(0), Welcome)
     again = master.join(0)
-    assert told(again, 1, Welcome) == first
+    assert answers(again, Welcome) == first != []
     assert every(again, ev.OpenEdge) == []
 
 
-def test_another_edge_of_a_live_node_keeps_what_is_known_of_it(master: Any, make: Any) -> None:
+def test_another_edge_of_a_live_node_keeps_what_is_known_of_it(master: Any) -> None:
     master.running()
-    master.hear(1, make.report(steps=5, after_seq=1, batch=2, activity=Activity.STEPPING))
-    effects = master.join(0, edge=2, have=0, has_replica=True)
-    assert every(effects, ev.OpenEdge)[0].edge == 2
-    member = master.fit.members.live[1]
+    master.say(1, steps=5, after_seq=1, batch=2, activity=Activity.STEPPING)
+    effects = master.join(0, knock=2)
+    (welcome,) = answers(effects, Welcome)
+    assert (welcome.node, welcome.knock) == (1, 2)
+    assert only(effects, ev.OpenEdge).edge == welcome.edge == 3
+    member = master.member(1)
     assert (member.steps, member.activity) == (5, Activity.STEPPING)
     assert member.pending == (1, (0, 2))
-    assert master.join(0, edge=1) == []  # an older one
+    assert master.join(0, knock=1) == []  # an older one
 
 
-def test_a_moved_master_forgets_edges_and_takes_them_again(master: Any) -> None:
+def test_a_moved_master_forgets_edges_and_orders_them_again(master: Any) -> None:
     master.running()
     effects = master.step(ev.Moved("master", 2))
     assert every(effects, ev.CloseEdge) == [ev.CloseEdge(1), ev.CloseEdge(2)]
-    (welcome,) = told(master.join(0), 1, Welcome)
-    assert welcome.up.port == 2
+    effects = master.tick()
+    assert [(w.node, w.up.port) for w in answers(effects, Welcome)] == [(1, 2), (2, 2)]
+    assert [opened.node for opened in every(effects, ev.OpenEdge)] == [1, 2]
+
+
+def test_a_place_is_ordered_again_until_it_is_taken(master: Any) -> None:
+    (first,) = answers(master.join(0), Welcome)
+    assert answers(master.tick(0.1), Welcome) == []
+    assert answers(master.tick(0.5), Welcome) == [first]
+    master.attach(1)
+    assert answers(master.tick(0.6), Welcome) == []
+
+
+def test_whoever_takes_no_place_is_closed_after_a_lease(master: Any) -> None:
+    master.join(0)
+    effects = [effect for _ in range(6) for effect in master.tick(2.0)]
+    assert only(effects, ev.Note).text.startswith("node 1 (partition 0 on h) left: silent for")
+    assert master.fit.members.live == {}
+
+
+def test_whoever_asks_again_and_again_is_not_closed(master: Any) -> None:
+    master.join(0)
+    for _ in range(12):
+        master.tick(2.0)
+        master.join(0)
+    assert list(master.fit.members.live) == [1]
+
+
+def test_a_goodbye_in_the_middle_closes_the_id_and_is_answered(master: Any) -> None:
+    leaving = Leaving(node=1, reason="released", kept=Kept("p", 2.0))
+    effects = master.running().lobby(leaving)
+    (closed,) = answers(effects, Closed)
+    assert (closed.node, closed.free) == (1, False)
+    assert every(effects, ev.Note) == []
+    assert list(master.fit.members.live) == [2]
+    assert master.fit.keeping.made == {"e": {"p": 2.0}}
+
+
+def test_when_all_is_done_a_join_is_answered_with_the_state(master: Any) -> None:
+    """Whoever lost its edge meanwhile needs no other to hear so."""
+    master.running().fit.phases.phase = Phase.DONE
+    (state,) = answers(master.join(0, knock=2))
+    assert isinstance(state, State)
+    assert state.phase is Phase.DONE
 
 
 # -- refusals ----------------------------------------------------------------------------------
-
-
-def aborted(effects: list[ev.Effect]) -> ev.Abort:
-    (abort,) = every(effects, ev.Abort)
-    found: ev.Abort = abort
-    return found
 
 
 def test_another_version_ends_the_fit(master: Any) -> None:
@@ -145,22 +175,21 @@ def test_a_retry_of_a_trained_partition_ends_well(master: Any, make: Any) -> Non
 # -- between fits ------------------------------------------------------------------------------
 
 
-def test_a_process_keeps_its_grant_when_it_comes_back_without_a_replica(
-    master_with: Any, make: Any
-) -> None:
+def test_a_process_keeps_its_grant_when_it_comes_back_without_a_replica(master_with: Any) -> None:
     master = master_with(kept={"e": {"f1": 1.0, "f2": 2.0, "f3": 4.0}}).running()
     master.evict(1)
-    (welcome,) = told(master.join(0, count=2, edge=2), 3, Welcome)
+    (welcome,) = answers(master.join(0, count=2), Welcome)
     assert welcome.grants == ["f1"]
-    (other,) = told(master.join(0, attempt=50, token=7), 4, Welcome)
-    assert other.grants == ["f3"]
+    (other,) = answers(master.join(0, attempt=50, token=7), Welcome)
+    assert (other.node, other.grants) == (4, ["f3"])
 
 
-def test_the_pace_of_a_newcomer_is_that_of_the_slowest(master: Any, make: Any) -> None:
+def test_the_pace_of_a_newcomer_is_that_of_the_slowest(master: Any) -> None:
     master.running()
     for node, steps in ((1, 8), (2, 5)):
-        master.hear(node, make.report(steps=steps, activity=Activity.STEPPING))
-    states = told(master.tick(0.1), 1, State)
+        master.say(node, steps=steps, activity=Activity.STEPPING)
+    states = sent(master.tick(0.1), State, 1)
     assert [state.slowest for state in states] == [5]
     master.evict(1)
-    assert told(master.join(0, attempt=50, token=7), 3, Welcome)[0].steps == 5
+    (welcome,) = answers(master.join(0, attempt=50, token=7), Welcome)
+    assert welcome.steps == 5

@@ -11,63 +11,43 @@ from sparkstrom.codec.messages import (
     AuditAnswer,
     Closed,
     Failed,
-    Final,
     Kept,
     Leaving,
-    Message,
     Phase,
     Release,
     State,
 )
 from sparkstrom.protocol import events as ev
-
-
-def told(effects: list[ev.Effect], node: int, kind: type[Message]) -> list[Any]:
-    messages = [e.message for e in effects if isinstance(e, ev.Send) and e.to == node]
-    return [message for message in messages if isinstance(message, kind)]
-
-
-def every(effects: list[ev.Effect], kind: type[Any]) -> list[Any]:
-    return [effect for effect in effects if isinstance(effect, kind)]
-
-
-def answers(effects: list[ev.Effect]) -> list[Any]:
-    return [effect.message for effect in every(effects, ev.Answer)]
-
-
-def aborted(effects: list[ev.Effect]) -> ev.Abort:
-    (abort,) = every(effects, ev.Abort)
-    found: ev.Abort = abort
-    return found
+from tests.unit.protocol.spoken import aborted, answers, every, only, sent
 
 
 # -- phases ------------------------------------------------------------------------------------
 
 
-def test_training_begins_when_all_hold_a_replica(master: Any, make: Any) -> None:
-    master.join(0)
-    master.join(1)
-    master.hear(1, make.report())
+def test_training_begins_when_all_hold_a_replica(master: Any) -> None:
+    master.enter(0)
+    master.enter(1)
+    master.say(1, activity=Activity.WAITING)
     assert master.phase is Phase.GATHERING
-    master.hear(2, make.report())
+    master.say(2, activity=Activity.WAITING)
     assert master.phase is Phase.RUNNING
-    assert [s.phase for s in told(master.tick(), 1, State)] == [Phase.RUNNING]
+    assert [s.phase for s in sent(master.tick(), State, 1)] == [Phase.RUNNING]
 
 
-def test_it_begins_with_those_who_came_in_time(master: Any, make: Any) -> None:
-    master.join(0)
+def test_it_begins_with_those_who_came_in_time(master: Any) -> None:
+    master.enter(0)
     for _ in range(8):
-        master.hear(1, make.report())
+        master.say(1, activity=Activity.WAITING)
         master.tick(8.0)
     assert master.phase is Phase.RUNNING
 
 
-def test_too_few_workers_end_the_fit(master_with: Any, make: Any) -> None:
+def test_too_few_workers_end_the_fit(master_with: Any) -> None:
     master = master_with(workers_min=2)
-    master.join(0)
+    master.enter(0)
     effects: list[ev.Effect] = []
     for _ in range(8):
-        master.hear(1, make.report())
+        master.say(1, activity=Activity.WAITING)
         effects += master.tick(8.0)
     abort = aborted(effects)
     assert abort.kind == "setup"
@@ -85,26 +65,27 @@ def finished(master: Any, make: Any) -> Any:
 
 def test_a_fit_drains_audits_and_is_done(master: Any, make: Any) -> None:
     finished(master, make)
-    master.hear(1, Final(1))
-    effects = master.hear(2, Final(1))
+    master.say(1, final=1)
+    effects = master.say(2, final=1)
     assert every(effects, ev.Hash) == [ev.Hash(2)]
     assert master.phase is Phase.AUDIT
-    assert [(s.phase, s.final) for s in told(master.tick(), 1, State)] == [(Phase.AUDIT, 2)]
+    assert [(s.phase, s.final) for s in sent(master.tick(0.1), State, 1)] == [(Phase.AUDIT, 2)]
     master.step(ev.Hashed(2, "d", None))
-    master.hear(1, AuditAnswer(2, "d", Kept("p", 1.0)))
-    effects = master.hear(2, AuditAnswer(2, "other", None))
+    master.say(1, audit=AuditAnswer(2, "d", Kept("p", 1.0)))
+    effects = master.say(2, audit=AuditAnswer(2, "other", None))
     assert every(effects, ev.Complete) == [ev.Complete()]
     assert master.fit.phases.digests == {1: "d", 2: "other"}
     assert master.fit.keeping.made == {"e": {"p": 1.0}}
-    assert [s.phase for s in told(master.tick(), 2, State)] == [Phase.DONE]
-    master.hear(1, Leaving("done", None))
-    assert 1 not in master.fit.members.live
+    assert [s.phase for s in sent(master.tick(0.1), State, 2)] == [Phase.DONE]
+    effects = master.hear(1, Leaving(node=1, reason="done", kept=None))
+    assert effects == [ev.CloseEdge(1)]
+    assert list(master.fit.family.children) == [2]
 
 
 def test_the_final_commit_waits_for_every_last_update(master: Any, make: Any) -> None:
     finished(master, make)
-    master.hear(1, Final(1))
-    master.hear(2, Final(2))
+    master.say(1, final=1)
+    master.say(2, final=2)
     assert master.phase is Phase.DRAINING
     master.hear(2, make.update(2, 2, epoch=2, batch=0))
     assert (master.phase, master.fit.phases.final) == (Phase.AUDIT, 3)
@@ -114,20 +95,20 @@ def test_the_final_commit_waits_for_every_last_update(master: Any, make: Any) ->
 
 def test_who_dies_before_the_end_holds_nothing_up(master: Any, make: Any) -> None:
     finished(master, make)
-    master.hear(1, Final(1))
+    master.say(1, final=1)
     master.evict(2)
     assert master.phase is Phase.AUDIT
     master.step(ev.Hashed(2, "d", None))
-    assert every(master.hear(1, AuditAnswer(2, "d", None)), ev.Complete)
+    assert every(master.say(1, audit=AuditAnswer(2, "d", None)), ev.Complete)
 
 
 @pytest.mark.parametrize("what", ["last update", "hash"])
 def test_the_end_has_a_deadline(master_with: Any, make: Any, what: str) -> None:
     master = finished(master_with(end_s=5.0), make)
-    master.hear(1, Final(1))
+    master.say(1, final=1)
     if what == "hash":
-        master.hear(2, Final(1))
-        master.hear(1, AuditAnswer(2, "d", None))
+        master.say(2, final=1)
+        master.say(1, audit=AuditAnswer(2, "d", None))
         master.step(ev.Hashed(2, "d", None))
     effects: list[ev.Effect] = []
     for _ in range(6):
@@ -145,27 +126,27 @@ def test_a_stop_drains_what_there_is(master: Any, make: Any) -> None:
     master.step(ev.StopRequested("again"))
     assert (master.phase, master.fit.phases.stop_reason) == (Phase.DRAINING, "enough")
     master.evict(2)
-    (refused,) = answers(master.join(1, count=2, edge=2, has_replica=True))
+    (refused,) = answers(master.join(1, count=2))
     assert not refused.fatal
-    master.hear(1, Final(1))
+    master.say(1, final=1)
     assert master.phase is Phase.AUDIT
     assert master.fit.partitions[1].position == (0, 0)
 
 
 def test_empty_partitions_are_trained_from_the_start(master_with: Any, make: Any) -> None:
     master = master_with(partitions=2)
-    master.join(0, rows=0, batches=0)
-    master.join(1)
+    master.enter(0, rows=0, batches=0)
+    master.enter(1)
     for node in (1, 2):
-        master.hear(node, make.report())
+        master.say(node, activity=Activity.WAITING)
     master.hear(2, make.update(2, 1, epoch=2, batch=0))
     assert master.phase is Phase.DRAINING
 
 
-def test_nobody_waits_for_the_second_attempt_of_an_empty_partition(master: Any, make: Any) -> None:
-    master.join(0, rows=0, batches=0)
-    master.join(1)
-    master.hear(2, make.report())
+def test_nobody_waits_for_the_second_attempt_of_an_empty_partition(master: Any) -> None:
+    master.enter(0, rows=0, batches=0)
+    master.enter(1)
+    master.say(2, activity=Activity.WAITING)
     assert master.phase is Phase.RUNNING
 
 
@@ -177,13 +158,13 @@ def test_without_any_rows_there_is_nothing_to_train(master_with: Any) -> None:
 def test_a_failure_after_the_end_does_not_count(master: Any, make: Any) -> None:
     finished(master, make)
     for node in (1, 2):
-        master.hear(node, Final(1))
+        master.say(node, final=1)
     master.step(ev.Hashed(2, "d", None))
     for node in (1, 2):
-        master.hear(node, AuditAnswer(2, "d", None))
-    effects = master.hear(1, Failed(reason="late", trace=""))
+        master.say(node, audit=AuditAnswer(2, "d", None))
+    effects = master.lobby(Failed(node=1, reason="late", trace=""))
     assert every(effects, ev.Abort) == []
-    assert told(effects, 1, Closed)
+    assert answers(effects, Closed, "w0")
 
 
 # -- slots -------------------------------------------------------------------------------------
@@ -193,28 +174,27 @@ def one_waits(master: Any, make: Any) -> Any:
     """Partition 1 has lost its worker, partition 0 is trained."""
     master.running()
     master.hear(1, make.update(1, 1, epoch=2, batch=0))
-    master.hear(1, make.report(after_seq=1, epoch=2, activity=Activity.FINISHED))
+    master.say(1, after_seq=1, epoch=2, activity=Activity.FINISHED)
     master.evict(2)
     return master
 
 
-def tick_alive(master: Any, make: Any, seconds: float) -> list[ev.Effect]:
+def tick_alive(master: Any, seconds: float) -> list[ev.Effect]:
     effects: list[ev.Effect] = []
     for _ in range(int(seconds)):
         for node in list(master.fit.members.live):
-            master.hear(node, make.report(after_seq=1, epoch=2, activity=Activity.FINISHED))
+            master.say(node, after_seq=1, epoch=2, activity=Activity.FINISHED)
         effects += master.tick(1.0)
     return effects
 
 
 def test_a_finished_worker_is_asked_to_give_up_its_slot(master: Any, make: Any) -> None:
     one_waits(master, make)
-    assert told(tick_alive(master, make, 8), 1, Release) == []
-    assert told(tick_alive(master, make, 4), 1, Release)[0].reason == (
-        "partition 1 needs a task slot"
-    )
-    effects = master.hear(1, Leaving("released", Kept("p", 2.0)))
-    assert isinstance(answers(effects)[0], Closed)
+    assert answers(tick_alive(master, 8), Release) == []
+    asked = answers(tick_alive(master, 4), Release, "w0")
+    assert asked[0].reason == "partition 1 needs a task slot"
+    effects = master.lobby(Leaving(node=1, reason="released", kept=Kept("p", 2.0)))
+    assert only(answers(effects), Closed).node == 1
     assert master.fit.keeping.made == {"e": {"p": 2.0}}
     assert master.phase is Phase.RUNNING
 
@@ -224,15 +204,15 @@ def test_slots_are_given_up_one_at_a_time(master_with: Any, make: Any) -> None:
     for node in (1, 2):
         master.hear(node, make.update(node, 1, epoch=2, batch=0))
     master.evict(3)
-    effects = tick_alive(master, make, 12)
-    assert [bool(told(effects, node, Release)) for node in (1, 2)] == [True, False]
-    master.hear(1, Leaving("released", None))
-    assert not told(tick_alive(master, make, 8), 2, Release)
-    assert told(tick_alive(master, make, 5), 2, Release)
+    effects = tick_alive(master, 12)
+    assert [bool(answers(effects, Release, host)) for host in ("w0", "w1")] == [True, False]
+    master.lobby(Leaving(node=1, reason="released", kept=None))
+    assert not answers(tick_alive(master, 8), Release, "w1")
+    assert answers(tick_alive(master, 5), Release, "w1")
 
 
 def test_a_partition_without_a_worker_has_a_deadline(master_with: Any, make: Any) -> None:
     master = one_waits(master_with(rejoin_s=30.0, release_s=1e9), make)
-    abort = aborted(tick_alive(master, make, 31))
+    abort = aborted(tick_alive(master, 31))
     assert (abort.kind, abort.partition) == ("setup", 1)
     assert abort.reason.startswith("partition 1 has been without a worker for 3")

@@ -9,104 +9,183 @@ import pytest
 from sparkstrom.codec.messages import (
     Again,
     AskAfter,
+    Attach,
+    Here,
     Join,
     Message,
     Phase,
+    Probe,
     Refused,
     Report,
+    Status,
     Update,
 )
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Order
 from sparkstrom.protocol.following import HUNGRY_S
-
-
-def sent(effects: list[ev.Effect], kind: type[Message]) -> list[Any]:
-    messages = [effect.message for effect in effects if isinstance(effect, ev.Send)]
-    return [message for message in messages if isinstance(message, kind)]
-
-
-def only(effects: list[ev.Effect], kind: type[Any]) -> Any:
-    found = [effect for effect in effects if isinstance(effect, kind)]
-    assert len(found) == 1, effects
-    return found[0]
+from sparkstrom.protocol.joining import ATTACH_RETRY_S
+from tests.unit.protocol.spoken import every, only, said, sent
 
 
 # -- joining -----------------------------------------------------------------------------------
 
 
-def test_it_asks_to_join_until_it_is_welcomed(node: Any, make: Any) -> None:
-    first = sent(node.step(ev.Opened(make.join().address)), Join)
-    assert [(join.count, join.edge, join.have, join.has_replica) for join in first] == [
-        (1, 1, 0, False)
-    ]
-    assert sent(node.tick(0.1), Join) == []
-    assert len(sent(node.tick(0.5), Join)) == 1
-    effects = node.hear(make.welcome())
+def test_it_asks_for_a_place_until_it_has_one_and_then_its_parent(node: Any, make: Any) -> None:
+    first = said(node.opened(), Join)
+    assert [(join.count, join.knock, join.alone) for join in first] == [(1, 1, False)]
+    assert said(node.tick(0.1), Join) == []
+    assert len(said(node.tick(0.5), Join)) == 1
+    effects = node.told(make.welcome())
     assert only(effects, ev.Admitted).node == 1
     assert only(effects, ev.OpenEdge).node == 0
-    assert sent(node.tick(0.6), Join) == []
+    (attach,) = sent(effects, Attach, 0)
+    assert (attach.have, attach.whole, attach.catching, attach.ids) == (0, False, False, [1])
+    assert sent(node.tick(ATTACH_RETRY_S / 2), Attach) == []
+    assert sent(node.tick(ATTACH_RETRY_S), Attach) == [attach]
+    node.hear(make.attached())
+    later = node.tick(1.0)
+    assert (said(later, Join), sent(later, Attach)) == ([], [])
 
 
-@pytest.mark.parametrize("other", [{"token": 2}, {"count": 2}, {"edge": 2}])
+@pytest.mark.parametrize("other", [{"token": 2}, {"count": 2}, {"knock": 2}])
 def test_a_welcome_for_another_join_is_ignored(node: Any, make: Any, other: dict[str, int]) -> None:
-    node.step(ev.Opened(make.join().address))
-    assert node.hear(make.welcome(**other)) == []
+    node.opened()
+    assert node.told(make.welcome(**other)) == []
     assert node.me.node == -1
 
 
-def test_a_second_welcome_is_ignored(node: Any, make: Any) -> None:
+def test_the_same_or_an_older_place_is_ignored(node: Any, make: Any) -> None:
     node.joined()
-    assert node.hear(make.welcome()) == []
+    assert node.told(make.welcome()) == []
+    node.told(make.welcome(edge=7, parent=3))
+    assert node.told(make.welcome(edge=6, parent=4)) == []
+    assert (node.me.parent, node.me.edge) == (3, 7)
 
 
-def test_a_refusal_fails_or_ends_the_task(node_with: Any, make: Any) -> None:
+def test_a_place_comes_from_the_master_alone(node: Any, make: Any) -> None:
+    node.parent = 4
+    node.joined()
+    assert node.hear(make.welcome(edge=9)) == []
+    assert node.me.edge == 1
+
+
+def test_a_refusal_fails_or_ends_the_task(node_with: Any) -> None:
     for fatal, order in ((True, Order.FAIL), (False, Order.END)):
         node = node_with()
-        node.step(ev.Opened(make.join().address))
-        node.hear(Refused(token=1, count=2, reason="for somebody else", fatal=fatal))
+        node.opened()
+        node.told(Refused(token=1, count=2, reason="for somebody else", fatal=fatal))
         assert node.order is Order.WAIT
-        node.hear(Refused(token=1, count=1, reason="no", fatal=fatal))
+        node.told(Refused(token=1, count=1, reason="no", fatal=fatal))
         assert (node.order, node.machine.command.reason) == (order, "no")
 
 
-def test_what_overtakes_the_welcome_is_dropped(node: Any, make: Any) -> None:
-    node.step(ev.Opened(make.join().address))
-    assert node.hear(make.committed(1)) == []
-    assert node.hear(make.state()) == []
+def test_what_overtakes_the_answer_to_the_attach_is_dropped(node: Any, make: Any) -> None:
+    node.opened()
+    node.told(make.welcome())
+    for message in (make.committed(1), make.merged(0, 2), make.behind(3), make.chunk(0), Again(0)):
+        assert node.hear(message) == []
     assert node.me.received == 0
+
+
+def test_what_a_stranger_says_is_dropped(node: Any, make: Any) -> None:
+    node.training()
+    for message in (make.committed(1), make.state(Phase.DONE), make.report(), make.update(7, 1)):
+        assert node.hear(message, sender=7) == []
+    assert node.me.received == 0
+    assert node.order is Order.TRAIN
+
+
+def test_it_says_that_it_is_here(node: Any) -> None:
+    node.training()
+    assert said(node.told(Probe(1)), Here) == [Here(1)]
+    assert said(node.told(Probe(2)), Here) == []  # meant for another id
+
+
+def test_another_place_is_taken_without_a_knock(node: Any, make: Any) -> None:
+    """It is moved: the old edge is dropped, and it goes on from what it has."""
+    node.training()
+    node.hear(make.committed(1))
+    effects = node.told(make.welcome(edge=7, parent=3))
+    assert every(effects, ev.CloseEdge) == [ev.CloseEdge(0)]
+    assert every(effects, ev.Admitted) == []
+    assert only(effects, ev.OpenEdge).node == 3
+    (attach,) = sent(effects, Attach, 3)
+    assert (attach.have, attach.whole) == (1, True)
+    assert node.order is Order.TRAIN
+    assert node.hear(make.committed(2)) == []  # from the old parent
+    node.hear(make.attached(1, snapshot=False), sender=3)
+    assert only(node.hear(make.committed(2), sender=3), ev.Deliver).update.commit == 2
+
+
+def test_a_new_parent_hears_everything_again(node: Any, make: Any) -> None:
+    node.training().with_child(5)
+    node.step(make.published(1))
+    node.hear(make.report(make.status(5)), sender=5)
+    node.hear(make.state(heard=100))
+    node.told(make.welcome(edge=7, parent=3))
+    effects = node.hear(make.attached(snapshot=False), sender=3)
+    assert [update.seq for update in sent(effects, Update, 3)] == [1]
+    assert sent(effects, Again, 5) == [Again(0)]
+    (report,) = sent(effects, Report, 3)
+    assert sorted((status.node, status.edge) for status in report.news) == [(1, 7), (5, 1)]
+    assert sent(node.hear(make.attached(snapshot=False), sender=3), Report) == []  # once
 
 
 def test_silence_of_half_a_lease_opens_another_edge(node: Any) -> None:
     node.training()
-    assert not any(isinstance(effect, ev.Reopen) for effect in node.tick(4.9))
+    assert not every(node.tick(4.9), ev.Reopen)
     assert isinstance(node.tick(0.2)[0], ev.Reopen)
     assert node.order is Order.TRAIN  # training goes on meanwhile
 
 
-def rejoins(node: Any, make: Any, message: Message) -> bool:
-    """Does it open another edge within a lease and a bit of hearing only this?"""
+def test_a_parent_that_does_not_answer_the_attach_is_left(node: Any, make: Any) -> None:
+    node.opened()
+    node.told(make.welcome())
+    assert not every(node.tick(4.9), ev.Reopen)
+    assert every(node.tick(0.2), ev.Reopen)
+    (join,) = said(node.opened(), Join)
+    assert (join.count, join.knock) == (1, 2)
+
+
+def test_whoever_was_closed_hears_so_with_the_state(node: Any, make: Any) -> None:
+    node.training()
+    assert node.alive(closed=[2, 3]) == []
+    assert node.alive(closed=[1]) == [ev.Reopen()]
+
+
+def rejoins(node: Any, **state: Any) -> bool:
+    """Does it open another edge within a lease and a bit of hearing that the master lives?"""
     effects: list[ev.Effect] = []
     for _ in range(24):
-        effects += node.hear(message) + node.tick(0.5)
-    return any(isinstance(effect, ev.Reopen) for effect in effects)
+        effects += node.alive(**state) + node.tick(0.5)
+    return bool(every(effects, ev.Reopen))
 
 
-def test_an_edge_on_which_all_is_well_stays(node: Any, make: Any) -> None:
-    assert not rejoins(node.training(), make, make.state())
+def test_an_edge_on_which_all_is_well_stays(node: Any) -> None:
+    assert not rejoins(node.training())
 
 
 def test_updates_that_are_never_committed_open_another_edge(node: Any, make: Any) -> None:
     node.training().step(make.published(1))
-    assert rejoins(node, make, make.state())
+    assert rejoins(node)
 
 
-def test_commits_that_never_arrive_open_another_edge(node: Any, make: Any) -> None:
-    assert rejoins(node.training(), make, make.state(head=3))
+def test_commits_that_never_arrive_open_another_edge(node: Any) -> None:
+    assert rejoins(node.training(), head=3)
 
 
-def test_chunks_that_never_arrive_open_another_edge(node: Any, make: Any) -> None:
-    assert rejoins(node.joined(), make, make.state())
+def test_chunks_that_never_arrive_open_another_edge(node: Any) -> None:
+    assert rejoins(node.joined())
+
+
+def test_where_the_master_is_silent_the_edge_is_not_to_blame(node: Any, make: Any) -> None:
+    """The parent speaks, but knows nothing new: the trouble is further up."""
+    node.parent = 4
+    node.training().step(make.published(1))
+    effects: list[ev.Effect] = []
+    for _ in range(24):
+        effects += node.hear(make.state()) + node.tick(0.5)
+    assert not every(effects, ev.Reopen)
 
 
 # -- training ----------------------------------------------------------------------------------
@@ -181,20 +260,58 @@ def test_asked_again_it_sends_all_that_is_uncommitted(node: Any, make: Any) -> N
 # -- reports -----------------------------------------------------------------------------------
 
 
-def test_news_is_told_at_once_and_the_lease_renewed_without(node: Any, make: Any) -> None:
+def own_status(effects: list[ev.Effect]) -> Status:
+    """What it says of itself in the one report that it sent."""
+    (report,) = sent(effects, Report)
+    (status,) = report.news
+    assert isinstance(status, Status)
+    return status
+
+
+def hushed(node: Any) -> Any:
+    """Training, and its parent has heard all so far."""
     node.training()
-    node.tick(1.0)
-    node.step(ev.Progressed(0, 2, 2))
-    report = sent(node.tick(0.02), Report)[0]
-    assert (report.batch, report.steps, report.after_seq) == (2, 2, 0)
-    renewed = [after for after in range(1, 40) if sent(node.tick(0.1), Report)]
-    assert renewed
-    assert renewed[0] * 0.1 <= node.me.limits.lease_s / 4
+    (report,) = sent(node.tick(1.0), Report)
+    node.alive(heard=report.stamp)
+    return node
+
+
+def test_news_is_told_at_once_and_the_lease_renewed_without(node: Any) -> None:
+    hushed(node).step(ev.Progressed(0, 2, 2))
+    (report,) = sent(node.tick(0.02), Report)
+    (status,) = report.news
+    assert (status.node, status.batch, status.steps, status.after_seq) == (1, 2, 2, 0)
+    node.alive(heard=report.stamp)
+    renewed = [reports[0] for _ in range(40) if (reports := sent(node.tick(0.1), Report))]
+    assert len(renewed) >= 40 * 0.1 / (node.me.limits.lease_s / 4)
+    assert [report.news for report in renewed] == [[]] * len(renewed)
+
+
+def test_news_that_may_not_have_been_heard_is_told_again(node: Any) -> None:
+    hushed(node).step(ev.Progressed(0, 2, 2))
+    first = sent(node.tick(0.02), Report)[0]
+    again = [report for _ in range(10) for report in sent(node.tick(0.1), Report)]
+    assert len(again) >= 3
+    assert {tuple(report.news) for report in again} == {tuple(first.news)}
 
 
 def test_a_report_says_which_update_its_position_waits_for(node: Any, make: Any) -> None:
-    node.training()
-    node.step(make.published(1))
+    hushed(node).step(make.published(1))
     node.step(ev.Progressed(0, 2, 2))
-    report = sent(node.tick(0.02), Report)[0]
-    assert (report.after_seq, report.batch) == (1, 2)
+    status = own_status(node.tick(0.02))
+    assert (status.after_seq, status.batch) == (1, 2)
+
+
+def test_of_two_statuses_the_newer_one_is_known_by_its_age(node: Any, make: Any) -> None:
+    hushed(node).step(ev.Progressed(0, 1, 1))
+    first = own_status(node.tick(0.02))
+    node.step(ev.Progressed(0, 2, 2))
+    second = own_status(node.tick(0.02))
+    node.told(make.welcome(edge=7, parent=3))
+    third = own_status(node.hear(make.attached(snapshot=False), sender=3))
+    assert first.age < second.age < third.age
+
+
+def test_counters_go_with_the_next_report(node: Any) -> None:
+    hushed(node).machine.stats({"loss": 1.0})
+    assert own_status(node.tick(0.02)).stats == {"loss": 1.0}

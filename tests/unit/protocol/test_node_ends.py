@@ -4,39 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from sparkstrom.codec.messages import (
     Activity,
     AuditAnswer,
     Failed,
-    Final,
     Kept,
     Leaving,
-    Message,
     Phase,
     Release,
+    Report,
+    State,
 )
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Order
 from sparkstrom.protocol.reporting import REPEAT_S
 from sparkstrom.protocol.waiting import FAREWELL_S
+from tests.unit.protocol.spoken import every, only, said, sent
 
 
-def sent(effects: list[ev.Effect], kind: type[Message]) -> list[Any]:
-    messages = [effect.message for effect in effects if isinstance(effect, ev.Send)]
-    return [message for message in messages if isinstance(message, kind)]
-
-
-def only(effects: list[ev.Effect], kind: type[Any]) -> Any:
-    found = [effect for effect in effects if isinstance(effect, kind)]
-    assert len(found) == 1, effects
-    return found[0]
-
-
-def own(make: Any, commit: int, seq: int) -> Any:
-    """The number of an update of node 1, without its payload."""
-    return msgspec.structs.replace(make.committed(commit, origin=1, payload=b""), seq=seq)
+def own_words(effects: list[ev.Effect]) -> list[Any]:
+    """What it says of itself in its reports."""
+    return [status for report in sent(effects, Report) for status in report.news]
 
 
 # -- the end -----------------------------------------------------------------------------------
@@ -47,18 +35,21 @@ def test_it_drains_audits_and_ends(node: Any, make: Any) -> None:
     node.step(make.published(1))
     node.hear(make.state(Phase.DRAINING))
     assert node.order is Order.DRAIN
-    assert sent(node.step(ev.Drained()), Final) == [Final(1)]
-    assert sent(node.tick(REPEAT_S), Final) == [Final(1)]  # until the master shows it has heard
+    node.step(ev.Drained())
+    assert [status.final for status in own_words(node.tick(0.1))] == [1]
+    assert [status.final for status in own_words(node.tick(REPEAT_S))] == [1]  # until it was heard
     node.hear(make.state(Phase.AUDIT, head=3, final=3))
     assert node.order is Order.WAIT
     for commit, origin in ((1, 9), (2, 1), (3, 9)):
-        node.hear(make.committed(commit, origin=origin) if origin == 9 else own(make, commit, 1))
+        node.hear(make.committed(commit, origin, seq=1 if origin == 1 else commit))
     assert (node.order, node.machine.command.commit) == (Order.AUDIT, 3)
     answer = AuditAnswer(3, "d", Kept("p", 1.0))
-    assert sent(node.step(ev.Hashed(3, "d", Kept("p", 1.0))), AuditAnswer) == [answer]
-    assert sent(node.tick(REPEAT_S), AuditAnswer) == [answer]
-    effects = node.hear(make.state(Phase.DONE, head=3, final=3))
-    assert sent(effects, Leaving) == [Leaving("done", None)]
+    node.step(ev.Hashed(3, "d", Kept("p", 1.0)))
+    assert [status.audit for status in own_words(node.tick(0.1))] == [answer]
+    assert [status.audit for status in own_words(node.tick(REPEAT_S))] == [answer]
+    node.hear(make.state(Phase.DONE, head=3, final=3))
+    assert sent(node.tick(), Leaving) == [Leaving(node=1, reason="done", kept=None)]
+    node.tick()
     assert node.order is Order.END
 
 
@@ -77,57 +68,106 @@ def test_done_without_an_audit_is_no_end(node: Any, make: Any) -> None:
     assert node.order is Order.AUDIT
 
 
-def test_how_a_task_ended_first_stays(node: Any, make: Any) -> None:
-    node.training()
+def audited(node: Any, make: Any) -> Any:
     node.hear(make.state(Phase.AUDIT))
     node.step(ev.Hashed(0, "d", None))
+    return node
+
+
+def test_how_a_task_ended_first_stays(node: Any, make: Any) -> None:
+    audited(node.training(), make)
     node.hear(make.state(Phase.DONE))
-    node.hear(make.closed(1, 0, free=False))
-    node.hear(Release("a slot is needed"))
+    node.tick()
+    node.told(make.closed(1, 0, free=False))
+    node.told(Release("a slot is needed"))
     assert (node.order, node.machine.command.reason) == (Order.END, "done")
+
+
+def test_the_end_is_also_heard_from_the_master_itself(node: Any, make: Any) -> None:
+    """Its parent has gone already, and it has knocked at the master's."""
+    node.parent = 4
+    audited(node.training(), make)
+    node.opened()
+    node.told(make.state(Phase.DONE))
+    node.tick()
+    assert node.order is Order.END
+
+
+def test_a_parent_stays_until_its_children_have_left(node: Any, make: Any) -> None:
+    audited(node.training().with_child(5).with_child(6), make)
+    node.hear(make.state(Phase.DONE))
+    assert sent(node.tick(0.1), Leaving) == []
+    node.hear(Leaving(node=5, reason="done", kept=None), sender=5)
+    assert node.order is Order.WAIT
+    assert sent(node.tick(0.1), Leaving) == []
+    node.hear(Leaving(node=6, reason="done", kept=None), sender=6)
+    assert sent(node.tick(0.1), Leaving) == [Leaving(node=1, reason="done", kept=None)]
+    assert node.order is Order.END
+
+
+def test_a_child_that_does_not_leave_holds_nobody_up(node: Any, make: Any) -> None:
+    audited(node.training().with_child(5), make)
+    node.hear(make.state(Phase.DONE))
+    told = node.tick()
+    for _ in range(10):
+        node.alive(Phase.DONE)
+        told += node.tick(FAREWELL_S / 10)
+    assert sent(told, Leaving) == []
+    assert node.order is Order.WAIT
+    assert len(sent(told, State, 5)) > 5  # it is told all the while
+    assert len(sent(node.tick(0.2), Leaving)) == 1
+    assert node.order is Order.END
 
 
 def test_a_released_one_stays_until_it_was_heard(node: Any, make: Any) -> None:
     node.training()
-    node.hear(Release("a slot is needed"))
+    node.told(Release("a slot is needed"))
     assert node.order is Order.RELEASE
-    leaving = Leaving("released", Kept("p", 1.0))
-    assert sent(node.step(ev.Released(leaving.kept)), Leaving) == [leaving]
+    leaving = Leaving(node=1, reason="released", kept=Kept("p", 1.0))
+    assert said(node.step(ev.Released(leaving.kept)), Leaving) == [leaving]
     assert node.order is Order.RELEASE
-    assert sent(node.tick(REPEAT_S + 2.5), Leaving) == [leaving]
-    node.hear(make.closed(1, 0, token=0, count=0, free=False))
+    assert said(node.tick(REPEAT_S + 2.5), Leaving) == [leaving]
+    node.told(make.closed(1, 0, token=0, count=0, free=False))
     assert (node.order, node.machine.command.reason) == (Order.END, "released")
 
 
-def test_a_released_one_leaves_unheard_after_a_while(node: Any, make: Any) -> None:
+def test_a_released_one_leaves_unheard_after_a_while(node: Any) -> None:
     node.training()
-    node.hear(Release("a slot is needed"))
+    node.told(Release("a slot is needed"))
     node.step(ev.Released(None))
     for _ in range(3):
-        node.hear(make.state(), FAREWELL_S / 3 + 0.1)
-        node.tick()
+        node.step(ev.Tick(), FAREWELL_S / 3 + 0.1)
+        node.alive()
     assert (node.order, node.machine.command.reason) == (Order.END, "released")
 
 
 def test_a_failure_is_repeated_until_it_was_heard(node: Any, make: Any) -> None:
     node.training()
-    failed = Failed(reason="NaN", trace="t")
-    assert sent(node.step(ev.TrainerFailed("NaN", "t")), Failed) == [failed]
-    assert sent(node.tick(REPEAT_S + 2.5), Failed) == [failed]
+    failed = Failed(node=1, reason="NaN", trace="t")
+    assert said(node.step(ev.TrainerFailed("NaN", "t")), Failed) == [failed]
+    assert said(node.tick(REPEAT_S + 2.5), Failed) == [failed]
     assert node.order is not Order.FAIL
-    node.hear(make.closed(1, 0, token=0, count=0, free=False, reason="the fit has failed"))
+    node.told(make.closed(1, 0, token=0, count=0, free=False, reason="the fit has failed"))
     assert (node.order, node.machine.command.reason) == (Order.FAIL, "NaN")
+
+
+def test_a_failure_is_told_also_without_a_parent(node: Any) -> None:
+    node.training().opened()
+    failed = Failed(node=1, reason="NaN", trace="t")
+    node.step(ev.TrainerFailed("NaN", "t"))
+    assert said(node.tick(0.6), Failed) == [failed]
 
 
 # -- deadlines ---------------------------------------------------------------------------------
 
 
-def beat(node: Any, seconds: float, message: Message | None = None) -> None:
-    """Time passes in small steps, and this is heard all the while."""
+def beat(node: Any, seconds: float, *, alive: bool = False, **state: Any) -> None:
+    """Time passes in small steps; if ``alive``, the master is, and gives another edge if asked."""
     for _ in range(int(seconds)):
-        if message is not None:
-            node.hear(message)
-        node.tick(1.0)
+        if alive:
+            node.alive(**state)
+        if every(node.tick(1.0), ev.Reopen):
+            node.opened_anew() if alive else node.opened()
 
 
 def failed_with(node: Any) -> str:
@@ -136,7 +176,7 @@ def failed_with(node: Any) -> str:
 
 
 def test_nobody_answers_the_join(node: Any, make: Any) -> None:
-    node.step(ev.Opened(make.join().address))
+    node.opened()
     beat(node, 60)
     assert node.order is Order.WAIT
     beat(node, 1)
@@ -151,7 +191,7 @@ def test_the_master_is_silent(node: Any) -> None:
 
 def test_a_snapshot_does_not_come(node: Any, make: Any) -> None:
     node.joined()
-    beat(node, 121, make.state())
+    beat(node, 121, alive=True)
     assert "catching up made no progress for 121 s" in failed_with(node)
 
 
@@ -168,7 +208,7 @@ def test_a_long_step_is_not_taken_for_a_missing_snapshot(node: Any, make: Any) -
     node.step(ev.Busy(Activity.STEPPING))
     node.hear(make.behind(3))
     node.hear(make.chunk(3))
-    beat(node, 200, make.state())
+    beat(node, 200, alive=True)
     assert node.order is Order.PAUSE
     node.step(ev.Paused(2))
     assert only(node.tick(), ev.Install).commit == 3
@@ -177,16 +217,16 @@ def test_a_long_step_is_not_taken_for_a_missing_snapshot(node: Any, make: Any) -
 def test_a_full_window_has_a_deadline(node_with: Any, make: Any) -> None:
     node = node_with(window_bytes=1).training()
     node.step(make.published(1))
-    beat(node, 121, make.state())
+    beat(node, 121, alive=True)
     assert failed_with(node).startswith("none of its updates was committed for 121 s")
 
 
 def test_a_step_has_a_deadline_and_a_waiting_trainer_none(node: Any, make: Any) -> None:
     node.training()
-    beat(node, 700, make.state())
+    beat(node, 700, alive=True)
     assert node.order is Order.TRAIN
     node.step(ev.Busy(Activity.STEPPING))
-    beat(node, 601, make.state())
+    beat(node, 601, alive=True)
     assert failed_with(node).startswith("one training step took longer than 601 s")
 
 
@@ -198,7 +238,7 @@ def test_a_long_snapshot_is_not_taken_for_a_long_step(node_with: Any, make: Any)
     node.step(ev.Paused(2))
     for _ in range(7):
         node.me.catchup.progress_s = node.now_s  # as with another chunk
-        beat(node, 100, make.state())
+        beat(node, 100, alive=True)
         assert node.order is Order.PAUSE
     assert only(node.hear(make.chunk(5)), ev.Install)
     node.step(ev.Installed())
@@ -209,10 +249,10 @@ def test_a_long_snapshot_is_not_taken_for_a_long_step(node_with: Any, make: Any)
 
 def test_commits_that_do_not_arrive_have_a_deadline(node: Any, make: Any) -> None:
     node.training()
-    beat(node, 100, make.state(head=0))
-    beat(node, 115, make.state(head=5))
+    beat(node, 100, alive=True, head=0)
+    beat(node, 115, alive=True, head=5)
     assert node.order is Order.TRAIN
-    beat(node, 10, make.state(head=6))
+    beat(node, 10, alive=True, head=6)
     assert failed_with(node).startswith("the updates of the others did not arrive for 121 s")
 
 
@@ -229,13 +269,34 @@ def test_time_asleep_counts_for_no_wait(node: Any, make: Any) -> None:
     node.training()
     node.step(ev.Busy(Activity.STEPPING))
     assert isinstance(node.tick(3_600.0)[0], ev.Reopen)
+    node.opened()
     assert node.order is Order.TRAIN
     beat(node, 31)
     assert "nothing heard from the master" in failed_with(node)
 
 
-def test_states_are_kept_in_order_of_their_head(node: Any, make: Any) -> None:
+def test_time_asleep_before_the_parent_has_answered_counts_for_no_wait(
+    node: Any, make: Any
+) -> None:
+    node.opened()
+    node.told(make.welcome())
+    node.tick(1.0)
+    node.tick(3_600.0)
+    assert node.order is Order.WAIT
+
+
+def test_a_state_from_before_the_newest_sign_of_the_master_is_history(node: Any, make: Any) -> None:
     node.training()
-    node.hear(make.state(head=5, slowest=4))
-    node.hear(make.state(head=3, slowest=9))
+    node.hear(make.state(beat=2, head=5, slowest=4))
+    node.hear(make.state(beat=1, head=3, slowest=9))
     assert (node.me.state.head, node.me.state.slowest) == (5, 4)
+
+
+def test_a_parent_without_a_replica_has_a_deadline(node: Any, make: Any) -> None:
+    node.opened()
+    node.told(make.welcome())
+    for _ in range(121):
+        node.alive()
+        assert node.order is Order.WAIT
+        node.tick(1.0)
+    assert failed_with(node).startswith("the node that it stands under has had no replica for it")

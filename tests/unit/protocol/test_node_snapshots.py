@@ -4,34 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from sparkstrom.codec.messages import (
     Activity,
+    AskAfter,
     AskChunk,
+    Attach,
     Join,
-    Message,
     Report,
     Update,
 )
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Order
-
-
-def sent(effects: list[ev.Effect], kind: type[Message]) -> list[Any]:
-    messages = [effect.message for effect in effects if isinstance(effect, ev.Send)]
-    return [message for message in messages if isinstance(message, kind)]
-
-
-def only(effects: list[ev.Effect], kind: type[Any]) -> Any:
-    found = [effect for effect in effects if isinstance(effect, kind)]
-    assert len(found) == 1, effects
-    return found[0]
-
-
-def own(make: Any, commit: int, seq: int) -> Any:
-    """The number of an update of node 1, without its payload."""
-    return msgspec.structs.replace(make.committed(commit, origin=1, payload=b""), seq=seq)
+from tests.unit.protocol.spoken import every, only, said, sent
 
 
 # -- a snapshot --------------------------------------------------------------------------------
@@ -44,7 +28,7 @@ def test_a_node_that_fell_behind_pauses_and_takes_a_snapshot(node: Any, make: An
     asked = node.hear(make.behind(7, [(1, 1)]))
     assert sent(asked, AskChunk) == [AskChunk(0)]
     assert (node.order, node.machine.command.number) == (Order.PAUSE, 2)
-    node.hear(own(make, 8, 2))  # its second update
+    node.hear(make.committed(8, 1, b"", seq=2))  # its second update
     node.step(make.published(3))
     node.step(ev.Paused(2))
     assert node.hear(make.committed(9)) == []
@@ -65,7 +49,7 @@ def test_an_answer_to_an_older_pause_does_not_count(node: Any, make: Any) -> Non
     node.hear(make.behind(5))
     assert node.machine.command.number == 3
     node.step(ev.Paused(2))
-    assert not any(isinstance(e, ev.Install) for e in node.hear(make.chunk(5)))
+    assert not every(node.hear(make.chunk(5)), ev.Install)
     node.step(ev.Paused(3))
     assert only(node.tick(), ev.Install).commit == 5
 
@@ -85,24 +69,95 @@ def test_falling_behind_again_while_a_replica_is_installed(node: Any, make: Any)
     only(node.hear(make.chunk(3)), ev.Install)
     node.hear(make.behind(9))
     assert node.machine.command.number == 3
-    assert not any(isinstance(e, ev.Install) for e in node.hear(make.chunk(9)))
+    assert not every(node.hear(make.chunk(9)), ev.Install)
     node.step(ev.Installed())
     assert (node.order, node.machine.command.number) == (Order.PAUSE, 3)
     node.step(ev.Paused(3))
     assert only(node.tick(), ev.Install).commit == 9
 
 
-def test_an_edge_that_dies_while_catching_up_begins_the_snapshot_again(
-    node: Any, make: Any
-) -> None:
-    node.joined()
-    join = sent(node.step(ev.Opened(make.join().address)), Join)[0]
-    assert (join.edge, join.has_replica) == (2, False)
-    asked = node.hear(make.welcome(edge=2, base=4))
-    assert sent(asked, AskChunk) == [AskChunk(0)]
+def test_an_edge_that_dies_while_catching_up_keeps_what_has_come(node: Any, make: Any) -> None:
+    node.training()
+    node.me.chunks = 2
+    node.hear(make.behind(3))
+    node.hear(make.chunk(3, 0))
+    node.hear(make.committed(4))
+    node.opened()
+    effects = node.told(make.welcome(edge=2, knock=2, parent=4, chunks=2))
+    (attach,) = sent(effects, Attach, 4)
+    assert (attach.have, attach.whole, attach.catching) == (4, False, True)
+    asked = node.hear(make.attached(4, snapshot=False), sender=4)
+    assert sent(asked, AskChunk, 4) == [AskChunk(1)]
     node.step(ev.Paused(2))
-    assert not any(isinstance(e, ev.Install) for e in node.hear(make.chunk(3)))
-    assert only(node.hear(make.chunk(4)), ev.Install).commit == 4
+    install = only(node.hear(make.chunk(4, 1), sender=4), ev.Install)
+    assert [chunk.commit for chunk in install.chunks] == [3, 4]
+    assert ([held.commit for held in install.held], install.commit) == ([4], 4)
+
+
+def test_a_new_parent_without_these_commits_begins_the_snapshot_again(node: Any, make: Any) -> None:
+    node.joined().opened()
+    node.told(make.welcome(edge=2, knock=2, parent=4))
+    asked = node.hear(make.attached(6), sender=4)
+    assert sent(asked, AskChunk, 4) == [AskChunk(0)]
+    node.step(ev.Paused(2))
+    assert not every(node.hear(make.chunk(5), sender=4), ev.Install)
+    assert only(node.hear(make.chunk(6), sender=4), ev.Install).commit == 6
+
+
+# -- sums of many commits ----------------------------------------------------------------------
+
+
+def test_a_sum_is_taken_by_whoever_is_exactly_there(node: Any, make: Any) -> None:
+    node.training()
+    node.hear(make.committed(1))
+    merged = make.merged(1, 5)
+    assert node.hear(merged) == [ev.DeliverMerged(merged, ())]
+    assert node.me.received == 5
+    assert only(node.hear(make.committed(6)), ev.Deliver).update.commit == 6
+
+
+def test_a_sum_from_somewhere_else_is_refused(node: Any, make: Any) -> None:
+    node.training()
+    node.hear(make.committed(1))
+    for merged in (make.merged(0, 5), make.merged(2, 5)):
+        assert node.hear(merged, 1.0) == [ev.Send(0, AskAfter(1))]
+    assert node.hear(make.merged(0, 1), 1.0) == []  # it has all that
+    assert node.me.received == 1
+
+
+def test_a_sum_is_no_use_while_a_snapshot_comes(node: Any, make: Any) -> None:
+    """Chunks are brought to one commit with singles: a sum may be in some of them already."""
+    node.training()
+    node.hear(make.behind(3))
+    assert node.hear(make.merged(3, 9)) == [ev.Send(0, AskAfter(3))]
+    assert node.me.received == 3
+
+
+def test_own_updates_are_taken_out_of_a_sum_and_struck(node: Any, make: Any) -> None:
+    node.training()
+    for batch in (1, 2, 3):
+        node.step(make.published(batch))
+    delivered = only(node.hear(make.merged(0, 6, [(9, 4), (1, 2)])), ev.DeliverMerged)
+    assert [(update.origin, update.seq) for update in delivered.own] == [(1, 1), (1, 2)]
+    assert [update.seq for update in node.me.uplink.uncommitted] == [3]
+
+
+def test_own_updates_of_former_ids_are_taken_out_as_well(node: Any, make: Any) -> None:
+    node.training()
+    for batch in (1, 2, 3):
+        node.step(make.published(batch))
+    returned(node, make, 1)  # the first under id 1, the others are 1 and 2 under id 5
+    delivered = only(node.hear(make.merged(0, 6, [(1, 1), (9, 3), (5, 1)])), ev.DeliverMerged)
+    assert [(update.origin, update.seq) for update in delivered.own] == [(1, 1), (5, 1)]
+    assert [(u.origin, u.seq) for u in node.me.uplink.uncommitted] == [(5, 2)]
+
+
+def test_a_repeated_sum_takes_nothing_out_twice(node: Any, make: Any) -> None:
+    node.training()
+    node.step(make.published(1))
+    merged = make.merged(0, 4, [(1, 1)])
+    assert len(only(node.hear(merged), ev.DeliverMerged).own) == 1
+    assert node.hear(merged) == []
 
 
 # -- coming back -------------------------------------------------------------------------------
@@ -110,14 +165,16 @@ def test_an_edge_that_dies_while_catching_up_begins_the_snapshot_again(
 
 def returned(node: Any, make: Any, committed: int) -> list[ev.Effect]:
     """Evicted with so many updates committed, and back as node 5, with its replica."""
-    assert isinstance(only(node.hear(make.closed(1, committed)), ev.Reopen), ev.Reopen)
-    join = sent(node.step(ev.Opened(make.join().address)), Join)[0]
-    assert (join.count, join.edge) == (2, 2)
+    assert only(node.told(make.closed(1, committed)), ev.Reopen)
+    (join,) = said(node.opened(), Join)
+    assert (join.count, join.knock) == (2, 2)
     welcome = make.welcome(
-        5, count=2, edge=2, snapshot=False, base=join.have, closed=[(1, committed)],
-        last=[(1, committed), (5, 0)], batch=committed, epoch=0, steps=9,
-    )  # fmt: skip
-    return list(node.hear(welcome))
+        5, count=2, knock=2, edge=2, closed=[(1, committed)], batch=committed, steps=9
+    )
+    effects = list(node.told(welcome))
+    (attach,) = sent(effects, Attach)
+    assert (attach.whole, attach.ids) == (True, [1, 5])
+    return effects + list(node.hear(make.attached(attach.have, snapshot=False)))
 
 
 def test_a_returner_sends_what_was_not_committed_under_its_new_id(node: Any, make: Any) -> None:
@@ -128,8 +185,8 @@ def test_a_returner_sends_what_was_not_committed_under_its_new_id(node: Any, mak
     admitted = only(effects, ev.Admitted)
     assert (admitted.node, admitted.returned) == (5, True)
     assert [(u.origin, u.seq, u.batch) for u in sent(effects, Update)] == [(5, 1, 2), (5, 2, 3)]
-    report = sent(effects, Report)[0]
-    assert (report.after_seq, report.batch) == (2, 3)  # its own position, not the committed one
+    (status,) = sent(effects, Report)[0].news
+    assert (status.node, status.after_seq, status.batch) == (5, 2, 3)  # its own position
 
 
 def test_a_returner_still_strikes_what_its_old_id_had_committed(node: Any, make: Any) -> None:
@@ -144,11 +201,11 @@ def test_a_returner_still_strikes_what_its_old_id_had_committed(node: Any, make:
 def test_updates_made_between_closing_and_welcome_get_new_numbers_too(node: Any, make: Any) -> None:
     node.training()
     node.step(make.published(1))
-    node.hear(make.closed(1, 0))
-    node.step(ev.Opened(make.join().address))
+    node.told(make.closed(1, 0))
+    node.opened()
     assert node.step(make.published(2)) == []
-    welcome = make.welcome(5, count=2, edge=2, snapshot=False, closed=[(1, 0)])
-    updates = sent(node.hear(welcome), Update)
+    node.told(make.welcome(5, count=2, knock=2, edge=2, closed=[(1, 0)]))
+    updates = sent(node.hear(make.attached(snapshot=False)), Update)
     assert [(u.origin, u.seq, u.batch) for u in updates] == [(5, 1, 1), (5, 2, 2)]
 
 
@@ -156,41 +213,50 @@ def test_closed_twice_before_the_welcome_came(node: Any, make: Any) -> None:
     """It was admitted as 5, never heard of it, and lost that id as well."""
     node.training()
     node.step(make.published(1))
-    node.hear(make.closed(1, 0))
-    node.step(ev.Opened(make.join().address))
-    assert only(node.hear(make.closed(5, 0, count=2)), ev.Reopen)
-    join = sent(node.step(ev.Opened(make.join().address)), Join)[0]
+    node.told(make.closed(1, 0))
+    node.opened()
+    assert only(node.told(make.closed(5, 0, count=2)), ev.Reopen)
+    (join,) = said(node.opened(), Join)
     assert join.count == 3
-    closed = [(1, 0), (5, 0)]
-    welcome = make.welcome(6, count=3, edge=3, snapshot=False, closed=closed)
-    assert [(u.origin, u.seq) for u in sent(node.hear(welcome), Update)] == [(6, 1)]
+    node.told(make.welcome(6, count=3, knock=3, edge=3, closed=[(1, 0), (5, 0)]))
+    updates = sent(node.hear(make.attached(snapshot=False)), Update)
+    assert [(u.origin, u.seq) for u in updates] == [(6, 1)]
 
 
 def test_the_same_closing_heard_twice_is_one_return(node: Any, make: Any) -> None:
     node.training()
-    node.hear(make.closed(1, 0))
-    assert node.hear(make.closed(1, 0)) == []
+    node.told(make.closed(1, 0))
+    assert node.told(make.closed(1, 0)) == []
     assert node.me.count == 2
 
 
 def test_a_closing_of_somebody_else_is_ignored(node: Any, make: Any) -> None:
     node.training()
-    assert node.hear(make.closed(7, 0, token=0, count=0, free=False)) == []
+    assert node.told(make.closed(7, 0, token=0, count=0, free=False)) == []
     assert node.order is Order.TRAIN
 
 
 def test_a_superseded_node_fails(node: Any, make: Any) -> None:
     node.training()
-    node.hear(make.closed(1, 0, free=False, reason="another attempt"))
+    node.told(make.closed(1, 0, free=False, reason="another attempt"))
     assert (node.order, node.machine.command.reason) == (Order.FAIL, "another attempt")
+
+
+def test_whoever_comes_back_leaves_its_children_to_others(node: Any, make: Any) -> None:
+    node.training().with_child(7)
+    effects = node.told(make.closed(1, 0))
+    assert every(effects, ev.CloseEdge) == [ev.CloseEdge(7)]
+    assert node.me.family.children == {}
 
 
 def test_whoever_comes_back_before_it_had_a_replica_starts_afresh(node: Any, make: Any) -> None:
     node.joined()
-    node.hear(make.closed(1, 0))
-    node.step(ev.Opened(make.join().address))
-    welcome = make.welcome(5, count=2, edge=2, closed=[(1, 0)], epoch=1, grants=["f"])
-    admitted = only(node.hear(welcome), ev.Admitted)
+    node.told(make.closed(1, 0))
+    node.opened()
+    welcome = make.welcome(
+        5, count=2, knock=2, edge=2, closed=[(1, 0)], epoch=1, grants=["f"]
+    )  # fmt: skip
+    admitted = only(node.told(welcome), ev.Admitted)
     assert (admitted.returned, admitted.epoch, admitted.grants) == (False, 1, ("f",))
 
 
@@ -201,21 +267,27 @@ def test_whoever_comes_back_while_its_first_replica_is_installed_has_one(
     node.joined()
     node.step(ev.Paused(1))
     only(node.hear(make.chunk(0)), ev.Install)
-    node.hear(make.closed(1, 0))
-    node.step(ev.Opened(make.join().address))
-    welcome = make.welcome(5, count=2, edge=2, closed=[(1, 0)], grants=["f"])
-    assert only(node.hear(welcome), ev.Admitted).returned
+    node.told(make.closed(1, 0))
+    node.opened()
+    welcome = make.welcome(5, count=2, knock=2, edge=2, closed=[(1, 0)], grants=["f"])
+    assert only(node.told(welcome), ev.Admitted).returned
+
+
+def steps_said(effects: list[ev.Effect]) -> int:
+    """By itself, in the newest report."""
+    news = {status.node: status for report in sent(effects, Report) for status in report.news}
+    return int(max(news.values(), key=lambda status: status.age).steps)
 
 
 def test_nobody_waits_for_what_a_newcomer_or_returner_missed(node_with: Any, make: Any) -> None:
     node = node_with(max_lead=2).training()
     effects = returned(node, make, 0)  # the slowest is at 9 now
-    assert sent(effects, Report)[0].steps == 9
+    assert steps_said(effects) == 9
     node.hear(make.state(slowest=9))
     assert node.machine.command.steps_max == 2  # of its own steps, 0 so far
     node.step(ev.Progressed(0, 2, 2))
     assert node.order is Order.WAIT
-    assert sent(node.tick(0.1), Report)[0].steps == 11
+    assert steps_said(node.tick(0.1)) == 11
 
 
 def test_a_newcomer_counts_from_where_the_slowest_is_when_it_can_train(
@@ -228,4 +300,4 @@ def test_a_newcomer_counts_from_where_the_slowest_is_when_it_can_train(
     node.tick()
     node.step(ev.Installed())
     node.step(ev.Busy(Activity.WAITING))
-    assert sent(node.tick(0.1), Report)[0].steps == 50
+    assert steps_said(node.tick(0.1)) == 50

@@ -134,27 +134,28 @@ def test_what_was_granted_to_a_worker_that_died_after_it_kept_its_residual_is_no
 # -- members ---------------------------------------------------------------------------------------
 
 
-def test_the_slowest_is_among_those_who_train(master: Any, make: Any) -> None:
+def test_the_slowest_is_among_those_who_train(master: Any) -> None:
     master.running()
     members = master.fit.members
     assert members.slowest() == 0
-    master.hear(1, make.report(steps=4, activity=Activity.STEPPING))
-    master.hear(2, make.report(steps=2, activity=Activity.STEPPING))
+    master.say(1, steps=4, activity=Activity.STEPPING)
+    master.say(2, steps=2, activity=Activity.STEPPING)
     assert members.slowest() == 2
-    master.hear(2, make.report(steps=3, activity=Activity.FINISHED))
+    master.say(2, steps=3, activity=Activity.FINISHED)
     assert members.slowest() == 4
-    master.hear(1, make.report(steps=5, activity=Activity.FINISHED))
+    master.say(1, steps=5, activity=Activity.FINISHED)
     assert members.slowest() is None
 
 
-def test_a_report_that_was_overtaken_takes_no_worker_back(master: Any, make: Any) -> None:
+def test_a_status_that_was_overtaken_takes_no_worker_back(master: Any, make: Any) -> None:
     master.running()
-    master.hear(1, make.report(steps=4, activity=Activity.STEPPING))
-    master.hear(1, make.report(steps=0, activity=Activity.CATCHING_UP))
-    member = master.fit.members.live[1]
+    old = make.status(1, count=1, steps=0, activity=Activity.CATCHING_UP)
+    master.say(1, steps=4, activity=Activity.STEPPING)
+    master.hear(1, make.report(old))
+    member = master.member(1)
     assert (member.steps, member.activity) == (4, Activity.STEPPING)
-    master.hear(1, make.report(steps=6, activity=Activity.FINISHED))
-    master.hear(1, make.report(steps=5, activity=Activity.STEPPING))
+    master.say(1, steps=6, activity=Activity.FINISHED)
+    master.say(1, steps=5, activity=Activity.STEPPING)  # as somebody says who has come back
     assert (member.steps, member.activity) == (6, Activity.FINISHED)
 
 
@@ -171,7 +172,7 @@ def test_updates_are_numbered_in_their_origins_order(make: Any) -> None:
         (1, 1, 1), (2, 2, 1), None, None, (3, 1, 2), (4, 1, 3), None,
     ]  # fmt: skip
     assert sequencer.dropped == {"repeated": 1, "ahead": 1, "closed": 1}
-    assert [c.commit for c in sequencer.log.after(0)] == [1, 2, 3, 4]
+    assert [c.commit for c in sequencer.history.log.after(0)] == [1, 2, 3, 4]
 
 
 def test_nothing_of_a_closed_id_is_numbered(make: Any) -> None:

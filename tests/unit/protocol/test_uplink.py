@@ -51,7 +51,9 @@ def test_an_empty_window_takes_one_update_of_any_size(make: Any) -> None:
 
 def test_a_table_strikes_everything_up_to_its_seqs(make: Any) -> None:
     uplink = filled(make, 4)
-    uplink.strike_up_to([(1, 3), (7, 9)], 0.0)
+    uplink.strike_up_to([(1, 3), (7, 9)], {1}, 0.0)
+    assert keys(uplink) == [(1, 4)]
+    uplink.strike_up_to([(1, 4)], {7}, 0.0)  # somebody else's
     assert keys(uplink) == [(1, 4)]
 
 
