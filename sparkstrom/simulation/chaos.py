@@ -83,9 +83,7 @@ class Chaos:
         self._world.time.say(text)
 
     def _duration_s(self) -> float:
-        from sparkstrom.simulation.world import LEASE_S
-
-        return self._world.time.chance.uniform(CUT_S_MIN, LEASES_MAX * LEASE_S)
+        return self._world.time.chance.uniform(CUT_S_MIN, LEASES_MAX * self._world.size.lease_s)
 
     def _crash(self) -> None:
         victim = self._victim()

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkstrom.protocol.tree import DEPTH
 from sparkstrom.simulation.faults import NO_FAULTS, Faults
-from sparkstrom.simulation.world import Size
+from sparkstrom.simulation.sizes import Size
 
 CALM_SHARE = 0.05
 ROUGH_SHARE = 0.5

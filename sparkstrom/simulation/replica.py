@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from sparkstrom.codec.messages import Chunk, Committed, MergedRange
-from sparkstrom.protocol.events import DeliverMerged, Install
+from sparkstrom.protocol.events import DeliverMerged, Install, SendMerged
 
 SIZE = 12
 CHUNK = 4
@@ -50,6 +50,13 @@ def merge(entries: Iterable[Committed | MergedRange]) -> bytes:
         else:
             add(theta, entry.payload)
     return SUM.pack(*theta)
+
+
+def merged_range(effect: SendMerged) -> MergedRange:
+    """The message that the effect asks for."""
+    return MergedRange(
+        after=effect.after, commit=effect.commit, last=effect.last, payload=merge(effect.entries)
+    )
 
 
 class SimReplica:

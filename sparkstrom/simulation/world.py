@@ -8,56 +8,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
-from sparkstrom.codec.messages import Address, Failed, MergedRange, Message, Phase
+from sparkstrom.codec.messages import Address, Failed, Message, Phase
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Order, Send
-from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.master import Master
-from sparkstrom.protocol.node import Identity, NodeLimits
-from sparkstrom.protocol.tree import FLAT
+from sparkstrom.protocol.node import Identity
 from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.checks import Checks
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.network import Network
 from sparkstrom.simulation.process import SimProcess
-from sparkstrom.simulation.replica import CHUNKS, SIZE, SimReplica, Theta, mass, merge
+from sparkstrom.simulation.replica import CHUNKS, SIZE, SimReplica, Theta, mass, merged_range
+from sparkstrom.simulation.sizes import Size
 from sparkstrom.simulation.timeline import Timeline
 
-LEASE_S = 2.0
-SILENT_S = 3 * LEASE_S  # of the master; twice that in a mesh, where its signs take a detour
-JOIN_S = 10.0
-TICK_S = 0.05
 TICK = ev.Tick()
 STEP_S_MIN = 0.004
 WAKE_S_MAX = 0.005  # until a waiting trainer notices what is new
-LOOK_S = 0.2  # it looks around at least so often
-BOUNDS_S = 0.1  # between looks at what must stay bounded
-END_S = 300.0  # virtual; a run that is not over by then hangs
 LEAVE_S = 80.0  # from the end of the fit until the last task must have ended
-STARTS_S = 1.0  # Spark starts the tasks within this
 RESTART_S_MIN = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """How much is trained, and how narrow everything is; bytes and steps."""
-
-    nodes: int = 4
-    epochs: int = 3
-    batches: int = 7
-    max_lead: int | None = 6
-    publish_every: int = 1
-    log_bytes: int = 4_000  # small on purpose: some must take snapshots
-    window_bytes: int = 600
-    downlink_bytes: int = 2_000
-    merged_bytes: int = 1 << 30  # what the machines take a sum of commits to cost
-    fan_out: int = FLAT[0]
-    depth: int = FLAT[1]
-    per_executor: int = 2  # tasks
-    empty_partitions: int = 0
-    kept_files: int = 2  # of an earlier fit
 
 
 class World:
@@ -78,18 +48,6 @@ class World:
         self._began_with = 0  # workers that held a replica
 
     def _new_master(self) -> Master:
-        limits = MasterLimits(
-            lease_s=LEASE_S,
-            start_s=10.0,
-            rejoin_s=60.0,
-            release_s=3.0,
-            end_s=30.0,
-            log_bytes=self.size.log_bytes,
-            downlink_bytes=self.size.downlink_bytes,
-            merged_bytes=self.size.merged_bytes,
-            fan_out=self.size.fan_out,
-            depth=self.size.depth,
-        )
         kept: dict[str, dict[str, float]] = {}
         for index in range(self.size.kept_files):
             executor = f"e{index // self.size.per_executor}"
@@ -103,7 +61,7 @@ class World:
             chunks=CHUNKS,
             host="master",
             port=1,
-            limits=limits,
+            limits=self.size.of_master(),
             now_s=0.0,
             kept=kept,
         )
@@ -113,11 +71,11 @@ class World:
     def run(self) -> list[str]:
         """Play to the end of the fit; return what was violated, in words."""
         for partition in range(self.size.nodes):
-            self.time.at(self.time.chance.uniform(0, STARTS_S), self.start, partition)
+            self.time.at(self.time.chance.uniform(0, self.size.starts_s), self.start, partition)
         self.chaos.plan()
-        self.time.at(TICK_S, self._tick_master)
-        self.time.at(BOUNDS_S, self._look_at_bounds)
-        if not self.time.run(END_S):
+        self.time.at(self.size.tick_s, self._tick_master)
+        self.time.at(self.size.bounds_s, self._look_at_bounds)
+        if not self.time.run(self.size.end_s):
             self.checks.violation(self._hang())
         self.checks.at_end(self.master, self.replica, self.processes)
         return self.checks.violations
@@ -163,13 +121,13 @@ class World:
             self.checks.lead(self.processes, self.size.max_lead)
         if self.master_is_lost and not self.alive:
             self.time.over = True
-        self.time.after(BOUNDS_S, self._look_at_bounds)
+        self.time.after(self.size.bounds_s, self._look_at_bounds)
 
     # -- processes -------------------------------------------------------------------------------
 
     def identity(self, partition: int, attempt: int) -> Identity:
         """What an attempt says of itself."""
-        empty = partition < self.size.empty_partitions
+        empty = partition >= self.size.nodes - self.size.empty_partitions
         return Identity(
             token=self.time.chance.getrandbits(62),
             partition=partition,
@@ -188,20 +146,10 @@ class World:
         if self.phase is Phase.DONE or self.master.aborted:
             return
         attempt = next(self._attempts)
-        limits = NodeLimits(
-            lease_s=LEASE_S,
-            join_s=JOIN_S,
-            master_silent_s=SILENT_S * (2 if self.size.depth > 1 else 1),
-            window_bytes=self.size.window_bytes,
-            log_bytes=self.size.log_bytes,
-            downlink_bytes=self.size.downlink_bytes,
-            merged_bytes=self.size.merged_bytes,
-            max_lead=self.size.max_lead,
-        )
         process = SimProcess(
             f"p{partition}/{attempt}",
             self.identity(partition, attempt),
-            limits,
+            self.size.of_node(),
             epochs=self.size.epochs,
             publish_every=self.size.publish_every,
             seed=self.time.chance.getrandbits(32),
@@ -245,7 +193,9 @@ class World:
             self.time.at(process.awake_s, self._tick, process)
             return
         process.feed(TICK, now_s)
-        self.time.at(now_s + TICK_S * (0.5 + self.time.chance.random()), self._tick, process)
+        self.time.at(
+            now_s + self.size.tick_s * (0.5 + self.time.chance.random()), self._tick, process
+        )
 
     def _wake(self, process: SimProcess) -> None:
         """A trainer that waits looks at what is new; one in a step does not."""
@@ -271,7 +221,7 @@ class World:
             step_s = STEP_S_MIN + process.slowness_s * self.time.chance.random()
             self._take_turn(process, step_s)
         elif process.turn == turn:
-            self._take_turn(process, LOOK_S)
+            self._take_turn(process, self.size.look_s)
 
     def _look_for_end(self, process: SimProcess) -> None:
         command = process.node.command
@@ -355,7 +305,7 @@ class World:
     def _wait_for_the_last(self, until_s: float) -> None:
         """Tasks end by themselves, soon after the fit has."""
         if self.alive and self.time.now_s < until_s:
-            self.time.after(TICK_S, self._wait_for_the_last, until_s)
+            self.time.after(self.size.tick_s, self._wait_for_the_last, until_s)
         else:
             self.time.over = True
 
@@ -375,15 +325,8 @@ class World:
     def _tick_master(self) -> None:
         if self.time.now_s >= self._master_awake_s:
             self.step_master(TICK)
-        self.time.after(TICK_S * (0.5 + self.time.chance.random()), self._tick_master)
+        self.time.after(self.size.tick_s * (0.5 + self.time.chance.random()), self._tick_master)
 
     def pause_master(self, seconds: float) -> None:
         """The driver program stands still, perhaps for ever."""
         self._master_awake_s = max(self._master_awake_s, self.time.now_s + seconds)
-
-
-def merged_range(effect: ev.SendMerged) -> MergedRange:
-    """The message that the effect asks for."""
-    return MergedRange(
-        after=effect.after, commit=effect.commit, last=effect.last, payload=merge(effect.entries)
-    )

@@ -12,7 +12,8 @@ from sparkstrom.protocol.node import Identity
 from sparkstrom.simulation.conditions import changed
 from sparkstrom.simulation.faults import NO_FAULTS
 from sparkstrom.simulation.runs import play
-from sparkstrom.simulation.world import Size, World
+from sparkstrom.simulation.sizes import Size
+from sparkstrom.simulation.world import World
 
 
 class OddWorld(World):
