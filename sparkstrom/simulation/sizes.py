@@ -1,0 +1,67 @@
+"""Sizes: how much a simulated fit trains, how narrow everything is, and how fast clocks go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparkstrom.protocol.fit import MasterLimits
+from sparkstrom.protocol.node import NodeLimits
+from sparkstrom.protocol.tree import FLAT
+
+SILENT_LEASES = 3  # of the master; twice that in a mesh, where its signs take a detour
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Counts, bytes, steps, and virtual seconds."""
+
+    nodes: int = 4
+    epochs: int = 3
+    batches: int = 7
+    max_lead: int | None = 6
+    publish_every: int = 1
+    log_bytes: int = 4_000  # small on purpose: some must take snapshots
+    window_bytes: int = 600
+    downlink_bytes: int = 2_000
+    merged_bytes: int = 1 << 30  # what the machines take a sum of commits to cost
+    fan_out: int = FLAT[0]
+    depth: int = FLAT[1]
+    per_executor: int = 2  # tasks
+    empty_partitions: int = 0  # the last ones
+    kept_files: int = 2  # of an earlier fit
+    lease_s: float = 2.0
+    tick_s: float = 0.1  # between two looks of a machine at its clock, about
+    look_s: float = 0.2  # a waiting trainer looks around at least so often
+    bounds_s: float = 0.1  # between looks at what must stay bounded
+    starts_s: float = 1.0  # Spark starts the tasks within this
+    end_s: float = 300.0  # a run that is not over by then hangs
+
+    @property
+    def mesh(self) -> bool:
+        return self.depth > 1
+
+    def of_master(self) -> MasterLimits:
+        return MasterLimits(
+            lease_s=self.lease_s,
+            start_s=max(10.0, 4 * self.starts_s),
+            rejoin_s=60.0,
+            release_s=3.0,
+            end_s=30.0,
+            log_bytes=self.log_bytes,
+            downlink_bytes=self.downlink_bytes,
+            merged_bytes=self.merged_bytes,
+            fan_out=self.fan_out,
+            depth=self.depth,
+        )
+
+    def of_node(self) -> NodeLimits:
+        return NodeLimits(
+            lease_s=self.lease_s,
+            join_s=max(10.0, 4 * self.starts_s),
+            master_silent_s=SILENT_LEASES * self.lease_s * (2 if self.mesh else 1),
+            window_bytes=self.window_bytes,
+            log_bytes=self.log_bytes,
+            downlink_bytes=self.downlink_bytes,
+            merged_bytes=self.merged_bytes,
+            max_lead=self.max_lead,
+        )
