@@ -18,7 +18,6 @@ from sparkstrom.codec.messages import (
 from sparkstrom.protocol import events as ev
 from tests.unit.protocol.spoken import aborted, answers, every, only, sent
 
-
 # -- losing and returning ----------------------------------------------------------------------
 
 

@@ -12,7 +12,6 @@ from sparkstrom.codec.messages import (
     Attach,
     Here,
     Join,
-    Message,
     Phase,
     Probe,
     Refused,
@@ -25,7 +24,6 @@ from sparkstrom.protocol.events import Order
 from sparkstrom.protocol.following import HUNGRY_S
 from sparkstrom.protocol.joining import ATTACH_RETRY_S
 from tests.unit.protocol.spoken import every, only, said, sent
-
 
 # -- joining -----------------------------------------------------------------------------------
 

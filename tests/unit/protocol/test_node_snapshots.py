@@ -17,7 +17,6 @@ from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Order
 from tests.unit.protocol.spoken import every, only, said, sent
 
-
 # -- a snapshot --------------------------------------------------------------------------------
 
 

@@ -1,0 +1,209 @@
+"""Laws of the tree: whatever comes and goes, it is one tree over exactly those who are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.identity import MASTER
+from sparkstrom.protocol.tree import DEPTH, FAN_OUT, FLAT, Tree
+
+SHAPES = [(1, 4), (2, 3), (3, 2), (8, 5), FLAT]
+
+Frozen = tuple[int, dict[int, int], dict[int, int]]
+
+
+def frozen(tree: Tree) -> Frozen:
+    return tree.version, dict(tree.nodes), dict(tree.places)
+
+
+def parents(tree: Tree) -> dict[int, int]:
+    return {node: tree.parent(node) for node in tree.places if node != MASTER}
+
+
+def check(tree: Tree, live: set[int]) -> None:
+    """It is one tree over exactly these, within its bounds, and all its answers agree."""
+    above = parents(tree)
+    assert set(above) == live
+    assert len(tree) == len(live)
+    assert all(node in tree for node in (MASTER, *live))
+    children: dict[int, set[int]] = {node: set() for node in (MASTER, *live)}
+    for node, parent in above.items():
+        children[parent].add(node)  # a parent is there
+    for node, below in children.items():
+        found = list(tree.children(node))
+        assert len(found) == len(set(found)) <= tree.fan_out
+        assert set(found) == below
+    reached = tree.below(MASTER)
+    assert sorted(reached) == sorted(live)  # from the master, each once: no circle, no island
+    depths = [tree.depth(node) for node in reached]
+    assert depths == sorted(depths)  # the nearest first
+    for node, depth in zip(reached, depths, strict=True):
+        path = tree.path(node)
+        assert 1 <= depth == len(path) <= tree.depth_max
+        assert path[-1] == node
+        assert [above[step] for step in path] == [MASTER, *path[:-1]]
+        assert all(node in tree.below(step) for step in path[:-1])
+    assert tree.depth(MASTER) == 0
+    assert tree.path(MASTER) == []
+
+
+class TreeMachine(RuleBasedStateMachine):
+    """Nodes come, near somebody or not, and go, alone or many at once."""
+
+    shape = (2, 3)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tree = Tree(*self.shape)
+        self.live: list[int] = []
+        self.next_id = 1
+        self.past: list[tuple[Tree, Frozen]] = []
+
+    def changed(self, tree: Tree, versions: int) -> None:
+        assert tree.version == self.tree.version + versions
+        self.past.append((self.tree, frozen(self.tree)))
+        self.tree = tree
+
+    @precondition(lambda self: len(self.live) < self.tree.capacity)
+    @rule(near=st.none() | st.integers(0, 10**6))
+    def comes(self, near: int | None) -> None:
+        known = [MASTER, *self.live, 10**7]  # the last one is gone, or never was
+        beside = None if near is None else known[near % len(known)]
+        node, self.next_id = self.next_id, self.next_id + 1
+        room = self.room(beside)
+        high = min(self.tree.depth(n) for n in (MASTER, *self.live) if self.room(n))
+        before = parents(self.tree)
+        self.changed(self.tree.attach(node, beside), 1)
+        self.live.append(node)
+        if room:
+            assert self.tree.parent(node) == beside
+        else:
+            assert self.tree.depth(node) == high + 1  # as high as possible
+        assert before.items() <= parents(self.tree).items()  # nobody else is moved
+
+    def room(self, node: int | None) -> bool:
+        if node is None or node not in self.tree:
+            return False
+        full = len(list(self.tree.children(node))) >= self.tree.fan_out
+        return not full and self.tree.depth(node) < self.tree.depth_max
+
+    @precondition(lambda self: len(self.live) == self.tree.capacity)
+    @rule()
+    def is_full(self) -> None:
+        number = self.tree.capacity + 1
+        with pytest.raises(UsageError, match=f"no place for worker {number}: a mesh of fan-out"):
+            self.tree.attach(self.next_id)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def go(self, data: st.DataObject) -> None:
+        gone = data.draw(st.sets(st.sampled_from(self.live), min_size=1, max_size=6))
+        before = self.tree
+        self.changed(before.detach(gone), len(gone))
+        self.live = [node for node in self.live if node not in gone]
+        self.only_successors_moved(before, gone)
+
+    def only_successors_moved(self, before: Tree, gone: set[int]) -> None:
+        """One for each that is gone at most, and up into the place of one that it stood under."""
+        moved = [n for n in self.live if before.places[n] != self.tree.places[n]]
+        assert len(moved) <= len(gone)
+        places_of_the_gone = {before.places[node] for node in gone}
+        for node in moved:
+            assert self.tree.places[node] in places_of_the_gone
+            assert set(before.path(node)) & gone
+        for node in self.live:
+            if node not in moved and not gone & set(before.path(node)):
+                assert self.tree.path(node) == before.path(node)  # no link of its chain changed
+
+    @invariant()
+    def it_is_one_tree(self) -> None:
+        check(self.tree, set(self.live))
+
+    @invariant()
+    def what_was_is_as_it_was(self) -> None:
+        assert all(frozen(tree) == then for tree, then in self.past[-5:])
+
+
+def machine(shape: tuple[int, int]) -> type:
+    """The same for a tree of this fan-out and depth."""
+    case: type = type(f"Tree{shape[0]}x{shape[1]}", (TreeMachine,), {"shape": shape}).TestCase
+    case.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+    return case
+
+
+TestChain, TestSmall, TestWide, TestMesh, TestFlat = map(machine, SHAPES)
+
+
+@given(shape=st.tuples(st.integers(1, 4), st.integers(1, 4)), seed=st.randoms())
+def test_a_full_tree_refuses_one_more_by_number_and_takes_it_once_one_is_gone(
+    shape: tuple[int, int], seed: object
+) -> None:
+    tree = filled(Tree(*shape), range(1, Tree(*shape).capacity + 1))
+    check(tree, set(range(1, tree.capacity + 1)))
+    with pytest.raises(UsageError, match=f"worker {tree.capacity + 1}: a mesh of fan-out"):
+        tree.attach(10**6)
+    gone = seed.choice(list(parents(tree)))  # type: ignore[attr-defined]
+    tree = tree.detach([gone]).attach(10**6)
+    assert len(tree) == tree.capacity
+    assert 10**6 in tree
+    assert gone not in tree
+
+
+def filled(tree: Tree, nodes: Iterable[int]) -> Tree:
+    for node in nodes:
+        tree = tree.attach(node)
+    return tree
+
+
+def test_a_mesh_has_room_for_37448_workers_and_says_so_to_the_next() -> None:
+    tree = Tree()
+    assert (tree.fan_out, tree.depth_max) == (FAN_OUT, DEPTH) == (8, 5)
+    assert tree.capacity == 37_448
+    places = {place: place for place in range(tree.capacity + 1)}
+    full = tree._with(dict(places), dict(places), 1)  # one by one takes a minute
+    assert len(full) == 37_448
+    assert max(full.depth(node) for node in full.places) == 5
+    with pytest.raises(UsageError) as refused:
+        full.attach(37_449)
+    assert str(refused.value) == (
+        "there is no place for worker 37449: a mesh of fan-out 8 and depth 5 is full; use fewer "
+        "partitions, or more workers in one task"
+    )
+    thinned = full.detach([1])
+    assert len(thinned) == 37_447
+    assert thinned.parent(37_448) == full.parent(37_448) != 1
+    assert thinned.attach(37_449).depth(37_449) == 5
+
+
+def test_the_place_of_a_lost_inner_node_goes_to_a_deepest_leaf_below_it() -> None:
+    tree = filled(Tree(2, 3), range(1, 15))  # 1 2 | 3 4 5 6 | 7 8 9 10 11 12 13 14
+    after = tree.detach([1])
+    assert after.nodes[1] == 10  # the last of those at depth 3 under 1
+    assert list(after.children(10)) == [3, 4]
+    assert list(after.children(4)) == [9]
+    assert after.path(2) == [2]
+
+
+def test_a_successor_is_not_one_of_those_that_are_gone() -> None:
+    tree = filled(Tree(2, 3), range(1, 15))
+    after = tree.detach([1, 10, 9, 4])
+    assert set(after.nodes.values()) == set(range(15)) - {1, 4, 9, 10}
+    assert after.nodes[1] in (7, 8)
+
+
+def test_a_node_has_one_place() -> None:
+    with pytest.raises(AssertionError, match="one place"):
+        Tree().attach(1).attach(1)
+
+
+def test_everybody_stands_under_the_master_of_a_flat_one() -> None:
+    tree = filled(Tree(*FLAT), range(1, 300))
+    assert {tree.parent(node) for node in range(1, 300)} == {MASTER}
+    assert set(tree.detach(range(2, 300, 2)).children(MASTER)) == set(range(1, 300, 2))
+    assert tree.attach(300, near=1).parent(300) == MASTER  # nobody stands under a worker
