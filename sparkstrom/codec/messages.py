@@ -48,6 +48,8 @@ class Address(msgspec.Struct, frozen=True):
     data_stream: U32
 
 
+BUFFERS = 6  # the form of an update that replaces a model's buffers, and adds to no parameter
+
 LastSeqs = list[tuple[U32, U63]]  # id -> its newest committed seq
 
 

@@ -13,6 +13,7 @@ class Form(enum.IntEnum):
     BITMAP_DOWN = 3  # 2 bits per parameter; the half step is -tau/2
     QUANTA = 4  # i32 per parameter: several updates summed ("merged range")
     THETA = 5  # f32 per parameter: part of a snapshot
+    BUFFERS = 6  # arrays beside the parameters, as the model lays them out
 
 
 # The four states of a parameter in a bitmap.

@@ -6,10 +6,12 @@ The master has one, and so has every worker in a mesh; both serve it from a ``Hi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import msgspec
 
 from sparkstrom.codec.messages import (
+    BUFFERS,
     Address,
     Adopt,
     Again,
@@ -24,7 +26,15 @@ from sparkstrom.codec.messages import (
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.leases import Leases
-from sparkstrom.protocol.replay import HEADER_BYTES, Downlink, History, cost, last_of
+from sparkstrom.protocol.replay import (
+    HEADER_BYTES,
+    Downlink,
+    Entry,
+    History,
+    adds,
+    cost,
+    last_of,
+)
 
 STATE_SPACING_S = 0.005
 AGAIN_SPACING_S = 0.05
@@ -119,13 +129,14 @@ class Family:
             if not log.reaches(downlink.sent):
                 return [*out, *self._fall_behind(child, now_s)]
             if self._is_cheaper_merged(child):
-                return [*out, self._send_merged(child, now_s)]
+                out.append(self._send_merged(child, now_s))
+                continue
             entry = log.next(downlink.sent)
             if isinstance(entry, MergedRange) and child.catching:
                 return [*out, *self._fall_behind(child, now_s)]
             if not downlink.put(entry.commit, cost(entry), now_s):
                 break
-            if isinstance(entry, Committed) and entry.origin in child.own:
+            if isinstance(entry, Committed) and _has_it(child, entry):
                 entry = number_only(entry)
             out.append(Send(child.node, entry))
         return out
@@ -135,13 +146,20 @@ class Family:
         log, downlink = self._history.log, child.downlink
         if child.catching or not downlink.idle or log.head - downlink.sent < 2:
             return False
-        return log.bytes_after(downlink.sent) > HEADER_BYTES + self._merged_bytes
+        if log.bytes_after(downlink.sent) <= HEADER_BYTES + self._merged_bytes:
+            return False
+        return sum(map(cost, self._summable(child))) > HEADER_BYTES + self._merged_bytes
+
+    def _summable(self, child: Child) -> list[Entry]:
+        """What this child misses, up to the first entry that does not add to parameters."""
+        after = self._history.log.after(child.downlink.sent)
+        return list(takewhile(adds, after))
 
     def _send_merged(self, child: Child, now_s: float) -> Effect:
-        log, after = self._history.log, child.downlink.sent
-        entries = tuple(log.after(after))
-        child.downlink.put(log.head, HEADER_BYTES + self._merged_bytes, now_s)
-        return ev.SendMerged(child.node, after, log.head, last_of(entries), entries)
+        after, entries = child.downlink.sent, tuple(self._summable(child))
+        commit = entries[-1].commit
+        child.downlink.put(commit, HEADER_BYTES + self._merged_bytes, now_s)
+        return ev.SendMerged(child.node, after, commit, last_of(entries), entries)
 
     def _fall_behind(self, child: Child, now_s: float) -> list[Effect]:
         if not self._history.whole:
@@ -176,6 +194,11 @@ class Family:
         """There is a new state."""
         for child in self.children.values():
             child.state_due = True
+
+
+def _has_it(child: Child, entry: Committed) -> bool:
+    """Has its process made this itself? Then it needs the number only."""
+    return entry.origin in child.own and entry.form != BUFFERS
 
 
 def number_only(committed: Committed) -> Committed:

@@ -6,6 +6,7 @@ Whatever it takes goes into its log, too, and from there to its children.
 from __future__ import annotations
 
 from sparkstrom.codec.messages import (
+    BUFFERS,
     AskAfter,
     AskChunk,
     Behind,
@@ -35,14 +36,22 @@ def on_committed(me: Standing, committed: Committed, now_s: float) -> list[Effec
     if own:
         update = me.uplink.strike(committed.origin, committed.seq, now_s)
         assert update is not None, f"own update {committed.seq} was not kept until committed"
-        committed = replace_payload(committed, update)
+        if update.form != BUFFERS:  # of those the average came back
+            committed = replace_payload(committed, update)
     _take(me, committed, now_s)
     if me.catchup is not None:
         me.catchup.forget_old()
         effects = catch_up(me, now_s)
     else:
-        effects = [ev.Passed(committed.commit) if own else ev.Deliver(committed)]
+        effects = _deliver(committed, own=own)
     return effects + me.family.feed_all(now_s)
+
+
+def _deliver(committed: Committed, *, own: bool) -> list[Effect]:
+    if not own:
+        return [ev.Deliver(committed)]
+    passed = ev.Passed(committed.commit)
+    return [passed, ev.Deliver(committed)] if committed.form == BUFFERS else [passed]
 
 
 def on_merged(me: Standing, merged: MergedRange, now_s: float) -> list[Effect]:

@@ -6,8 +6,11 @@ replica, which ``Deliver`` changes, and does not train.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sparkstrom.base.identity import MASTER, Position
 from sparkstrom.codec.messages import (
+    BUFFERS,
     AskAfter,
     AskChunk,
     Attach,
@@ -60,6 +63,7 @@ class Master:
         limits: MasterLimits,
         now_s: float,
         kept: KeptFiles | None = None,
+        average: Callable[[list[bytes]], bytes] | None = None,
     ) -> None:
         sequencer, leases = Sequencer(limits.log_bytes), Leases(limits.lease_s, now_s)
         family = Family(limits.downlink_bytes, limits.merged_bytes, sequencer.history, leases)
@@ -77,6 +81,8 @@ class Master:
             family=family,
             tree=Tree(limits.fan_out, limits.depth),
         )
+        self._average = average  # of a model's buffers, as each partition has reported them
+        self._buffers: dict[int, bytes] = {}  # partition -> the newest
         self.aborted = False
         self._scan_due_s = now_s
         self._release_s = now_s
@@ -221,7 +227,7 @@ class Master:
 
     def _on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
         fit, member = self.fit, self.fit.members.live.get(update.origin)
-        committed = fit.sequencer.number(update)
+        committed = fit.sequencer.number(update, self._payload_of)
         if member is None:
             return []
         member.steps = max(member.steps, update.steps)
@@ -233,6 +239,14 @@ class Master:
         fit.partition_of(member).advance(Position(update.epoch, update.batch))
         self._count_pending(member)
         return [ev.Deliver(committed), *fit.family.feed_all(now_s)]
+
+    def _payload_of(self, update: Update) -> bytes:
+        """An update is committed as it is; of buffers, the average of the latest everywhere."""
+        if update.form != BUFFERS or self._average is None:
+            return update.payload
+        partition = self.fit.partition_of(self.fit.members.live[update.origin]).index
+        self._buffers[partition] = update.payload
+        return self._average([self._buffers[index] for index in sorted(self._buffers)])
 
     def _on_status(self, status: Status) -> list[Effect]:
         """A node's own words, whoever handed them on; the newest count."""

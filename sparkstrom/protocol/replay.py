@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from sparkstrom.codec.messages import Committed, LastSeqs, MergedRange
+from sparkstrom.codec.messages import BUFFERS, Committed, LastSeqs, MergedRange
 
 HEADER_BYTES = 64  # what a commit costs in a log beside its payload
 RETRY_FIRST_S = 0.25  # a LAN answers in milliseconds; a busy core in tens of them
@@ -29,6 +29,11 @@ def before(entry: Entry) -> int:
 def cost(entry: Entry) -> int:
     """Bytes that an entry takes up in a log."""
     return HEADER_BYTES + len(entry.payload)
+
+
+def adds(entry: Entry) -> bool:
+    """Does it add to parameters, so that it can be part of a sum?"""
+    return isinstance(entry, MergedRange) or entry.form != BUFFERS
 
 
 class Log:
@@ -144,6 +149,11 @@ class Downlink:
     def idle(self) -> bool:
         """Everything that was sent is acknowledged."""
         return self.sent == self.acked
+
+    @property
+    def under_way(self) -> tuple[int, int]:
+        """Entries that are sent and not acknowledged, and their bytes."""
+        return len(self._in_flight), self._in_flight_bytes
 
     def acknowledge(self, received: int, now_s: float) -> None:
         """The child has everything up to ``received``."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
+from operator import attrgetter
 
 from sparkstrom.codec.messages import Committed, Update
 from sparkstrom.protocol.replay import History, Log
@@ -35,8 +37,13 @@ class Sequencer:
         del self._own[node]
         return self.closed[node]
 
-    def number(self, update: Update) -> Committed | None:
-        """The update's commit, or None if it is a repeat, out of order, or of a closed id."""
+    def number(
+        self, update: Update, payload_of: Callable[[Update], bytes] = attrgetter("payload")
+    ) -> Committed | None:
+        """The update's commit, or None if it is a repeat, out of order, or of a closed id.
+
+        ``payload_of`` says what is committed in its name; it is asked only for what is numbered.
+        """
         last = self.last.get(update.origin)
         reason = None
         if last is None:
@@ -57,7 +64,7 @@ class Sequencer:
             form=update.form,
             tau_quanta=update.tau_quanta,
             count=update.count,
-            payload=update.payload,
+            payload=payload_of(update),
         )
         self.staleness[self._unseen(update)] += 1
         self.history.append(committed)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.codec.messages import Committed
+from sparkstrom.codec.messages import BUFFERS, Committed
 from sparkstrom.encoding.backends import kernels
 from sparkstrom.protocol.events import Admitted, Deliver, DeliverMerged, Install, Passed
 from sparkstrom.runtime.theta import Hits
@@ -51,7 +51,7 @@ class Inbox:
             last = self._items[-1]  # so that a merge is not cut into pieces
             last.commit, last.passed = item.commit, last.passed + 1
             return
-        if not isinstance(item, Deliver):
+        if not isinstance(item, Deliver) or item.update.form == BUFFERS:
             self._items.append(item)
             return
         size = len(item.update.payload)

@@ -7,6 +7,7 @@ import queue
 import secrets
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ from sparkstrom.base.errors import (
 )
 from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.frames import Seal
-from sparkstrom.codec.messages import Phase
+from sparkstrom.codec.messages import BUFFERS, Phase
 from sparkstrom.models.base import Flat
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Send
@@ -92,6 +93,7 @@ class Plan:
     message_bytes_max: int
     chunk_bytes_max: int  # of a message in one data frame
     kept: KeptFiles
+    average: Callable[[list[bytes]], bytes] | None = None  # of a model's buffers
 
 
 class MasterThread(threading.Thread):
@@ -129,6 +131,7 @@ class MasterThread(threading.Thread):
             limits=limits,
             now_s=clock.monotonic_s(),
             kept=plan.kept,
+            average=plan.average,
         )
         self._wishes: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         self._snapshots: queue.SimpleQueue[Future[tuple[int, Flat]]] = queue.SimpleQueue()
@@ -260,7 +263,10 @@ class MasterThread(threading.Thread):
             case Send(to=to, message=message):
                 self._mail.send(to, message)
             case ev.Deliver(update=update):
-                self._theta.add(self._theta.read(update))
+                if update.form == BUFFERS:
+                    self._theta.buffers = update.payload
+                else:
+                    self._theta.add(self._theta.read(update))
                 self._theta.commit = update.commit
             case ev.SendChunk(to=to, index=index):
                 self._mail.send(to, self._theta.chunk(index))

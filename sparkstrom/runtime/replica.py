@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.codec.messages import Chunk, Update
+from sparkstrom.codec.messages import BUFFERS, Chunk, Update
 from sparkstrom.codec.payload import Bitmap
 from sparkstrom.encoding.encoder import Encoded, Encoder
-from sparkstrom.models.base import Batch, Flat, FlatModel
+from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel
 from sparkstrom.models.outputs import measured
 from sparkstrom.protocol.events import DeliverMerged, Install
 from sparkstrom.runtime.inbox import Merged
@@ -31,7 +31,7 @@ from sparkstrom.runtime.theta import Hits, Theta
 class Own:
     """An update of its own that has no commit yet; read only if somebody wants a copy of theta."""
 
-    update: Encoded | Update
+    update: Encoded | Update | None  # None: buffers, which add nothing
     hits: Hits | None = None
 
 
@@ -47,6 +47,7 @@ class Replica:
         self._working: Flat = theta.values.copy()  # what the model changes in place
         self._delta: Flat | None = None if local else np.zeros_like(self._working)
         self._own: deque[Own] = deque()
+        self._installed = False
         self._lock = threading.Lock()  # theta and the commit that it is at change together
         model.bind(self._working)
 
@@ -58,10 +59,12 @@ class Replica:
     def chunk(self, index: int) -> Chunk:
         """Part of a snapshot of theta, for a neighbour; from any thread."""
         with self._lock:
-            return self.theta.chunk(index, [self._read(own) for own in self._own])
+            adding = [own for own in self._own if own.update is not None]
+            return self.theta.chunk(index, [self._read(own) for own in adding])
 
     def _read(self, own: Own) -> Hits:
         if own.hits is None:
+            assert own.update is not None, "it adds nothing"
             own.hits = self.theta.decode(own.update)
         return own.hits
 
@@ -97,9 +100,27 @@ class Replica:
         before = self.theta.values.copy()
         with self._lock:
             self.theta.install(install.chunks, install.held, install.own, install.commit)
-            self._own = deque(Own(update) for update in install.own)
+            self._own = deque(
+                Own(None if update.form == BUFFERS else update) for update in install.own
+            )
+        if isinstance(self.model, Buffered) and self.theta.buffers and not self._installed:
+            self.model.load_buffers_bytes(self.theta.buffers)
+        self._installed = True
         if self._trains_local:
             self._working += self.theta.values - before
+
+    def take_buffers(self, buffers: bytes, commit: int) -> None:
+        """The average of all workers' buffers; the model goes on with its own."""
+        with self._lock:
+            self.theta.buffers, self.theta.commit = buffers, commit
+
+    def report_buffers(self) -> bytes:
+        """The model's buffers as they are, to be published; empty where it has none."""
+        buffers = self.model.buffers_bytes() if isinstance(self.model, Buffered) else b""
+        if buffers:
+            with self._lock:
+                self._own.append(Own(None))
+        return buffers
 
     def step(self, batch: Batch) -> float:
         """Train on one minibatch; return its mean loss. Raise TrainingError where it is none."""

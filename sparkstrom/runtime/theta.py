@@ -24,6 +24,7 @@ from sparkstrom.codec.payload import (
 )
 from sparkstrom.encoding.backends import SCRATCH_BYTES, kernels
 from sparkstrom.encoding.encoder import Encoded
+from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.models.base import Flat
@@ -35,8 +36,8 @@ CHUNK_PARAMS = 65_536  # 256 KiB of parameters in one chunk of a snapshot
 
 
 def chunk_count(n_params: int) -> int:
-    """Chunks in a snapshot."""
-    return -(-n_params // CHUNK_PARAMS)
+    """Chunks in a snapshot: of parameters, and one of buffers."""
+    return -(-n_params // CHUNK_PARAMS) + 1
 
 
 class Theta:
@@ -49,6 +50,7 @@ class Theta:
         self.commit = 0  # newest commit applied
         self.breaches = 0  # parameters that left the exact range, counted
         self.first_breach = -1
+        self.buffers = b""  # arrays beside the parameters, as the model lays them out
         self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
 
     @property
@@ -107,6 +109,8 @@ class Theta:
     def chunk(self, index: int, less: Iterable[Hits] = ()) -> Chunk:
         """Part of a snapshot, as of ``commit``: without updates that no commit has yet."""
         begin = index * CHUNK_PARAMS
+        if begin >= self.n_params:
+            return Chunk(index=index, commit=self.commit, payload=self.buffers)
         part = self.values[begin : begin + CHUNK_PARAMS]
         for indices, quanta in less:
             first, last = np.searchsorted(indices, (begin, begin + part.size))
@@ -124,16 +128,23 @@ class Theta:
     ) -> None:
         """Become the snapshot, plus what each chunk lacks of ``held``, plus ``own``."""
         has = np.zeros(chunk_count(self.n_params), np.int64)
-        for chunk in chunks:
+        *of_parameters, of_buffers = chunks
+        self.buffers = of_buffers.payload
+        for chunk in of_parameters:
             part = self.values[chunk.index * CHUNK_PARAMS : (chunk.index + 1) * CHUNK_PARAMS]
             part[:] = decode_theta_untrusted(chunk.payload, part.size, self.k)
             has[chunk.index] = chunk.commit
         for committed in held:
+            if committed.form == Form.BUFFERS:
+                if committed.commit > of_buffers.commit:
+                    self.buffers = committed.payload
+                continue
             indices, quanta = self.decode(committed)
             lacking = has[indices // CHUNK_PARAMS] < committed.commit
             self.add((indices[lacking], quanta[lacking]))
         for update in own:
-            self.add(self.read(update))
+            if update.form != Form.BUFFERS:
+                self.add(self.read(update))
         self.commit = commit
 
     def merge(self, wanted: SendMerged) -> MergedRange:
@@ -160,5 +171,5 @@ class Theta:
         return total
 
     def digest(self) -> str:
-        """SHA-256 of the bytes, as hex."""
-        return hashlib.sha256(self.values.tobytes()).hexdigest()
+        """SHA-256 of parameters and buffers, as hex."""
+        return hashlib.sha256(self.values.tobytes() + self.buffers).hexdigest()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sparkstrom.base.errors import PeerError
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import Activity, Kept
+from sparkstrom.codec.messages import BUFFERS, Activity, Kept
 from sparkstrom.observe.epochs import EpochLog, Finished
 from sparkstrom.observe.residuals import among_counters, figures_of
 from sparkstrom.observe.stopping import LOSS
@@ -143,7 +143,10 @@ class Trainer:
     def _take(self, item: Item) -> None:
         match item:
             case ev.Deliver(update=update):
-                self._replica.apply(self._replica.theta.read(update), update.commit)
+                if update.form == BUFFERS:
+                    self._replica.take_buffers(update.payload, update.commit)
+                else:
+                    self._replica.apply(self._replica.theta.read(update), update.commit)
             case ev.Passed(commit=commit):
                 self._replica.passed(commit)
             case Merged():
@@ -178,7 +181,10 @@ class Trainer:
         loss = self._replica.step(batch)
         self._count(batch.rows, loss)
         stepped_s = time.monotonic()
+        before = self._position
         self._advance()
+        if self._position.batch == 0:
+            self._publish_buffers(before)
         self._publish_if_due()
         self._spend("reading", read_s - began_s)
         self._spend("stepping", stepped_s - read_s)
@@ -207,6 +213,13 @@ class Trainer:
             self._spend("measuring", time.monotonic() - began_s)
         loss, examples = self.counts.last_loss_sum, self.counts.last_examples
         self.epochs.add(Finished(self._position.epoch - 1, loss, examples, *held))
+
+    def _publish_buffers(self, before: Position) -> None:
+        """Before the epoch's last position: once that is committed, so are the buffers."""
+        seen, buffers = self._replica.theta.commit, self._replica.report_buffers()
+        if buffers:
+            steps = self._steps - 1
+            self._station.post(ev.Published(BUFFERS, 0, 0, buffers, seen, *before, steps))
 
     def _publish_if_due(self) -> None:
         """Publish every so many steps, and at the very end; otherwise only say how far it is."""

@@ -133,6 +133,8 @@ class SparkNetwork(Using):
             self._parameters, self._kept = theta.values.copy(), outcome.kept
         else:  # what workers kept belongs to later parameters
             self._parameters = watch.parameters
+        if isinstance(self._model, Buffered) and theta.buffers:
+            self._model.load_buffers_bytes(theta.buffers)
         self._epochs_trained += epochs if outcome.stop_reason is None else watch.finished
         return summarize(
             outcome,
@@ -161,6 +163,8 @@ class SparkNetwork(Using):
         layers = layers_of(self._model.n_params, self._model.layer_of, multipliers)
         theta = Theta(self._model.n_params, self._k, layers)
         theta.values[:] = round_to_grid(self._parameters, self._k)
+        if isinstance(self._model, Buffered):
+            theta.buffers = self._model.buffers_bytes()
         return theta
 
     def _spread(self, data: Any, chosen: Chosen, workers: int) -> Spread:
@@ -188,6 +192,7 @@ class SparkNetwork(Using):
             message_bytes_max=FRAME_ROOM_BYTES + BYTES_PER_PARAM_MAX * theta.n_params,
             chunk_bytes_max=void.max_chunk_size,
             kept=self._kept,
+            average=self._model.average_buffers if isinstance(self._model, Buffered) else None,
         )
         open_transport = opener(
             f"{job_id:016x}-driver",
