@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from sparkstrom.codec.messages import Status
 
-PLAIN_COST, RICH_COST, COST_MAX = (
-    1,
-    12,
-    600,
-)  # a report stays well below what a control stream takes
+PLAIN_COST, RICH_COST = 1, 12  # a status with counters or a hash takes so much more room
+COST_MAX = 600  # a report stays well below what a control stream takes
 
 
 class Ledger:
@@ -29,6 +26,8 @@ class Ledger:
         """Take this in; False if a newer one is known."""
         known = self._known.get(status.node)
         if known is not None and known.age >= status.age:
+            if known.age == status.age:  # one above it was moved, and took it along
+                self._via[status.node] = via
             return False
         self._known[status.node], self._via[status.node] = status, via
         self._unheard.pop(status.node, None)
