@@ -1,9 +1,9 @@
 """The vocabulary of the mesh: every message as a frozen value.
 
-Four travel on data streams (``Update``, ``Committed``, ``MergedRange``, ``Chunk``); the others are
-control. What a message means is decided by the machines in ``protocol``; how it looks as bytes by
-``wire``. Neighbours in the tree speak over an edge; some things a node and the master tell each
-other directly, whoever stands between them.
+Five travel on data streams (``Update``, ``Committed``, ``MergedRange``, ``Chunk``,
+``UpdaterChunk``); the others are control. What a message means is decided by the machines in
+``protocol``; how it looks as bytes by ``wire``. Neighbours in the tree speak over an edge; some
+things a node and the master tell each other directly, whoever stands between them.
 """
 
 from __future__ import annotations
@@ -173,6 +173,14 @@ class AskChunk(msgspec.Struct, frozen=True, tag="ask-chunk"):
     index: U32
 
 
+class AskUpdater(msgspec.Struct, frozen=True, tag="ask-updater"):
+    """Send this chunk of the updater's state to ``asker``, of this copy (0: any), or find it."""
+
+    asker: U32
+    copy: U32
+    index: U32
+
+
 class Leaving(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
     """A goodbye: to the parent at the end of a fit, to the master before that."""
 
@@ -334,11 +342,21 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes
 
 
+class UpdaterChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of a worker's updater state on its way to who joins in mid-training."""
+
+    asker: U32
+    copy: U32  # above 0
+    index: U32
+    count: U32
+    payload: bytes
+
+
 Control = (
-    Join | Silent | Here | Failed | Attach | Report | AskAfter | AskChunk | Leaving
+    Join | Silent | Here | Failed | Attach | Report | AskAfter | AskChunk | AskUpdater | Leaving
     | Welcome | Adopt | Disown | Probe | Refused | Closed | Release
     | Attached | State | Again | Behind
 )  # fmt: skip
 Direct = Join | Silent | Here | Failed | Leaving
-Data = Update | Committed | MergedRange | Chunk
+Data = Update | Committed | MergedRange | Chunk | UpdaterChunk
 Message = Control | Data

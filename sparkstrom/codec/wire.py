@@ -22,6 +22,7 @@ from sparkstrom.codec.messages import (
     MergedRange,
     Message,
     Update,
+    UpdaterChunk,
 )
 
 
@@ -33,6 +34,7 @@ class Kind(enum.IntEnum):
     COMMITTED = 3
     CHUNK = 4
     MERGED = 5
+    UPDATER = 6
 
 
 # u32 origin | u64 seq | u64 seen | u32 epoch | u32 batch | u64 steps
@@ -49,6 +51,9 @@ CHUNK_HEADER = struct.Struct("<IQI")
 # u64 after | u64 commit | u32 origins | u32 payload_bytes | origins x (u32 id | u64 seq) | payload
 MERGED_HEADER = struct.Struct("<QQII")
 LAST_SEQ = struct.Struct("<IQ")
+
+# u32 asker | u32 copy | u32 index | u32 count | u32 payload_bytes | payload
+UPDATER_HEADER = struct.Struct("<IIIII")
 
 CONTROL_BYTES_MAX = 1 << 20  # the longest lists how far each of 40,000 origins is
 
@@ -93,6 +98,10 @@ def encode(message: Message) -> tuple[Kind, bytes]:
             )
             last = b"".join(LAST_SEQ.pack(*pair) for pair in message.last)
             return Kind.MERGED, head + last + message.payload
+        case UpdaterChunk():
+            fields = (message.asker, message.copy, message.index, message.count)
+            head = UPDATER_HEADER.pack(*fields, len(message.payload))
+            return Kind.UPDATER, head + message.payload
         case _:
             return Kind.CONTROL, _to_msgpack(message)
 
@@ -109,6 +118,8 @@ def decode_untrusted(kind: int, body: bytes) -> Message:
         return _decode_chunk(body)
     if kind == Kind.MERGED:
         return _decode_merged(body)
+    if kind == Kind.UPDATER:
+        return _decode_updater(body)
     raise WireError(f"unknown kind of message {kind}")
 
 
@@ -196,6 +207,15 @@ def _decode_merged(body: bytes) -> MergedRange:
     for _, seq in last:
         _need_number("seq", seq)
     return MergedRange(after=after, commit=commit, last=last, payload=body[begin:])
+
+
+def _decode_updater(body: bytes) -> UpdaterChunk:
+    fields, payload = _split(UPDATER_HEADER, body, "updater chunk")
+    asker, copy, index, count = fields
+    _need_number("copy", copy)
+    if not index < count:
+        raise WireError(f"updater chunk {index} of {count}")
+    return UpdaterChunk(asker=asker, copy=copy, index=index, count=count, payload=payload)
 
 
 def _need_number(name: str, value: int, least: int = 1) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from sparkstrom.codec.messages import (
     Address,
+    AskUpdater,
     Chunk,
     Committed,
     Direct,
@@ -245,6 +246,19 @@ class SendMerged(msgspec.Struct, frozen=True):
     entries: tuple[Committed | MergedRange, ...]
 
 
+class SendUpdater(msgspec.Struct, frozen=True):
+    """Answer with a chunk of this worker's updater state, if there is a copy yet."""
+
+    to: int
+    ask: AskUpdater
+
+
+class InstallUpdater(msgspec.Struct, frozen=True):
+    """Go on with this updater's state of another worker; None: nobody lent one in time."""
+
+    payload: bytes | None
+
+
 class Hash(msgspec.Struct, frozen=True):
     """Hash the replica at ``commit``, all of it applied, and answer ``Hashed``."""
 
@@ -280,7 +294,8 @@ class Complete(msgspec.Struct, frozen=True):
 
 Effect = (
     Send | Tell | Answer | OpenEdge | CloseEdge | Reopen | Deliver | Passed | DeliverMerged
-    | Install | Admitted | SendChunk | SendMerged | Hash | Observed | Note | Abort | Complete
+    | Install | InstallUpdater | Admitted | SendChunk | SendMerged | SendUpdater
+    | Hash | Observed | Note | Abort | Complete
 )  # fmt: skip
 
 

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from sparkstrom.base.identity import MASTER, Position
 from sparkstrom.codec.messages import (
     BUFFERS,
+    Activity,
     AskAfter,
     AskChunk,
+    AskUpdater,
     Attach,
     Closed,
     Failed,
@@ -27,6 +29,7 @@ from sparkstrom.codec.messages import (
     State,
     Status,
     Update,
+    UpdaterChunk,
 )
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.admission import on_join
@@ -82,6 +85,7 @@ class Master:
             tree=Tree(limits.fan_out, limits.depth),
         )
         self._average = average  # of a model's buffers, as each partition has reported them
+        self._lenders: dict[int, int] = {}  # who wants an updater's state -> who is asked for it
         self._buffers: dict[int, bytes] = {}  # partition -> the newest
         self.aborted = False
         self._scan_due_s = now_s
@@ -219,6 +223,10 @@ class Master:
                 return fit.family.feed(child, now_s)
             case AskChunk(index=index) if index < fit.chunks:
                 return [ev.SendChunk(child.node, index)]
+            case AskUpdater():
+                return self._find_lender(message)
+            case UpdaterChunk(asker=asker) if asker in fit.tree:
+                return [ev.Send(fit.tree.path(asker)[0], message)]
             case Leaving() if child.node in fit.members.live:
                 return fit.family.disown(child.node)
             case _:
@@ -239,6 +247,20 @@ class Master:
         fit.partition_of(member).advance(Position(update.epoch, update.batch))
         self._count_pending(member)
         return [ev.Deliver(committed), *fit.family.feed_all(now_s)]
+
+    def _find_lender(self, ask: AskUpdater) -> list[Effect]:
+        """Hand the question to somebody who trains; always the same one, while it lives."""
+        members = self.fit.members.live
+        able = [m for m in members.values() if m.steps and m.activity is not Activity.CATCHING_UP]
+        able = [m for m in able if m.node != ask.asker and m.age[1] > 0]
+        if not able:
+            return []
+        known = self._lenders.get(ask.asker)
+        lender = members.get(known) if known is not None else None
+        if lender is None:
+            lender = max(able, key=lambda member: (member.steps, -member.node))
+            self._lenders[ask.asker] = lender.node
+        return [ev.Answer(lender.join.address, ask)]
 
     def _payload_of(self, update: Update) -> bytes:
         """An update is committed as it is; of buffers, the average of the latest everywhere."""

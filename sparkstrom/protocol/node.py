@@ -14,6 +14,7 @@ from sparkstrom.codec.messages import (
     Activity,
     Adopt,
     Again,
+    AskUpdater,
     Attached,
     AuditAnswer,
     Behind,
@@ -32,9 +33,11 @@ from sparkstrom.codec.messages import (
     Release,
     State,
     Update,
+    UpdaterChunk,
     Welcome,
 )
 from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.borrowing import borrow, borrow_if_late, on_ask_updater, on_updater
 from sparkstrom.protocol.events import Command, Effect, Order, Send
 from sparkstrom.protocol.following import (
     ask_if_hungry,
@@ -128,6 +131,7 @@ class Node:
             case ev.Installed():
                 if not me.has_replica and me.state is not None:
                     me.keep_pace(me.state.slowest)
+                    borrow_if_late(me, now_s)
                 me.installing, me.paused, me.has_replica = False, False, True
                 me.history.whole = me.catchup is None
                 me.activity_s = now_s
@@ -194,6 +198,8 @@ class Node:
                 return on_adopt(me, message, now_s)
             case Disown():
                 return on_disown(me, message)
+            case AskUpdater():
+                return on_ask_updater(me, message, me.parent)
             case Probe(node=node) if node == me.node:
                 return [ev.Tell(Here(node))]
             case Refused():
@@ -223,6 +229,8 @@ class Node:
                 return on_merged(me, message, now_s)
             case Chunk():
                 return on_chunk(me, message, now_s)
+            case UpdaterChunk():
+                return on_updater(me, message, now_s)
             case Again(origin=origin):
                 return on_again(me, origin, now_s)
             case Behind():
@@ -268,6 +276,7 @@ class Node:
         if me.address is None:
             return []
         effects = look_after_children(me, now_s) + self._look_for_the_end(now_s)
+        effects += borrow(me, now_s)
         if me.may_end:
             return effects
         if is_edge_dead(me, now_s):

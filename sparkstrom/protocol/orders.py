@@ -15,6 +15,7 @@ AHEAD = Command(Order.WAIT, "it is ahead of the slowest")
 NOT_THERE = Command(Order.WAIT, "the last updates have not come yet")
 TRAIN = Command(Order.TRAIN)
 DRAIN = Command(Order.DRAIN)
+BORROWING = Command(Order.WAIT, "the updater's state of another worker is on its way")
 LINGERING = Command(Order.WAIT, "others hear from it that the fit is done")
 DONE = Command(Order.END, "done")
 
@@ -35,6 +36,8 @@ def order(me: Standing) -> Command:
             return DRAIN
         case Phase.GATHERING:
             return GATHERING
+        case Phase.RUNNING if me.borrowing is not None:
+            return BORROWING
         case Phase.RUNNING:
             return _while_running(me, me.state)
 

@@ -9,6 +9,7 @@ from sparkstrom.codec.messages import (
     Again,
     AskAfter,
     AskChunk,
+    AskUpdater,
     Attach,
     Disown,
     Leaving,
@@ -16,8 +17,10 @@ from sparkstrom.codec.messages import (
     Report,
     Silent,
     Update,
+    UpdaterChunk,
 )
 from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.borrowing import on_ask_updater, on_updater
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.family import Child
 from sparkstrom.protocol.following import send_all
@@ -58,6 +61,10 @@ def on_child(me: Standing, child: Child, message: Message, now_s: float) -> list
             return me.family.feed(child, now_s)
         case AskChunk(index=index) if index < me.chunks and me.history.whole:
             return [ev.SendChunk(child.node, index)]
+        case AskUpdater():
+            return on_ask_updater(me, message, child.node)
+        case UpdaterChunk():
+            return on_updater(me, message, now_s)
         case Leaving():
             return drop_child(me, child.node)
         case _:

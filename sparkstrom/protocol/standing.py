@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import (
@@ -21,6 +22,9 @@ from sparkstrom.protocol.ledger import Ledger
 from sparkstrom.protocol.replay import History, Log
 from sparkstrom.protocol.uplink import Uplink
 
+if TYPE_CHECKING:
+    from sparkstrom.protocol.borrowing import Borrowing
+
 NOBODY = -1
 
 
@@ -38,6 +42,7 @@ class NodeLimits:
     downlink_bytes: int = 4 << 20  # under way to one child
     merged_bytes: int = 1 << 62  # what the sum of any number of commits takes
     max_lead: int | None = None
+    borrow_s: float = 0.0  # how long who joins late waits for another's updater state; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,7 @@ class Standing:
     installing: bool = False
     paused: bool = False
     pauses: int = 0
+    borrowing: Borrowing | None = None
 
     # its trainer
     position: Position = field(default_factory=lambda: Position(0, 0))

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 
 from sparkstrom.codec.messages import BUFFERS, Committed
 from sparkstrom.encoding.backends import kernels
-from sparkstrom.protocol.events import Admitted, Deliver, DeliverMerged, Install, Passed
+from sparkstrom.protocol.events import (
+    Admitted,
+    Deliver,
+    DeliverMerged,
+    Install,
+    InstallUpdater,
+    Passed,
+)
 from sparkstrom.runtime.theta import Hits
 
 MERGED_QUANTA_MAX = 2**30  # sums of thresholds beyond this could overflow an int32
@@ -30,7 +37,8 @@ class Merged:
     quanta: int  # sum of the largest entries in it: none can be larger
 
 
-Item = Deliver | Passed | DeliverMerged | Install | Admitted | Merged
+Effect = Deliver | Passed | DeliverMerged | Install | InstallUpdater | Admitted
+Item = Effect | Merged
 
 
 class Inbox:
@@ -45,7 +53,7 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._items)
 
-    def put(self, item: Deliver | Passed | DeliverMerged | Install | Admitted) -> None:
+    def put(self, item: Effect) -> None:
         """Add an item; single updates beyond the limit are merged."""
         if isinstance(item, Passed) and self._items and isinstance(self._items[-1], Merged):
             last = self._items[-1]  # so that a merge is not cut into pieces

@@ -19,7 +19,7 @@ from sparkstrom.base.clock import Clock
 from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import NOBODY, Seal
-from sparkstrom.codec.messages import Address, Chunk, MergedRange
+from sparkstrom.codec.messages import Address, AskUpdater, Chunk, MergedRange, UpdaterChunk
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Order, Send
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
@@ -53,6 +53,7 @@ class Copying:
 
     chunk: Callable[[int], Chunk]  # of the trainer's replica, as it is now
     merge: Callable[[ev.SendMerged], MergedRange]
+    updater: Callable[[AskUpdater], UpdaterChunk | None]  # None: there is no copy yet
 
 
 class NodeThread(threading.Thread):
@@ -145,12 +146,18 @@ class NodeThread(threading.Thread):
                 self._mail.send(to, message)
             case ev.Tell(message=message):
                 self._mail.tell(message)
-            case ev.Deliver() | ev.Passed() | ev.DeliverMerged() | ev.Install():
+            case (
+                ev.Deliver() | ev.Passed() | ev.DeliverMerged() | ev.Install() | ev.InstallUpdater()
+            ):
                 self._items.append(effect)
             case ev.SendChunk(to=to, index=index):
                 self._mail.send(to, self._copying.chunk(index))
             case ev.SendMerged(to=to):
                 self._mail.send(to, self._copying.merge(effect))
+            case ev.SendUpdater(to=to, ask=ask):
+                chunk = self._copying.updater(ask)
+                if chunk is not None:
+                    self._mail.send(to, chunk)
             case ev.Admitted(node=node):
                 self._mail.me = node
                 self._items.append(effect)

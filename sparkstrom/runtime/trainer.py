@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from sparkstrom.base.errors import PeerError
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import BUFFERS, Activity, Kept
+from sparkstrom.codec.states import decode_state_untrusted
 from sparkstrom.observe.epochs import EpochLog, Finished
 from sparkstrom.observe.residuals import among_counters, figures_of
 from sparkstrom.observe.stopping import LOSS
@@ -16,6 +17,7 @@ from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Order
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.inbox import Item, Merged
+from sparkstrom.runtime.lending import Lender
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.station import Station
 
@@ -32,6 +34,7 @@ class Counts:
     loss_sum: float = 0.0  # examples x mean loss
     last_loss_sum: float = 0.0  # of the last finished epoch
     last_examples: int = 0
+    fresh_updaters: int = 0  # joined late, and nobody lent it an updater's state in time
     seconds: dict[str, float] = field(default_factory=dict)  # by activity
 
 
@@ -64,9 +67,11 @@ class Trainer:
         *,
         keep: Keep,
         grant: Grant,
+        lender: Lender,
     ) -> None:
         self._station, self._replica, self._batches = station, replica, batches
         self._schedule, self._keep, self._grant = schedule, keep, grant
+        self._lender = lender
         self.counts = Counts()
         self.epochs = EpochLog(schedule.partition, schedule.attempt)
         self._position = Position(0, 0)
@@ -84,6 +89,7 @@ class Trainer:
             items, command = self._station.take()
             for item in items:
                 self._take(item)
+            self._lender.at_boundary(self._replica.model, self._steps)
             if items:
                 self._station.post(ev.Applied(self._replica.theta.commit))
             if command.order is Order.END:
@@ -155,6 +161,8 @@ class Trainer:
                 self._replica.apply_range(item)
             case ev.Install():
                 self._install(item)
+            case ev.InstallUpdater(payload=payload):
+                self._install_updater(payload)
             case ev.Admitted(returned=False):
                 self._position, self._steps = Position(item.epoch, item.batch), item.steps
                 self._grants = item.grants
@@ -169,6 +177,13 @@ class Trainer:
         self._station.post(ev.Installed())
         if self._activity is Activity.CATCHING_UP:
             self._say(Activity.FINISHED if self._finished else Activity.WAITING)
+
+    def _install_updater(self, payload: bytes | None) -> None:
+        """Go on with another worker's updater state, or with a fresh one, which is counted."""
+        if payload is None:
+            self.counts.fresh_updaters += 1
+        else:
+            self._replica.model.load_updater_state(decode_state_untrusted(payload))
 
     # -- training --------------------------------------------------------------------------------
 
@@ -268,6 +283,7 @@ class Trainer:
             "partition": self._batches.partition,
             "rows_held_out": self._batches.held_out.rows,
             "spilled_bytes": self._batches.spilled_bytes,
+            "fresh_updaters": counts.fresh_updaters,
             "publications": sent.publications,
             "hits": sent.hits,
             "mass_clipped": sent.mass_clipped,

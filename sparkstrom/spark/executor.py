@@ -32,6 +32,7 @@ from sparkstrom.protocol.events import Order
 from sparkstrom.protocol.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.inbox import Inbox
+from sparkstrom.runtime.lending import Lender
 from sparkstrom.runtime.node import Copying, Meeting, NodeThread
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.station import Station
@@ -168,7 +169,7 @@ class Session:
         theta = Theta(job.n_params, job.k, job.layers)
         replica = make_replica(job, theta)
         inbox = Inbox(job.n_params, job.master.void.window_bytes, theta.decode)
-        self.station = Station(inbox)
+        self.station, lender = Station(inbox), Lender()
         self.thread = NodeThread(
             identity_of(job, place, batches),
             limits_of(job),
@@ -176,7 +177,7 @@ class Session:
             seal=job.seal(),
             meeting=Meeting(job.endpoint, job.lobby),
             station=self.station,
-            copying=Copying(replica.chunk, theta.merge),
+            copying=Copying(replica.chunk, theta.merge, lender.chunk),
             message_bytes_max=job.message_bytes_max,
             chunk_bytes_max=job.master.void.max_chunk_size,
             clock=SystemClock(),
@@ -188,6 +189,7 @@ class Session:
             schedule_of(job, place.partition, place.attempt),
             keep=self._keep,
             grant=self._restore,
+            lender=lender,
         )
         self.thread.start()
 
@@ -287,6 +289,7 @@ def limits_of(job: TrainingJob) -> NodeLimits:
         window_bytes=void.window_bytes,
         log_bytes=void.log_bytes,
         merged_bytes=4 * job.n_params,
+        borrow_s=void.lease_s,
         max_lead=job.master.max_lead,
     )
 

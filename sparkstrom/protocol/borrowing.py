@@ -1,0 +1,98 @@
+"""Borrowing: who joins in mid-training takes the updater's state of somebody who trains.
+
+Momentum and second moments are worth having, but nobody waits for them beyond a deadline. A
+parent that trains lends its own; otherwise the question goes up, and the master finds a lender.
+All chunks are of one copy: those of another one begin anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparkstrom.codec.messages import Activity, AskUpdater, Phase, UpdaterChunk
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.events import Effect, Send
+from sparkstrom.protocol.standing import Standing
+
+ASKED_AT_ONCE = 4
+RETRY_S = 0.5
+
+
+@dataclass(slots=True)
+class Borrowing:
+    """One copy on its way in."""
+
+    until_s: float
+    copy: int = 0  # which one; 0: any
+    count: int = 1
+    chunks: dict[int, bytes] = field(default_factory=dict)
+    asked_s: dict[int, float] = field(default_factory=dict)
+
+    def take(self, chunk: UpdaterChunk) -> None:
+        """Keep a chunk; one of another copy begins anew."""
+        if chunk.copy != self.copy:
+            self.copy, self.count = chunk.copy, chunk.count
+            self.chunks, self.asked_s = {}, {}
+        if chunk.index < self.count:
+            self.chunks[chunk.index] = chunk.payload
+            self.asked_s.pop(chunk.index, None)
+
+    def wanted(self, now_s: float) -> list[int]:
+        """Chunks to ask for now."""
+        missing = [index for index in range(self.count) if index not in self.chunks]
+        waiting = [i for i in missing if now_s < self.asked_s.get(i, -RETRY_S) + RETRY_S]
+        new = [i for i in missing if i not in waiting][: max(0, ASKED_AT_ONCE - len(waiting))]
+        self.asked_s.update(dict.fromkeys(new, now_s))
+        return new
+
+    @property
+    def whole(self) -> bytes | None:
+        if self.copy and len(self.chunks) == self.count:
+            return b"".join(self.chunks[index] for index in range(self.count))
+        return None
+
+
+def borrow_if_late(me: Standing, now_s: float) -> None:
+    """Its first replica is installed; has training begun without it?"""
+    late = me.state is not None and me.state.phase is Phase.RUNNING and me.state.slowest > 0
+    if late and me.limits.borrow_s:
+        me.borrowing = Borrowing(now_s + me.limits.borrow_s)
+
+
+def borrow(me: Standing, now_s: float) -> list[Effect]:
+    """Ask on, until all is there or it has taken too long."""
+    loan = me.borrowing
+    if loan is None:
+        return []
+    if loan.whole is not None or now_s > loan.until_s:
+        me.borrowing = None
+        return [ev.InstallUpdater(loan.whole)]
+    if not me.attached:
+        return []
+    asks = [AskUpdater(me.node, loan.copy, index) for index in loan.wanted(now_s)]
+    return [Send(me.parent, ask) for ask in asks]
+
+
+def can_lend(me: Standing) -> bool:
+    """Has it trained?"""
+    catching_up = me.activity is Activity.CATCHING_UP or me.borrowing is not None
+    return me.history.whole and me.steps > 0 and not catching_up
+
+
+def on_ask_updater(me: Standing, ask: AskUpdater, to: int) -> list[Effect]:
+    """Lend it, or let somebody above find a lender."""
+    if can_lend(me):
+        return [ev.SendUpdater(to, ask)]
+    asked_from_below = to != me.parent
+    return [Send(me.parent, ask)] if asked_from_below and me.attached else []
+
+
+def on_updater(me: Standing, chunk: UpdaterChunk, now_s: float) -> list[Effect]:
+    """A chunk for this node, or for one below it, or on its way up."""
+    if chunk.asker == me.node:
+        if me.borrowing is not None:
+            me.borrowing.take(chunk)
+        return borrow(me, now_s)
+    via = me.ledger.via(chunk.asker)
+    to = via if via in me.family.children else me.parent
+    return [Send(to, chunk)]
