@@ -22,6 +22,8 @@ from sparkstrom.protocol.placing import (
     order_places,
 )
 
+DISMISSED = "its partition is trained already"
+
 
 def on_join(fit: Fit, join: Join, now_s: float) -> list[Effect]:
     """Answer a join, whoever sent it and however often."""
@@ -61,7 +63,7 @@ def _refusal(fit: Fit, join: Join) -> Refused | None:
     if partition.attempt > join.attempt:
         return _refuse(join, SUPERSEDED, fatal=True)
     if fit.phases.phase >= Phase.DRAINING or partition.trained:
-        return _refuse(join, "its partition is trained already", fatal=False)
+        return _refuse(join, DISMISSED, fatal=False)
     former = fit.members.former(join.token)
     if former and partition.last_owner not in former:
         return _refuse(join, SUPERSEDED, fatal=True)

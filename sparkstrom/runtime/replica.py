@@ -167,6 +167,12 @@ class Replica:
         """A copy of what was learnt and not sent."""
         return self.encoder.residual(self._working, self.theta.values)
 
+    def unsent_mass(self) -> float:
+        """Sum of absolute values of what it has learnt and no commit has (parameter units)."""
+        adding = [own for own in self._own if own.update is not None]
+        quanta = sum(int(np.abs(self._read(own)[1].astype(np.int64)).sum()) for own in adding)
+        return quanta * self.theta.q + float(np.abs(self.residual().astype(np.float64)).sum())
+
     def add_residual(self, residual: Flat) -> None:
         """What another fit left: residuals add."""
         self.encoder.add_residual(residual, self._working)

@@ -28,6 +28,7 @@ from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.models.base import Placeable, Share
 from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.admission import DISMISSED
 from sparkstrom.protocol.events import Order
 from sparkstrom.protocol.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
@@ -117,7 +118,9 @@ def run(job: TrainingJob, place: Place, blocks: Iterator[Block]) -> str:
         session.thread.stop()
         batches.close()
     seconds = time.monotonic() - began_s
+    dismissed = session.replica.unsent_mass() if reason == DISMISSED else 0.0
     report = {"partition": place.partition, "ended": reason, "seconds": seconds}
+    report["mass_dismissed"] = dismissed
     return json.dumps(report | {"epochs": session.trainer.epochs.report()})
 
 
@@ -167,7 +170,7 @@ class Session:
     def __init__(self, job: TrainingJob, place: Place, batches: Batches) -> None:
         self._job, self._place = job, place
         theta = Theta(job.n_params, job.k, job.layers)
-        replica = make_replica(job, theta)
+        self.replica = replica = make_replica(job, theta)
         inbox = Inbox(job.n_params, job.master.void.window_bytes, theta.decode)
         self.station, lender = Station(inbox), Lender()
         self.thread = NodeThread(

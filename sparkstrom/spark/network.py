@@ -127,7 +127,8 @@ class SparkNetwork(Using):
         group = f"sparkstrom-{job_id:016x}"
         submitted_s = time.monotonic()
         self._kept, self._may_have_files = {}, True  # granted once: a fit that fails uses them up
-        Fitting(master, SparkJob(self._context, group, runner), progress, epochs, watch).run()
+        spark_job = SparkJob(self._context, group, runner)
+        Fitting(master, spark_job, progress, epochs, watch).run()
         outcome = master.outcome()
         if watch.best is None or watch.best.commit in (None, outcome.commits):
             self._parameters, self._kept = theta.values.copy(), outcome.kept
@@ -150,6 +151,7 @@ class SparkNetwork(Using):
             export_directory=self._exports.directory,
             history=watch.history(),
             best=watch.best,
+            reports=spark_job.reports,
         )
 
     def _theta(self) -> Theta:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sparkstrom.codec.messages import Phase
@@ -113,8 +115,9 @@ def summarize(
     export_directory: str | None = None,
     history: list[Epoch],
     best: Best | None,
+    reports: Iterable[str] = (),
 ) -> TrainingSummary:
-    """Put a fit's outcome into figures."""
+    """Put a fit's outcome into figures; ``reports`` are those of its tasks."""
     stats = outcome.stats.values()
 
     def total(name: str) -> float:
@@ -152,7 +155,7 @@ def summarize(
         residual_norm=total("residual_square") ** 0.5,
         mass_clipped=total("mass_clipped"),
         mass_scaled_away=total("mass_scaled"),
-        mass_lost=outcome.lost_mass,
+        mass_lost=outcome.lost_mass + sum(json.loads(r)["mass_dismissed"] for r in reports),
         grants=outcome.grants,
         tau=sum(taus) / len(taus) if taus else float("nan"),
         exactness_breaches=breaches,
@@ -168,6 +171,8 @@ def summarize(
             *outcome.notes,
             *skew_warnings(outcome.rows, len(outcome.executors), executors),
             *_breach_warning(breaches, outcome.first_breach),
+            *_differing(outcome.hashes),
+            *_fresh_updaters(int(total("fresh_updaters"))),
         ],
         stopped=outcome.stop_reason,
         history=history,
@@ -198,6 +203,23 @@ def _phases(
         out[name] = max(0.0, mark_s - before_s)
         before_s = max(before_s, mark_s)
     return out
+
+
+def _differing(hashes: dict[str, str]) -> list[str]:
+    """Names the nodes whose replica is not the driver's, if any."""
+    nodes = [f"node {node}" for node, digest in hashes.items() if digest != hashes["driver"]]
+    if not nodes:
+        return []
+    return [f"replicas differ from the driver's: {', '.join(nodes)}; please report this as a bug"]
+
+
+def _fresh_updaters(workers: int) -> list[str]:
+    if not workers:
+        return []
+    return [
+        f"{workers} workers joined in mid-training and went on with a fresh updater state: nobody "
+        "lent them one within a lease; momentum and second moments began anew there"
+    ]
 
 
 def skew_warnings(rows: list[int], executors_used: int, executors: int) -> list[str]:
