@@ -40,10 +40,9 @@ def main(folder: str) -> int:
         batchSize=16,
         master=SharedTrainingMaster(workers_per_node=1),  # so that two fits find slots at once
     )
+    assembler = VectorAssembler(inputCols=names, outputCol="all")
     scaler = StandardScaler(inputCol="all", outputCol="scaled", withMean=True)
-    pipeline = Pipeline(
-        stages=[VectorAssembler(inputCols=names, outputCol="all"), scaler, estimator]
-    )
+    pipeline = Pipeline(stages=[assembler, scaler, estimator])
     evaluator = BinaryClassificationEvaluator()
     grid = ParamGridBuilder().addGrid(estimator.model, [network(0.001), network(0.1)]).build()
     search = CrossValidator(
