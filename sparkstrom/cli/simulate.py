@@ -38,6 +38,10 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
     "executor_crashes": (int, "executors that die"),
     "doubles": (int, "tasks started again although the first attempt lives"),
     "cuts": (int, "workers that are out of reach for a while"),
+    "splits": (int, "times that half of the workers is out of the others' reach"),
+    "slow": (int, "workers that are ten times slower"),
+    "drift": (float, "share by which the workers' clocks go fast or slow"),
+    "leaps": (int, "times that a worker's clock goes forward"),
     "breaks": (int, "single streams that break for good"),
     "exiles": (int, "workers that are out of reach for ever"),
     "master_lost": (int, "whether the driver program ends in the middle"),
@@ -56,7 +60,7 @@ AT_LEAST_ONE = (
     "depth",
     "per_executor",
 )
-SHARES = ("loss", "repeat", "late", "stop", "failure")
+SHARES = ("loss", "repeat", "late", "stop", "failure", "drift")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

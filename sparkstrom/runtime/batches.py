@@ -9,15 +9,16 @@ their keys, which are hashes: nothing but chance has put them side by side.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.models.base import Batch, Columns
-from sparkstrom.runtime.records import Records, arrays_in, form_of
+from sparkstrom.runtime.records import arrays_in, form_of
 from sparkstrom.runtime.store import Ordered, Store
 
 PAGE_BYTES = 64 << 10  # read at once; a disk takes longer to find it than to read it
@@ -86,7 +87,8 @@ class Batches:
         self._page_rows = max(1, PAGE_BYTES // row_bytes)
         self._window_pages = max(1, WINDOW_BYTES // (self._page_rows * row_bytes))
         self._epoch, self._pages, self._starts = -1, np.zeros(0, np.int64), [0]
-        self._window, self._records = -1, np.zeros((0, ordered.form.row_bytes), np.uint8)
+        self._window = -1
+        self._arrays: list[NDArray[Any]] = []  # of that window
         self.held_out = HeldOut(ordered, batch_rows)
 
     @property
@@ -119,7 +121,8 @@ class Batches:
         if epoch != self._epoch:
             self._begin(epoch)
         first = index * self._batch_rows
-        return self._ordered.form.batch(self._rows(first, min(self.rows, first + self._batch_rows)))
+        end = min(self.rows, first + self._batch_rows)
+        return self._ordered.form.batch_of(self._stored(first, end))
 
     def close(self) -> None:
         """Give memory and scratch back."""
@@ -139,28 +142,30 @@ class Batches:
         at = [0, *itertools.accumulate(counts)]
         self._starts = [*at[: pages : self._window_pages], self.rows]
 
-    def _rows(self, first: int, end: int) -> Records:
-        """Rows of the shuffled epoch by their places in it."""
+    def _stored(self, first: int, end: int) -> list[NDArray[Any]]:
+        """Rows of the shuffled epoch by their places in it, as arrays."""
         parts = []
         while first < end:
-            window = int(np.searchsorted(self._starts, first, side="right")) - 1
+            window = bisect.bisect_right(self._starts, first) - 1
             begin, until = self._starts[window], min(end, self._starts[window + 1])
-            parts.append(self._shuffled(window)[first - begin : until - begin])
+            parts.append([array[first - begin : until - begin] for array in self._shuffled(window)])
             first = until
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if len(parts) == 1:
+            return parts[0]
+        return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
 
-    def _shuffled(self, window: int) -> Records:
-        """The rows of a window: read, shuffled, and kept until the next one."""
+    def _shuffled(self, window: int) -> list[NDArray[Any]]:
+        """The rows of a window: read, shuffled, taken apart, and kept until the next one."""
         if window != self._window:
             first_page = window * self._window_pages
             pages = np.sort(self._pages[first_page : first_page + self._window_pages])
             firsts = (pages * self._page_rows).tolist()
             ranges = [(first, min(self.rows, first + self._page_rows)) for first in firsts]
-            self._records = np.zeros((0, 0), np.uint8)  # free it before the next one comes
+            self._arrays = []  # free them before the next ones come
             records = self._ordered.read(ranges)
-            self._records = records[self._chance(1 + window).permutation(len(records))]
-            self._window = window
-        return self._records
+            records = records[self._chance(1 + window).permutation(len(records))]
+            self._arrays, self._window = self._ordered.form.arrays(records), window
+        return self._arrays
 
     def _chance(self, what: int) -> np.random.Generator:
         epoch = self._first_epoch + self._epoch

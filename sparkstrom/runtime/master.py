@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 
 from sparkstrom.base.clock import Clock
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 0.001
 PROGRESS_S = 0.2
-SNAPSHOT_S = 60.0  # the thread copies theta between two duty cycles
+SNAPSHOT_S = 60  # the thread copies theta between two duty cycles
 
 Stats = dict[str, float]
 
@@ -156,17 +156,16 @@ class MasterThread(threading.Thread):
     def snapshot(self) -> tuple[int, Flat]:
         """The newest commit in the driver's replica, and a copy of theta as of that commit.
 
-        Raise TrainingError where the thread has ended or does not answer.
+        Raise what the fit failed of, or TrainingError where the thread does not answer.
         """
         answer: Future[tuple[int, Flat]] = Future()
         self._snapshots.put(answer)
-        try:
-            return answer.result(SNAPSHOT_S)
-        except TimeoutError:
-            raise TrainingError(
-                f"the master did not copy its parameters within {SNAPSHOT_S:g} s"
-                + ("" if self.is_alive() else ": its thread has ended")
-            ) from None
+        for _ in range(SNAPSHOT_S):
+            if wait([answer], timeout=1.0).done:
+                return answer.result()
+            if self.failure is not None:
+                raise self.failure
+        raise TrainingError(f"the master did not copy its parameters within {SNAPSHOT_S} s")
 
     def end(self) -> None:
         """Stop the thread and close the transport; only once the job has ended."""

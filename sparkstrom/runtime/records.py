@@ -83,13 +83,20 @@ class Form(NamedTuple):
         shape = (len(records), *leaf.shape)
         return raw.view(leaf.stored).reshape(shape) if raw.size else np.zeros(shape, leaf.stored)
 
+    def arrays(self, records: Records) -> list[NDArray[Any]]:
+        """All leaves as they are stored."""
+        return [self.array(records, i) for i in range(len(self.leaves))]
+
     def batch(self, records: Records) -> Batch:
         """Records as a minibatch."""
+        return self.batch_of(self.arrays(records))
+
+    def batch_of(self, stored: list[NDArray[Any]]) -> Batch:
+        """Leaves as they are stored as a minibatch: views, where the dtype is the same."""
         arrays = [
-            dense(self.array(records, i), leaf.shape[0]) if leaf.entries
-            else self.array(records, i).astype(leaf.given, copy=False)
-            for i, leaf in enumerate(self.leaves)
-        ]  # fmt: skip
+            dense(array, leaf.shape[0]) if leaf.entries else array.astype(leaf.given, copy=False)
+            for leaf, array in zip(self.leaves, stored, strict=True)
+        ]
         n_features, n_labels = width_of(self.features), width_of(self.labels)
         return Batch(
             nested(self.features, arrays[:n_features]),
@@ -124,7 +131,7 @@ class Form(NamedTuple):
         """Records of this form in another one with more room for entries."""
         if self == to:
             return records
-        return to.pack([self.array(records, i) for i in range(len(self.leaves))])
+        return to.pack(self.arrays(records))
 
     def keys(self, records: Records) -> Keys:
         """Two numbers for each row from its content alone: same row, same key, with any room."""
@@ -211,8 +218,10 @@ def _hashed(part: Records, salt: int) -> Keys:
     padded = np.zeros((len(part), words * 8), np.uint8)
     padded[:, : part.shape[1]] = part
     places = np.arange(1, words + 1, dtype=np.uint64) + np.uint64(salt << 40)
-    mixed = padded.view("<u8") * (splitmix(places * _GOLDEN) | np.uint64(1))
+    factors = splitmix(places * _GOLDEN)
+    mixed = padded.view("<u8") * (factors | np.uint64(1))
     mixed ^= mixed >> np.uint64(32)
+    mixed *= splitmix(factors) | np.uint64(1)  # else the top bits of two words would cancel out
     first = mixed.sum(axis=1, dtype=np.uint64)
     return np.stack([first, (mixed * (mixed >> np.uint64(11))).sum(axis=1)], axis=1)
 

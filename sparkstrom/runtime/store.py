@@ -165,13 +165,18 @@ class Store:
             for records, edge in zip(wide, edges, strict=True)
             if edge[bucket + 1] > edge[bucket]
         ]
-        _write(self._file, parts, begin, self._scratch)
+        try:
+            _write(self._file, parts, begin, self._scratch)
+        except BaseException:
+            self._file.close()
+            raise
         self._runs.append(Run(form, ends - counts * form.row_bytes, counts))
 
     def _on_disk(self, form: Form, spilled: IO[bytes]) -> Ordered:
         out, at = nameless(self._scratch), 0
+        counts = np.sum([run.counts for run in self._runs], axis=0)
         try:
-            for bucket in range(2 * BUCKETS):
+            for bucket in np.flatnonzero(counts):
                 parts = []
                 for run in self._runs:
                     part = np.empty((run.counts[bucket], run.form.row_bytes), np.uint8)
@@ -185,7 +190,6 @@ class Store:
         except BaseException:
             out.close()
             raise
-        counts = np.sum([run.counts for run in self._runs], axis=0)
         return self._ordered(form, int(counts[:BUCKETS].sum()), int(counts[BUCKETS:].sum()), out)
 
 

@@ -10,7 +10,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.waiting import JOIN_FAILED, MASTER_SILENT
 from sparkstrom.simulation.faults import Faults
-from sparkstrom.simulation.network import Cut
+from sparkstrom.simulation.network import Cut, Split
 from sparkstrom.simulation.process import SimProcess
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ class Chaos:
             (faults.executor_crashes, self._crash_executor),
             (faults.doubles, self._double),
             (faults.cuts, self._cut_off),
+            (faults.splits, self._split),
             (faults.pauses, self._pause),
+            (faults.leaps, self._leap),
             (faults.master_pauses, self._pause_master),
             (faults.breaks, self._break_stream),
             (faults.exiles, self._exile),
@@ -81,6 +83,12 @@ class Chaos:
     def _happens(self, what: str, text: str) -> None:
         self._world.time.faults[what] += 1
         self._world.time.say(text)
+        self._lasts(self._world.time.now_s)
+
+    def _lasts(self, until_s: float) -> None:
+        """Nobody need be well again before."""
+        shape = self._world.shape
+        shape.trouble_s = max(shape.trouble_s, until_s)
 
     def _duration_s(self) -> float:
         return self._world.time.chance.uniform(CUT_S_MIN, LEASES_MAX * self._world.size.lease_s)
@@ -119,7 +127,27 @@ class Chaos:
 
     def _cut(self, victim: SimProcess, cut: Cut) -> None:
         self._unreached.add(victim)
+        self._lasts(cut.until_s)
         self._world.network.cut(victim, cut)
+
+    def _split(self) -> None:
+        """Half of the workers are alone with each other."""
+        alive, time = self._world.alive, self._world.time
+        if len(alive) < 2 or self._world.phase is Phase.DONE:
+            return
+        apart = time.chance.sample(alive, len(alive) // 2)
+        until_s = time.now_s + self._duration_s()
+        self._happens("splits", f"{', '.join(p.name for p in apart)} split off until {until_s:.3f}")
+        self._lasts(until_s)
+        self._unreached.update(apart)
+        self._world.network.split(Split(until_s, frozenset(p.name for p in apart)))
+
+    def _leap(self) -> None:
+        victim = self._victim()
+        if victim is not None:
+            seconds = self._world.time.chance.random() * self._world.size.lease_s / 8
+            self._happens("leaps", f"the clock of {victim.name} leaps by {seconds:.3f} s")
+            victim.leap(seconds)
 
     def _break_stream(self) -> None:
         victim = self._victim()
@@ -138,6 +166,7 @@ class Chaos:
     def _lose_master(self) -> None:
         self._happens("master lost", "the driver program is gone")
         self._master_was_away = True
+        self._lasts(math.inf)
         self._world.pause_master(math.inf)
 
     def _pause(self) -> None:
@@ -145,11 +174,13 @@ class Chaos:
         if victim is not None:
             victim.awake_s = self._world.time.now_s + 2 * self._duration_s()
             self._happens("pauses", f"pause {victim.name} until {victim.awake_s:.3f}")
+            self._lasts(victim.awake_s)
 
     def _pause_master(self) -> None:
         duration_s = self._duration_s()
         self._happens("master pauses", f"the master stands still for {duration_s:.3f} s")
         self._master_was_away = True
+        self._lasts(self._world.time.now_s + duration_s)
         self._world.pause_master(duration_s)
 
     def _kill_edge(self) -> None:

@@ -40,6 +40,7 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
     faults = Faults(stop=stop, failure=failure)
     if luck < CALM_SHARE + ROUGH_SHARE:
         faults = _rougher(faults, nodes, chance)
+        faults = _stranger(faults, random.Random(f"strange of {seed}"))
     return size, faults
 
 
@@ -80,6 +81,17 @@ def _rougher(faults: Faults, nodes: int, chance: random.Random) -> Faults:
         edge_deaths=chance.randint(0, many),
         restart_s_max=chance.choice((1.0, 4.0, 8.0)),
         bandwidth=chance.choice((0.0, 0.0, 0.0, 200_000.0)),
+    )
+
+
+def _stranger(faults: Faults, chance: random.Random) -> Faults:
+    """Networks that fall apart, clocks that do not agree, machines that are slow."""
+    return replace(
+        faults,
+        splits=chance.choice((0, 0, 1)),
+        slow=chance.choice((0, 0, 1)),
+        drift=chance.choice((0.0, 0.0, 0.03)),
+        leaps=chance.choice((0, 0, 3)),
     )
 
 

@@ -21,6 +21,10 @@ class Faults:
     cuts: int = 2  # a worker is out of reach for up to two leases, both ways or one way
     pauses: int = 1  # a worker's process stands still for up to two leases
     master_pauses: int = 0  # the driver program stands still for up to two leases
+    splits: int = 0  # half of the workers cannot speak with the others for up to two leases
+    slow: int = 0  # workers on machines that are ten times slower
+    drift: float = 0.0  # share by which the workers' clocks go fast or slow, from other zeros
+    leaps: int = 0  # a worker's clock goes forward by up to an eighth of a lease
     breaks: int = 0  # one stream of an edge is dead for good, the others of that edge live
     exiles: int = 0  # a worker is out of reach for ever
     master_lost: int = 0  # the driver program is gone for ever

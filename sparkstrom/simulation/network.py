@@ -30,6 +30,14 @@ class Cut:
     down: bool  # what is sent to it is lost
 
 
+@dataclass(frozen=True, slots=True)
+class Split:
+    """These workers can speak with each other, and nobody else with them."""
+
+    until_s: float
+    hosts: frozenset[str]
+
+
 @dataclass(slots=True)
 class Traffic:
     """What one host sent and received."""
@@ -58,7 +66,8 @@ class Network:
         self.kinds: Counter[str] = Counter()
         self._free_s: dict[str, float] = {}  # when what a host has sent is on its way
         self._broken: set[tuple[int, bool, bool]] = set()  # edge, upwards, data
-        self._quiet = False
+        self._splits: list[Split] = []
+        self.quiet = not (faults.loss or faults.repeat or faults.late)
 
     def add(self, process: SimProcess) -> None:
         self._processes[process.name] = process
@@ -104,14 +113,19 @@ class Network:
 
     def calm_down(self) -> None:
         """From now on every message arrives, once and in time."""
-        self._quiet = True
+        self.quiet = True
 
     def cut(self, process: SimProcess, cut: Cut) -> None:
         self._cuts[process] = cut
 
+    def split(self, split: Split) -> None:
+        self._splits.append(split)
+
     def is_cut(self, process: SimProcess) -> bool:
-        cut = self._cuts.get(process)
-        return cut is not None and cut.until_s > self._time.now_s
+        cut, now_s = self._cuts.get(process), self._time.now_s
+        if any(s.until_s > now_s and process.name in s.hosts for s in self._splits):
+            return True
+        return cut is not None and cut.until_s > now_s
 
     def _transmit(
         self,
@@ -123,10 +137,13 @@ class Network:
         message: Message,
     ) -> None:
         """Put a message on its way, once, twice, late or not at all."""
-        time, faults, quiet = self._time, self._faults, self._quiet
+        time, faults, quiet = self._time, self._faults, self.quiet
         start_s = time.now_s
+        source = MASTERS_HOST if owner is None else owner.name
+        if self._splits and self._separates(source, host):
+            return
         if self._measured or faults.bandwidth:
-            start_s = self._count(MASTERS_HOST if owner is None else owner.name, host, message)
+            start_s = self._count(source, host, message)
         if self._cuts and owner is not None and self._swallows(owner, up=True):
             return
         random = time.chance.random
@@ -198,10 +215,18 @@ class Network:
             return None
         return process
 
+    def _separates(self, source: str, target: str) -> bool:
+        now_s = self._time.now_s
+        for split in self._splits:
+            if split.until_s > now_s and (source in split.hosts) != (target in split.hosts):
+                self._time.faults["split off"] += 1
+                return True
+        return False
+
     def _swallows(self, process: SimProcess, *, up: bool) -> bool:
-        if not self.is_cut(process):
+        cut = self._cuts.get(process)
+        if cut is None or cut.until_s <= self._time.now_s:
             return False
-        cut = self._cuts[process]
         if cut.up if up else cut.down:
             self._time.faults["cut off"] += 1
             return True

@@ -44,7 +44,10 @@ class Slot:
 
 
 class SimProcess:
-    """One attempt of one task. ``scratch`` is what executors keep on disk, by path."""
+    """One attempt of one task. ``scratch`` is what executors keep on disk, by path.
+
+    ``clock``: how fast its clock goes, and what it shows at virtual time 0.
+    """
 
     def __init__(
         self,
@@ -59,10 +62,12 @@ class SimProcess:
         wake: Callable[[SimProcess], None],
         scratch: dict[str, Theta],
         now_s: float,
+        clock: tuple[float, float] = (1.0, 0.0),
     ) -> None:
         self.name, self.identity, self.limits = name, identity, limits
         self._perform, self._wake, self._scratch = perform, wake, scratch
-        self.node = Node(identity, limits, now_s)
+        self._rate, self._shift_s = clock
+        self.node = Node(identity, limits, self._rate * now_s + self._shift_s)
         self.replica = SimReplica()
         self.learner = SimLearner(random.Random(seed))
         self._end = Position(epochs if identity.rows else 0, 0)
@@ -89,10 +94,14 @@ class SimProcess:
         self.slowness_s = 0.0  # its steps take up to so long
         self.alive = True
 
+    def leap(self, seconds: float) -> None:
+        """Its clock goes forward."""
+        self._shift_s += seconds
+
     def feed(self, event: ev.Event, now_s: float) -> None:
         """One event for the machine, and its effects performed."""
         before = self.node.command
-        for effect in self.node.step(event, now_s):
+        for effect in self.node.step(event, self._rate * now_s + self._shift_s):
             if type(effect) in ITEMS:
                 self._inbox.append(effect)  # type: ignore[arg-type]
             else:

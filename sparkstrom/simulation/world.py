@@ -20,6 +20,7 @@ from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.network import Network
 from sparkstrom.simulation.process import SimProcess
 from sparkstrom.simulation.replica import CHUNKS, SIZE, SimReplica, Theta, mass, merged_range
+from sparkstrom.simulation.shape import Shape
 from sparkstrom.simulation.sizes import Size
 from sparkstrom.simulation.timeline import Timeline
 
@@ -28,6 +29,8 @@ STEP_S_MIN = 0.004
 WAKE_S_MAX = 0.005  # until a waiting trainer notices what is new
 LEAVE_S = 80.0  # from the end of the fit until the last task must have ended
 RESTART_S_MIN = 0.2
+SLOWER = 10
+ZERO_S_MAX = 1000.0  # what a clock that drifts shows at virtual time 0
 
 
 class World:
@@ -41,6 +44,7 @@ class World:
         self.master = self._new_master()
         self.checks = Checks({path: mass(theta) for path, theta in self.scratch.items()})
         self.network = Network(self.time, faults, self._arrive_at_master)
+        self.shape = Shape(self.checks.violation, size.lease_s)
         self.processes: list[SimProcess] = []
         self.chaos = Chaos(self, faults)
         self._attempts = itertools.count(100)
@@ -103,6 +107,12 @@ class World:
         nobody_came = len(fit.members.live) == len(self.processes) == self._began_with
         return self.phase is Phase.RUNNING and nobody_came and not fit.members.departures
 
+    @property
+    def _is_calm(self) -> bool:
+        """Messages arrive in time, and as many as anybody likes to send."""
+        running = self.phase in (Phase.RUNNING, Phase.DRAINING)
+        return running and self.network.quiet and not self.faults.bandwidth
+
     def _process_of(self, node: int) -> SimProcess:
         """Whose id this is."""
         return self.network.process(self.master.fit.members.live[node].join.address.host)
@@ -117,6 +127,11 @@ class World:
 
     def _look_at_bounds(self) -> None:
         self.checks.bounds(self.master, self.processes)
+        self.shape.tree(self.master.fit)
+        self.shape.edges(self.processes)
+        if self._is_calm:
+            head = self.master.fit.sequencer.head
+            self.shape.goes_on(self.processes, head, self.time.now_s)
         if self.steady and self.size.max_lead is not None:
             self.checks.lead(self.processes, self.size.max_lead)
         if self.master_is_lost and not self.alive:
@@ -157,8 +172,11 @@ class World:
             wake=self._wake,
             scratch=self.scratch,
             now_s=self.time.now_s,
+            clock=self._clock(),
         )
         process.slowness_s = self.time.chance.uniform(STEP_S_MIN, self.faults.step_s_max)
+        if partition < self.faults.slow:
+            process.slowness_s *= SLOWER
         self.processes.append(process)
         self.network.add(process)
         self.checks.started(process)
@@ -166,6 +184,12 @@ class World:
         self.open(process)
         self._tick(process)
         self._take_turn(process, 0.0)
+
+    def _clock(self) -> tuple[float, float]:
+        drift, chance = self.faults.drift, self.time.chance
+        if not drift:
+            return 1.0, 0.0
+        return 1.0 + chance.uniform(-drift, drift), chance.uniform(0.0, ZERO_S_MAX)
 
     def end(self, process: SimProcess, *, restart: bool) -> None:
         """The process is gone; Spark starts a lost or failed task again after a while."""

@@ -18,7 +18,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import FlatModel
 from sparkstrom.runtime.records import Form, Leaf, Nest, Records, nest_of, width_of
 
-BLOCK_BYTES = 8 << 20  # rows in one block, and what dealing shuffles at once
+BLOCK_BYTES = 2 << 20  # rows in one block: there are about six copies of it while it is made
 ROWS_AT_ONCE = 4096
 
 

@@ -182,7 +182,7 @@ def _written(url: str, blocks: Iterator[Block]) -> File:
     rows = 0
     with (
         filesystem.open_output_stream(path) as sink,
-        parquet.ParquetWriter(sink, schema_of(first.form), compression="zstd") as writer,
+        parquet.ParquetWriter(sink, schema_of(first.form), use_dictionary=False) as writer,
     ):
         for block in itertools.chain([first], blocks):
             first.form.joined(block.form)

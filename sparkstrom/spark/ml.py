@@ -100,6 +100,7 @@ class SparkstromEstimator(
         trained = Trained.of(network.model, network.parameters)
         several = isinstance(dataset.schema[self.getOrDefault("labelCol")].dataType, ArrayType)
         made = SparkstromModel(trained, summary, len(summary.history), several=several)
+        made._resetUid(self.uid)  # as Spark's own models do
         return self._copyValues(made)
 
     def _master(self) -> SharedTrainingMaster:

@@ -45,7 +45,8 @@ def to_arrow(form: Form, records: Records) -> pa.RecordBatch:
     """Records as columns."""
     import pyarrow as pa
 
-    columns = [_column(leaf, form.array(records, i)) for i, leaf in enumerate(form.leaves)]
+    pairs = zip(form.leaves, form.arrays(records), strict=True)
+    columns = [_column(leaf, array) for leaf, array in pairs]
     return pa.RecordBatch.from_arrays(columns, schema=schema_of(form))
 
 

@@ -34,7 +34,9 @@ def submitted(example: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(("example", "needs"), [("torch_digits.py", "torch"), ("jax_digits.py", "jax")])
+@pytest.mark.parametrize(
+    ("example", "needs"), [("torch_digits.py", "torch"), ("jax_digits.py", "jax")]
+)
 def test_an_example(example: str, needs: str) -> None:
     pytest.importorskip(needs, reason=f"{needs} is not here: pip install 'sparkstrom[{needs}]'")
     done = submitted(example)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 
@@ -26,7 +27,7 @@ TWO = SharedTrainingMaster(workers_per_node=1)
 @pytest.fixture(scope="module")
 def frame(spark, digits):
     rows = [
-        (i, Vectors.dense(f * 16), float(y))
+        (i, Vectors.dense(f), float(y))
         for i, (f, y) in enumerate(zip(digits.features[:500], digits.labels, strict=False))
     ]
     return spark.createDataFrame(rows, ["id", "pixels", "digit"]).repartition(3).cache()
@@ -94,18 +95,20 @@ print(*(x / x.sum())[0])
 """
 
 
+@pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")
 def test_cross_validation_runs_fits_at_the_same_time(frame):
     estimator = SparkstromEstimator(
-        model=MODEL, featuresCol="pixels", labelCol="digit", master=TWO, seed=3
+        model=MODEL, featuresCol="pixels", labelCol="digit", master=TWO, seed=3, batchSize=8
     )
     worse = DenseNetwork([64, 24, 10], updater=Sgd(1e-6), seed=1)
     grid = ParamGridBuilder().addGrid(estimator.model, [worse, MODEL]).build()
     evaluator = MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy")
     validator = CrossValidator(
-        estimator=estimator.setEpochs(3), estimatorParamMaps=grid, evaluator=evaluator,
+        estimator=estimator.setEpochs(4), estimatorParamMaps=grid, evaluator=evaluator,
         numFolds=2, parallelism=2, seed=1,
     )  # fmt: skip
     found = validator.fit(frame)
+    gc.collect()  # Spark leaves its pool of threads to the collector
     assert found.avgMetrics[1] > found.avgMetrics[0] + 0.2
     assert found.bestModel.summary.replicas_equal
     assert accuracy(found.transform(frame), labelCol="digit") > 0.5

@@ -109,3 +109,78 @@ def test_two_files_of_different_saves_are_refused(tmp_path):
     (tmp_path / "first.json").replace(tmp_path / "second.json")
     with pytest.raises(UsageError, match="not of one save"):
         load_model(tmp_path / "second")
+
+
+class WithBuffers(DenseNetwork):
+    """As if it had statistics."""
+
+    held = b""
+
+    def buffers_bytes(self) -> bytes:
+        return self.held
+
+    def load_buffers_bytes(self, buffers: bytes) -> None:
+        self.held = buffers
+
+    def average_buffers(self, reports: list[bytes]) -> bytes:
+        return max(reports)
+
+
+def test_buffers_and_what_another_library_opens_are_saved_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.npz"
+    save_model(
+        path, MODEL.describe(), MODEL.initial(), 7, buffers=b"12345", exported=(".pt", b"torch's")
+    )
+    assert (tmp_path / "model.npz.pt").read_bytes() == b"torch's"
+    assert len(list(tmp_path.iterdir())) == 3
+    given = WithBuffers([4, 3])
+    model, parameters, _ = load_model(path, given)
+    assert model is given
+    assert given.held == b"12345"
+    np.testing.assert_array_equal(parameters, MODEL.initial())
+    load_model(path)  # a model without buffers leaves them
+
+
+def test_changed_buffers_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.npz"
+    save_model(path, MODEL.describe(), MODEL.initial(), 7, buffers=b"12345")
+    with path.open("wb") as file:
+        np.savez(file, parameters=MODEL.initial(), buffers=np.frombuffer(b"12346", np.uint8))
+    with pytest.raises(UsageError, match="not of one save"):
+        load_model(path)
+
+
+class Named(DenseNetwork):
+    """Says its parameters' names, as models do whose code is not saved."""
+
+    names: tuple[str, ...] = ("a", "b")
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"parameters": [[name, [2]] for name in self.names]}
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (("a", "c"), r"has parameter \['b', \[2\]\], the model given has \['c', \[2\]\]"),
+        (("a",), r"has parameter \['b', \[2\]\], the model given has None"),
+    ],
+)
+def test_a_model_of_other_code_is_refused(tmp_path: Path, names: tuple[str, ...], why: str) -> None:
+    path, given = tmp_path / "model.npz", Named([4, 3])
+    save(path, model=given)
+    load_model(path, given)
+    given.names = names
+    with pytest.raises(UsageError, match=why):
+        load_model(path, given)
+
+
+def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "model.npz")
+
+    class Other(DenseNetwork):
+        def describe(self) -> dict[str, Any]:
+            return {"kind": "torch"}
+
+    with pytest.raises(UsageError, match="is of kind 'dense', the model given is 'torch'"):
+        load_model(tmp_path / "model.npz", Other([4, 3]))

@@ -1,0 +1,192 @@
+"""Feed: rows per second from a DataFrame to minibatches, and how long a step waits for them.
+
+    python -m benchmarks.feed --rows 200000 --features 64 --json
+
+One table, as Parquet on local disk, two partitions and two Python workers. ``ours``: fit's own path
+to ordered minibatches, the shuffle included, then one epoch of minibatches; the same from exported
+files, and once more beyond the memory limit. ``toPandas``: by Arrow, and a loop that takes
+minibatches out of it, as people write it. ``pyarrow``: one process reads the same Parquet and does
+nothing with it. ``waiting_share``: the part of the training steps of a fit with a
+``[features, 256, 256, 10]`` network that went into getting the minibatch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.runtime.batches import Batches
+from sparkstrom.runtime.store import MEMORY_MIN_BYTES, Store
+from sparkstrom.spark.columns import Chosen
+from sparkstrom.spark.data import source_of, spread_out
+from sparkstrom.spark.export import export, exported, remove
+from sparkstrom.spark.parcels import Blocks
+
+BATCH_ROWS = 64
+WORKERS = 2
+MEMORY_BYTES = 512 << 20
+
+
+def main() -> int:
+    """Print one line per way."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--features", type=int, default=64)
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    args = parser.parse_args()
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    with tempfile.TemporaryDirectory() as directory:
+        for result in results(args, Path(directory)):
+            print(json.dumps(result) if args.json else line(result), flush=True)
+    return 0
+
+
+def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any]]:
+    """All ways, in one Spark application."""
+    from pyspark.sql import SparkSession
+
+    path = directory / "table"
+    write_table(path, args.rows, args.features)
+    session = (
+        SparkSession.builder.master(f"local[{WORKERS}]")
+        .appName("sparkstrom benchmark")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.memory", "3g")
+        .config("spark.sql.execution.arrow.pyspark.enabled", "true")  # for toPandas: the fast way
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    try:
+        frame = session.read.parquet(str(path))
+        chosen = Chosen()
+        direct = spread_out(source_of(frame, chosen), WORKERS, 0, move=True)
+        direct.rdd.count()  # Python workers and the JIT are warm
+        feeds: dict[str, Callable[[], float]] = {
+            "pyarrow, reading alone": lambda: read_parquet(path),
+            "toPandas and a loop": lambda: to_pandas(frame),
+            "ours, direct": lambda: fed(direct, MEMORY_BYTES),
+            "ours, direct, spilled": lambda: fed(direct, MEMORY_MIN_BYTES),
+        }
+        for way, feed in feeds.items():
+            yield figures(way, args.rows, feed)
+        began_s = time.perf_counter()
+        made = export(frame, chosen, WORKERS, direct, str(directory))
+        yield {"way": "ours, writing the export", **rate(args.rows, time.perf_counter() - began_s)}
+        files = exported(session.sparkContext, made)
+        yield figures("ours, from the export", args.rows, lambda: fed(files, MEMORY_BYTES))
+        remove(made.directory)
+        yield waiting(session, frame, args.features)
+    finally:
+        session.stop()
+
+
+def write_table(path: Path, rows: int, features: int) -> None:
+    """Parquet with ``features`` array<float> and ``label``, in as many files as workers."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path.mkdir()
+    chance = np.random.default_rng(0)
+    for part in range(WORKERS):
+        count = rows // WORKERS
+        flat = pa.array(chance.random(count * features, np.float32))
+        offsets = pa.array(np.arange(0, count * features + 1, features, dtype=np.int32))
+        lists = pa.ListArray.from_arrays(offsets, flat)
+        labels = pa.array(chance.integers(0, 10, count))
+        table = pa.table({"features": lists, "label": labels})
+        parquet.write_table(table, path / f"{part}.parquet", compression="snappy")
+
+
+def read_parquet(path: Path) -> float:
+    """Rows per second are those of decoding."""
+    from pyarrow import parquet
+
+    total = 0.0
+    for file in sorted(path.iterdir()):
+        total += parquet.read_table(file, use_threads=False)["label"].to_numpy().sum()
+    return total
+
+
+def to_pandas(frame: Any) -> float:
+    """Everything on the driver, then minibatches."""
+    table = frame.toPandas()
+    order = np.random.default_rng(0).permutation(len(table))
+    total = 0.0
+    for first in range(0, len(order), BATCH_ROWS):
+        rows = table.iloc[order[first : first + BATCH_ROWS]]
+        features = np.stack(rows["features"].to_list()).astype(np.float32)
+        total += rows["label"].to_numpy().sum() + features[0, 0]
+    return total
+
+
+def fed(spread: Any, memory_bytes: int) -> float:
+    """All minibatches of one epoch, in the workers."""
+    read = partial(read_partition, spread.blocks, memory_bytes)
+    return float(spread.rdd.mapPartitionsWithIndex(read).sum())
+
+
+def read_partition(
+    blocks: Blocks, memory_bytes: int, index: int, items: Iterable[Any]
+) -> Iterator[float]:
+    """What a worker does before and besides training."""
+    directory = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")[0]
+    store = Store(memory_bytes, Path(directory))
+    for block in blocks(index, items):
+        store.add(block.form, block.records)
+    batches = Batches.of_store(store.finish(), batch_rows=BATCH_ROWS, seed=0, partition=index)
+    yield sum(float(batches.get(0, i).labels.sum()) for i in range(batches.per_epoch))  # type: ignore[union-attr]
+    batches.close()
+
+
+def figures(way: str, rows: int, feed: Callable[[], float]) -> dict[str, Any]:
+    """The better of two runs."""
+    seconds = []
+    for _ in range(2):
+        began_s = time.perf_counter()
+        feed()
+        seconds.append(time.perf_counter() - began_s)
+    return {"way": way, **rate(rows, min(seconds))}
+
+
+def rate(rows: int, seconds: float) -> dict[str, float]:
+    """Seconds and rows per second."""
+    return {"seconds": round(seconds, 3), "rows_per_s": round(rows / seconds)}
+
+
+def waiting(session: Any, frame: Any, features: int) -> dict[str, Any]:
+    """The share of a fit's steps that went into getting minibatches."""
+    model = DenseNetwork([features, 256, 256, 10], updater=Sgd(0.01))
+    master = SharedTrainingMaster(collect_training_stats=True, batch_size_per_worker=BATCH_ROWS)
+    network = SparkNetwork(session, model, master, progress=False)
+    summary = network.fit(frame.limit(40_000), epochs=1)
+    network.close()
+    spent = summary.worker_seconds.values()
+    reading = sum(s.get("reading", 0.0) for s in spent)
+    steps = sum(s.get(part, 0.0) for s in spent for part in ("reading", "stepping", "encoding"))
+    return {"way": "waiting for minibatches in a fit", "waiting_share": round(reading / steps, 5)}
+
+
+def line(result: dict[str, Any]) -> str:
+    """For people."""
+    if "waiting_share" in result:
+        return f"{result['way']:<34}{result['waiting_share']:.2%} of a step"
+    return f"{result['way']:<34}{result['rows_per_s']:>12,} rows/s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,209 @@
+"""The same module, data and epochs with pyspark's TorchDistributor and with sparkstrom.
+
+    python -m benchmarks.torch_peer --json
+
+Two processes train on the digits: TorchDistributor (local mode, gloo, DistributedDataParallel),
+then two workers of ours on a ``local-cluster``. ``seconds`` is from the call to its return,
+start-up of processes included, in a Spark session that is there already. Each call trains for so
+many epochs as ``--epochs`` names, one call after the other, until one reaches the accuracy
+``--wanted`` on held-out rows: its seconds are the ``seconds_to``. ``bytes`` are those between
+workers: of ours, what workers handed over to be sent; of the peer computed, as nobody counts them:
+a ring all-reduce of P float32 among N processes sends 2 (N - 1) 4 P bytes in all, at each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+PROCESSES = 2
+TRAIN_ROWS, BATCH_ROWS = 1437, 32
+
+
+def make_module(seed: int) -> Any:
+    """A small convolutional network."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        *(nn.Unflatten(1, (1, 8, 8)), nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)),
+    )
+
+
+def split() -> tuple[Any, Any, Any, Any]:
+    """Features and labels to train on, and those held out."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    features, labels = (digits.data / 16).astype(np.float32), digits.target
+    order = np.random.default_rng(0).permutation(len(labels))
+    train, held_out = order[:TRAIN_ROWS], order[TRAIN_ROWS:]
+    return features[train], labels[train], features[held_out], labels[held_out]
+
+
+def train_as_peer(features: Any, labels: Any, module: Any, epochs: int) -> Any:
+    """What a user of TorchDistributor writes, as pyspark's documentation has it."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+    model = DistributedDataParallel(module)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    loss_of = torch.nn.CrossEntropyLoss()
+    data = TensorDataset(torch.from_numpy(features), torch.from_numpy(labels))
+    sampler = DistributedSampler(data)
+    loader = DataLoader(data, batch_size=32, sampler=sampler)
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss_of(model(x), y).backward()
+            optimizer.step()
+    dist.destroy_process_group()
+    return {name: value.numpy() for name, value in module.state_dict().items()}
+
+
+def by_peer(session: Any, rows: Any, module: Any, epochs: int) -> Any:
+    """The call of TorchDistributor."""
+    import torch
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    distributor = TorchDistributor(num_processes=2, local_mode=True, use_gpu=False)
+    state = distributor.run(train_as_peer, *rows, module, epochs)
+    module.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
+    return module
+
+
+def by_us(session: Any, rows: Any, module: Any, epochs: int) -> Any:
+    """The same with sparkstrom."""
+    import torch
+
+    from sparkstrom import AdaptiveThreshold, SharedTrainingMaster, SparkNetwork
+    from sparkstrom.models.torch import TorchModel
+
+    data = session.sparkContext.parallelize(list(zip(*rows, strict=True)), 2)
+    optimizer = partial(torch.optim.Adam, lr=2e-3)
+    model = TorchModel(module, torch.nn.CrossEntropyLoss(), optimizer)
+    network = SparkNetwork(session, model, SharedTrainingMaster(threshold=AdaptiveThreshold(1e-3)))
+    summary = network.fit(data, epochs=epochs)
+    return network.module, summary, network
+
+
+def main() -> int:
+    """Print one object per system."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", default="4,8,12,16,24", help="of the calls, by comma")
+    parser.add_argument("--wanted", type=float, default=0.97, help="held-out accuracy")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    args = parser.parse_args()
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master(f"local-cluster[1,{PROCESSES},1024]")
+        .appName("sparkstrom benchmark")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    session.sparkContext.parallelize(range(PROCESSES), PROCESSES).count()  # executors are there
+    try:
+        for name, call in (("TorchDistributor", peer), ("sparkstrom", ours)):
+            result = measured(name, partial(call, session), args)
+            print(json.dumps(result) if args.json else line(result), flush=True)
+    finally:
+        session.stop()
+    return 0
+
+
+def peer(session: Any, rows: Any, module: Any, epochs: int) -> tuple[Any, dict[str, Any]]:
+    """One call of the peer; what it is known by."""
+    began_s = time.monotonic()
+    trained = by_peer(session, rows, module, epochs)
+    seconds = time.monotonic() - began_s
+    n_params = sum(p.numel() for p in module.parameters())
+    steps = epochs * math.ceil(math.ceil(len(rows[1]) / PROCESSES) / BATCH_ROWS)
+    return trained, {"seconds": seconds, "bytes": 2 * (PROCESSES - 1) * 4 * n_params * steps}
+
+
+def ours(session: Any, rows: Any, module: Any, epochs: int) -> tuple[Any, dict[str, Any]]:
+    """One call of ours; what it is known by."""
+    began_s = time.monotonic()
+    trained, summary, network = by_us(session, rows, module, epochs)
+    seconds = time.monotonic() - began_s
+    network.close()
+    figures = {"seconds": seconds, "bytes": summary.bytes_sent, "bytes_wire": summary.bytes_wire}
+    return trained, figures | {"replicas_equal": summary.replicas_equal}
+
+
+def measured(name: str, call: Callable[..., Any], args: argparse.Namespace) -> dict[str, Any]:
+    """Calls of more and more epochs, until the accuracy is reached."""
+    features, labels, held_out, answers = split()
+    calls = []
+    for epochs in map(int, args.epochs.split(",")):
+        module, figures = call((features, labels), make_module(args.seed), epochs)
+        accuracy = accuracy_of(module, held_out, answers)
+        calls.append({"epochs": epochs, "accuracy": round(accuracy, 4), **figures})
+        if accuracy >= args.wanted:
+            break
+    reached = calls[-1]["accuracy"] >= args.wanted
+    return {
+        "system": name,
+        "workers": PROCESSES,
+        "wanted": args.wanted,
+        "seconds_to": round(calls[-1]["seconds"], 2) if reached else None,
+        **{key: calls[-1][key] for key in ("epochs", "accuracy", "bytes")},
+        "lines": lines_of(train_as_peer, by_peer) if name != "sparkstrom" else lines_of(by_us),
+        "calls": calls,
+    }
+
+
+def accuracy_of(module: Any, features: Any, labels: Any) -> float:
+    """On held-out rows, in evaluation mode."""
+    import torch
+
+    module.eval()
+    with torch.inference_mode():
+        guesses = module(torch.from_numpy(features)).argmax(1).numpy()
+    return float((guesses == labels).mean())
+
+
+def lines_of(*functions: Callable[..., Any]) -> int:
+    """Lines of code in the functions' bodies, without their docstrings and empty lines."""
+    count = 0
+    for function in functions:
+        body = inspect.getsource(function).splitlines()
+        count += sum(bool(text.strip()) and '"""' not in text for text in body) - 1
+    return count
+
+
+def line(result: dict[str, Any]) -> str:
+    """For people."""
+    return (
+        f"{result['system']}: {result['seconds_to']} s to {result['wanted']} in "
+        f"{result['epochs']} epochs, accuracy {result['accuracy']:.4f}, {result['bytes']:,} bytes "
+        f"between workers, {result['lines']} lines"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

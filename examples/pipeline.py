@@ -1,0 +1,60 @@
+"""Breast cancer in a Spark ML pipeline, cross-validated: spark-submit examples/pipeline.py"""
+
+import sys
+
+import findspark
+
+try:
+    import pyspark  # noqa: F401
+except ImportError:
+    findspark.init()  # the cluster's own Spark
+
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import BinaryClassificationEvaluator
+from pyspark.ml.feature import StandardScaler, VectorAssembler
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+from pyspark.sql import SparkSession
+from sklearn.datasets import load_breast_cancer
+
+from sparkstrom import SharedTrainingMaster
+from sparkstrom.ml import SparkstromEstimator
+from sparkstrom.models import DenseNetwork, Sgd
+
+AREA_WANTED = 0.97
+
+
+def network(rate: float) -> DenseNetwork:
+    return DenseNetwork([30, 16, 2], hidden="tanh", updater=Sgd(rate), seed=1)
+
+
+def main(folder: str) -> int:
+    table = load_breast_cancer()
+    names = [name.replace(" ", "_") for name in table.feature_names]
+    rows = [(*map(float, row), int(y)) for row, y in zip(table.data, table.target, strict=True)]
+    spark = SparkSession.builder.appName("pipeline").getOrCreate()
+    train, test = spark.createDataFrame(rows, [*names, "label"]).randomSplit([0.8, 0.2], seed=1)
+
+    estimator = SparkstromEstimator(
+        featuresCol="scaled",
+        epochs=5,
+        batchSize=16,
+        master=SharedTrainingMaster(workers_per_node=1),  # so that two fits find slots at once
+    )
+    assembler = VectorAssembler(inputCols=names, outputCol="all")
+    scaler = StandardScaler(inputCol="all", outputCol="scaled", withMean=True)
+    pipeline = Pipeline(stages=[assembler, scaler, estimator])
+    evaluator = BinaryClassificationEvaluator()
+    grid = ParamGridBuilder().addGrid(estimator.model, [network(0.001), network(0.1)]).build()
+    search = CrossValidator(
+        estimator=pipeline, estimatorParamMaps=grid, evaluator=evaluator, numFolds=2, parallelism=2
+    )
+    found = search.fit(train)
+    found.bestModel.write().overwrite().save(folder)
+    area = evaluator.evaluate(PipelineModel.load(folder).transform(test))
+    print(f"area under ROC by rate: {found.avgMetrics}\nheld out: {area:.4f}")
+    spark.stop()
+    return 0 if area >= AREA_WANTED else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "pipeline-model"))

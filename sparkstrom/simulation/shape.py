@@ -1,0 +1,97 @@
+"""Shape: what must hold of the tree and of all edges, seen from outside the machines.
+
+The tree is read from the master, the edges from the nodes: a node that believes in a parent is an
+edge, whatever the master thinks of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sparkstrom.base.identity import MASTER
+from sparkstrom.protocol.fit import Fit
+from sparkstrom.protocol.tree import Tree
+from sparkstrom.simulation.process import SimProcess
+
+CALM_LEASES = 2  # so long after the last trouble everybody goes on: one until the parent complains,
+CALM_MARGIN_S = 1.5  # one until the master is sure; then some orders and attaches, level by level
+
+
+@dataclass(slots=True)
+class Course:
+    """How far one process was when it was last seen to go on."""
+
+    commit: int
+    since_s: float
+
+
+class Shape:
+    """Violations of one run go to ``violation``."""
+
+    def __init__(self, violation: Callable[[str], None], lease_s: float) -> None:
+        self._violation = violation
+        self._patience_s = CALM_LEASES * lease_s + CALM_MARGIN_S
+        self._courses: dict[SimProcess, Course] = {}
+        self._tree: Tree | None = None
+        self.trouble_s = 0.0  # until then something went wrong, or was on its way back
+
+    def tree(self, fit: Fit) -> None:
+        """One tree over exactly the live nodes, within fan-out and depth."""
+        tree = fit.tree
+        if tree is self._tree:
+            return
+        self._tree = tree
+        if tree.places.keys() != {MASTER, *fit.members.live}:
+            odd = sorted(tree.places.keys() ^ {MASTER, *fit.members.live})
+            self._violation(f"I4: the tree and the live nodes differ in {odd}")
+            return
+        parents = {node: tree.parent(node) for node in fit.members.live}
+        for parent, count in Counter(parents.values()).items():
+            if count > fit.limits.fan_out:
+                self._violation(f"I4: node {parent} has {count} children")
+        for node in parents:
+            hops, above = 0, node
+            while above != MASTER and hops <= fit.limits.depth:
+                above, hops = parents[above], hops + 1
+            if above != MASTER:
+                self._violation(f"I4: node {node} is {hops} hops or more below the master")
+
+    def edges(self, processes: list[SimProcess]) -> None:
+        """Nobody stands under itself, whatever the master believes; windows hold."""
+        alive = {p.node.node: p.node.standing for p in processes if p.alive}
+        parents = {node: me.parent for node, me in alive.items() if me.attached}
+        good: set[int] = set()
+        for node in parents:
+            seen: set[int] = set()
+            at = node
+            while at in parents and at not in good:
+                if at in seen:
+                    self._violation(f"I4: a circle of edges through {sorted(seen)}")
+                    return
+                seen.add(at)
+                at = parents[at]
+            good |= seen
+        for node, me in alive.items():
+            for child in me.family.children.values():
+                count, size = child.downlink.under_way
+                if count > 1 and size > me.limits.downlink_bytes:
+                    self._violation(f"I4: node {node} has {size} bytes under way to {child.node}")
+
+    def goes_on(self, processes: list[SimProcess], head: int, now_s: float) -> None:
+        """In quiet times everybody takes part again, two leases after the last trouble."""
+        for process in processes:
+            if not (process.alive and process.installed):
+                continue
+            commit = process.node.standing.received
+            course = self._courses.get(process)
+            fine = process.node.standing.attached and commit >= head
+            if course is None or commit > course.commit or fine:
+                self._courses[process] = Course(commit, now_s)
+                continue
+            quiet_s = now_s - max(course.since_s, self.trouble_s)
+            if quiet_s > self._patience_s:
+                self._courses[process] = Course(commit, now_s)
+                where = f"at commit {commit} of {head}, {quiet_s:.1f} s after the last trouble"
+                self._violation(f"I4: {process.name} is cut off {where}")

@@ -1,0 +1,73 @@
+"""Data of twenty times the limit train in memory that stays flat: measured, in a process alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+MIB = 1 << 20
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import numpy as np
+from sparkstrom.models import DenseNetwork
+from sparkstrom.runtime.batches import Batches
+from sparkstrom.runtime.store import Store
+from sparkstrom.spark.parcels import deal
+from sparkstrom.spark.blocks import blocks_of_rows, check_block
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
+
+def rows(count):
+    chance = np.random.default_rng(0)
+    for _ in range(count // 1024):
+        features = chance.random((1024, 1024), np.float32)
+        yield from zip(features, (features[:, 0] > 0.5).astype(int).tolist())
+
+def train(limit, count):
+    store = Store(limit, Path(sys.argv[2]), seed=1, fraction=0.1)
+    for _, parcel in deal(blocks_of_rows, 1, 0, 0, rows(count)):  # dealt and read in one process
+        if parcel.block is not None:
+            check_block(model, parcel.block)
+            store.add(parcel.block.form, parcel.block.records)
+    batches = Batches.of_store(store.finish(), batch_rows=256, seed=1, partition=0)
+    trained = sum(model.step(batches.get(0, i)) >= 0 for i in range(batches.per_epoch))
+    assert trained == batches.per_epoch
+    assert batches.rows + batches.held_out.rows == count
+    assert list(Path(sys.argv[2]).iterdir()) == []
+    batches.close()
+    return batches.spilled_bytes
+
+limit = int(sys.argv[1])
+model = DenseNetwork([1024, 2])
+model.bind(model.initial())
+train(limit, 2048)
+before = peak()
+count = 1024 * (20 * limit // (1024 * 4104) + 1)
+train(limit, count)
+print(peak() - before, count * 4104)
+"""
+
+
+def test_twenty_times_the_limit(tmp_path: Path) -> None:
+    limit = 16 * MIB
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(limit), str(scratch)],
+        env=os.environ | threads,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    grown, data = map(int, done.stdout.split())
+    assert data >= 20 * limit
+    assert grown < 2 * limit, f"peak memory grew by {grown / MIB:.0f} MiB"

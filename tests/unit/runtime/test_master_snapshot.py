@@ -1,0 +1,77 @@
+"""The driver's parameters, copied by their own thread: whole, of one commit, or not at all."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.codec.frames import KEY_BYTES, Seal
+from sparkstrom.protocol.fit import MasterLimits
+from sparkstrom.runtime.master import MasterThread, Plan
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.transport.base import Arrival
+from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
+
+K, N = 20, 300
+
+
+class Breaking(MemoryTransport):
+    """Breaks when it is told to."""
+
+    broken = False
+
+    def poll(self, wait_s: float) -> list[Arrival]:
+        if self.broken:
+            raise OSError("broken on purpose")
+        return super().poll(wait_s)
+
+
+@pytest.fixture
+def make_master() -> Iterator[Callable[[Theta], tuple[MasterThread, Breaking]]]:
+    network, masters = MemoryNetwork(), list[MasterThread]()
+    transport = Breaking(network, network.open().endpoint)
+
+    def make(theta: Theta) -> tuple[MasterThread, Breaking]:
+        masters.append(
+            MasterThread(
+                Plan("1", 2, 1, 1 << 20, 1024, {}),
+                MasterLimits(),
+                theta,
+                open_transport=lambda before: transport,
+                seal=Seal(secrets.token_bytes(KEY_BYTES), 1),
+                clock=SystemClock(),
+            )
+        )
+        masters[-1].start()
+        return masters[-1], transport
+
+    yield make
+    for master in masters:
+        master.end()
+
+
+def test_a_snapshot_is_a_copy_with_its_commit(
+    make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
+) -> None:
+    theta = Theta(N, K)
+    theta.values[:], theta.commit = 0.5, 7
+    master, _ = make_master(theta)
+    commit, values = master.snapshot()
+    theta.values[:] = 1.0
+    assert commit == 7
+    np.testing.assert_array_equal(values, np.full(N, 0.5, np.float32))
+
+
+def test_of_a_broken_thread_it_raises_why(
+    make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
+) -> None:
+    master, transport = make_master(Theta(N, K))
+    transport.broken = True
+    master.finished.wait(30)
+    with pytest.raises(TrainingError, match="broken on purpose"):
+        master.snapshot()

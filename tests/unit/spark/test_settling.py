@@ -1,0 +1,48 @@
+"""A model hears what its task has of the machine, and gets a seed of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from sparkstrom.models import DenseNetwork
+from sparkstrom.models.base import Share
+from sparkstrom.spark.executor import Place, settle
+from sparkstrom.spark.job import TrainingJob
+
+
+class Asking(DenseNetwork):
+    """Remembers its share."""
+
+    share: Share | None = None
+
+    def place(self, share: Share) -> None:
+        self.share = share
+
+
+def share_of(job: TrainingJob, partition: int, first_epoch: int = 0) -> Share:
+    place = Place(partition, 5, "host", "jvm", Path("/nowhere"), cpus=3, gpu=1)
+    model = Asking([6, 3])
+    settle(replace(job, model=model, first_epoch=first_epoch), place)
+    assert model.share is not None
+    return model.share
+
+
+def test_cpus_and_gpu_are_the_tasks(job_of: Callable[..., TrainingJob]) -> None:
+    share = share_of(job_of(), 0)
+    assert (share.threads, share.gpu) == (3, 1)
+
+
+def test_seeds_differ_by_partition_fit_and_option_and_repeat(
+    job_of: Callable[..., TrainingJob],
+) -> None:
+    job, other = job_of(), job_of(rng_seed=99)
+    seeds = [share_of(job, 0), share_of(job, 1), share_of(job, 0, 5), share_of(other, 0)]
+    assert len({share.seed for share in seeds}) == 4
+    assert share_of(job, 0) == seeds[0]
+    assert all(0 <= share.seed < 2**63 for share in seeds)
+
+
+def test_a_model_that_does_not_ask_is_left_alone(job_of: Callable[..., TrainingJob]) -> None:
+    settle(job_of(), Place(0, 5, "host", "jvm", Path("/nowhere")))
