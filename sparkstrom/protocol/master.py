@@ -11,7 +11,6 @@ from collections.abc import Callable
 from sparkstrom.base.identity import MASTER, Position
 from sparkstrom.codec.messages import (
     BUFFERS,
-    Activity,
     AskAfter,
     AskChunk,
     AskUpdater,
@@ -27,7 +26,6 @@ from sparkstrom.codec.messages import (
     Report,
     Silent,
     State,
-    Status,
     Update,
     UpdaterChunk,
 )
@@ -36,6 +34,7 @@ from sparkstrom.protocol.admission import on_join
 from sparkstrom.protocol.events import Effect
 from sparkstrom.protocol.family import Child, Family
 from sparkstrom.protocol.fit import Fit, MasterLimits
+from sparkstrom.protocol.hearing import count_pending, find_lender, on_status
 from sparkstrom.protocol.keeping import Keeping, KeptFiles
 from sparkstrom.protocol.leases import Leases
 from sparkstrom.protocol.members import Member
@@ -85,7 +84,6 @@ class Master:
             tree=Tree(limits.fan_out, limits.depth),
         )
         self._average = average  # of a model's buffers, as each partition has reported them
-        self._lenders: dict[int, int] = {}  # who wants an updater's state -> who is asked for it
         self._buffers: dict[int, bytes] = {}  # partition -> the newest
         self.aborted = False
         self._scan_due_s = now_s
@@ -210,7 +208,7 @@ class Master:
             case Report():
                 effects: list[Effect] = []
                 for status in message.news:
-                    effects += self._on_status(status)
+                    effects += on_status(fit, status)
                 return effects + fit.family.on_report(child, message, now_s)
             case Attach():
                 child.state_due = True
@@ -224,7 +222,7 @@ class Master:
             case AskChunk(index=index) if index < fit.chunks:
                 return [ev.SendChunk(child.node, index)]
             case AskUpdater():
-                return self._find_lender(message)
+                return find_lender(fit, message)
             case UpdaterChunk(asker=asker) if asker in fit.tree:
                 return [ev.Send(fit.tree.path(asker)[0], message)]
             case Leaving() if child.node in fit.members.live:
@@ -245,22 +243,8 @@ class Master:
             return fit.family.again(child, member.node, now_s) if ahead else []
         fit.phases.progress_s = now_s
         fit.partition_of(member).advance(Position(update.epoch, update.batch))
-        self._count_pending(member)
+        count_pending(fit, member)
         return [ev.Deliver(committed), *fit.family.feed_all(now_s)]
-
-    def _find_lender(self, ask: AskUpdater) -> list[Effect]:
-        """Hand the question to somebody who trains; always the same one, while it lives."""
-        members = self.fit.members.live
-        able = [m for m in members.values() if m.steps and m.activity is not Activity.CATCHING_UP]
-        able = [m for m in able if m.node != ask.asker and m.age[1] > 0]
-        if not able:
-            return []
-        known = self._lenders.get(ask.asker)
-        lender = members.get(known) if known is not None else None
-        if lender is None:
-            lender = max(able, key=lambda member: (member.steps, -member.node))
-            self._lenders[ask.asker] = lender.node
-        return [ev.Answer(lender.join.address, ask)]
 
     def _payload_of(self, update: Update) -> bytes:
         """An update is committed as it is; of buffers, the average of the latest everywhere."""
@@ -269,34 +253,6 @@ class Master:
         partition = self.fit.partition_of(self.fit.members.live[update.origin]).index
         self._buffers[partition] = update.payload
         return self._average([self._buffers[index] for index in sorted(self._buffers)])
-
-    def _on_status(self, status: Status) -> list[Effect]:
-        """A node's own words, whoever handed them on; the newest count."""
-        member = self.fit.members.live.get(status.node)
-        if member is None or status.age <= member.age:
-            return []
-        member.age = status.age
-        confirm(self.fit, member, status.edge)
-        member.steps = max(member.steps, status.steps)
-        member.is_at(status.activity)
-        position = Position(status.epoch, status.batch)
-        if member.pending is None or member.pending <= (status.after_seq, position):
-            member.pending = (status.after_seq, position)
-        self._count_pending(member)
-        member.final = status.final
-        if status.audit is not None:
-            if member.audit is None:
-                self.fit.keeping.keep(member.join.executor, member.node, status.audit.kept)
-            member.audit = status.audit
-        return [] if status.stats is None else [ev.Observed(member.node, status.stats)]
-
-    def _count_pending(self, member: Member) -> None:
-        if member.pending is None:
-            return
-        after_seq, position = member.pending
-        if self.fit.sequencer.last[member.node] >= after_seq:
-            self.fit.partition_of(member).advance(position)
-            member.pending = None
 
     # -- time ------------------------------------------------------------------------------------
 

@@ -1,0 +1,56 @@
+"""Hearing: what the master takes from a node's own words, whoever handed them on."""
+
+from __future__ import annotations
+
+from sparkstrom.base.identity import Position
+from sparkstrom.codec.messages import Activity, AskUpdater, Status
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.events import Effect
+from sparkstrom.protocol.fit import Fit
+from sparkstrom.protocol.members import Member
+from sparkstrom.protocol.placing import confirm
+
+
+def on_status(fit: Fit, status: Status) -> list[Effect]:
+    """The newest words of a node count, and confirm the edge that they came by."""
+    member = fit.members.live.get(status.node)
+    if member is None or status.age <= member.age:
+        return []
+    member.age = status.age
+    confirm(fit, member, status.edge)
+    member.steps = max(member.steps, status.steps)
+    member.is_at(status.activity)
+    position = Position(status.epoch, status.batch)
+    if member.pending is None or member.pending <= (status.after_seq, position):
+        member.pending = (status.after_seq, position)
+    count_pending(fit, member)
+    member.final = status.final
+    if status.audit is not None:
+        if member.audit is None:
+            fit.keeping.keep(member.join.executor, member.node, status.audit.kept)
+        member.audit = status.audit
+    return [] if status.stats is None else [ev.Observed(member.node, status.stats)]
+
+
+def count_pending(fit: Fit, member: Member) -> None:
+    """A position counts once the update that it names is committed."""
+    if member.pending is None:
+        return
+    after_seq, position = member.pending
+    if fit.sequencer.last[member.node] >= after_seq:
+        fit.partition_of(member).advance(position)
+        member.pending = None
+
+
+def find_lender(fit: Fit, ask: AskUpdater) -> list[Effect]:
+    """Hand the question to somebody who trains; always to the same one, while it lives."""
+    members = fit.members.live
+    lender = members.get(fit.lenders.get(ask.asker, -1))
+    if lender is None:
+        able = [m for m in members.values() if m.steps and m.node != ask.asker]
+        able = [m for m in able if m.activity is not Activity.CATCHING_UP and m.age > (0, 0)]
+        if not able:
+            return []
+        lender = max(able, key=lambda member: (member.steps, -member.node))
+        fit.lenders[ask.asker] = lender.node
+    return [ev.Answer(lender.join.address, ask)]
