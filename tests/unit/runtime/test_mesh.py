@@ -24,7 +24,8 @@ from sparkstrom.protocol.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.inbox import Inbox
 from sparkstrom.runtime.master import MasterThread, Outcome, Plan
-from sparkstrom.runtime.node import Meeting, NodeThread
+from sparkstrom.runtime.lending import Lender
+from sparkstrom.runtime.node import Copying, Meeting, NodeThread
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.station import Station
 from sparkstrom.runtime.theta import Theta
@@ -79,6 +80,7 @@ class Mesh:
         self.stations: list[Station] = []
         self.threads: list[threading.Thread] = []
         self.replicas: list[Replica] = []
+        self.trainers: list[Trainer] = []
         self.errors: list[BaseException] = []
 
     def begin(self, **plan: Any) -> None:
@@ -103,7 +105,14 @@ class Mesh:
         self.master.start()
 
     def add_worker(
-        self, partition: int, *, model: Any = None, opening: Opening | None = None, rows: int = ROWS
+        self,
+        partition: int,
+        *,
+        model: Any = None,
+        opening: Opening | None = None,
+        rows: int = ROWS,
+        executor: str = "",
+        **schedule: Any,
     ) -> None:
         chance = np.random.default_rng(partition)
         features = chance.normal(size=(rows, 5)).astype(np.float32)
@@ -112,7 +121,7 @@ class Mesh:
         theta = Theta(MODEL.n_params, K)
         encoder = Encoder(MODEL.n_params, K, AdaptiveThreshold(1e-3))
         replica = Replica(model or DenseNetwork([5, 8, 3]), theta, encoder, local=True)
-        station = Station(Inbox(MODEL.n_params, 1 << 20, theta.decode))
+        station, lender = Station(Inbox(MODEL.n_params, 1 << 20, theta.decode)), Lender()
         node = NodeThread(
             Identity(
                 token=secrets.randbits(63),
@@ -122,15 +131,16 @@ class Mesh:
                 checksum=batches.checksum,
                 batches=batches.per_epoch,
                 host="here",
-                executor=f"e{partition}",
+                executor=executor or f"e{partition}",
                 pid=1,
                 version="1",
             ),
-            NodeLimits(lease_s=self.limits.lease_s),
+            NodeLimits(lease_s=self.limits.lease_s, borrow_s=30.0),
             open_transport=opening or Opening(self.network),
             seal=self.seal,
             meeting=Meeting(self.master.endpoint, self.master.lobby),
             station=station,
+            copying=Copying(replica.chunk, theta.merge, lender.chunk),
             message_bytes_max=1 << 20,
             chunk_bytes_max=1024,
             clock=SystemClock(),
@@ -139,13 +149,15 @@ class Mesh:
             station,
             replica,
             batches,
-            Schedule(EPOCHS, 1),
+            Schedule(**{"epochs": EPOCHS, "publish_every": 1, **schedule}),
             keep=lambda replica: None,
             grant=lambda replica, paths: None,
+            lender=lender,
         )
         self.nodes.append(node)
         self.stations.append(station)
         self.replicas.append(replica)
+        self.trainers.append(trainer)
         node.start()
         self.threads.append(threading.Thread(target=self._train, args=(node, station, trainer)))
         self.threads[-1].start()
