@@ -1,0 +1,253 @@
+"""A mesh of real processes over real media drivers: four executors with four tasks each."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.identity import MASTER
+from sparkstrom.base.version import __version__
+from sparkstrom.encoding.backends import warm_up
+from sparkstrom.protocol.fit import Fit
+from sparkstrom.runtime.master import MasterThread, Outcome, Plan
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.addresses import opener
+from sparkstrom.spark.network import limits_of
+from sparkstrom.transport.aeron.driver import DriverHandle, DriverOptions, ensure_driver
+from sparkstrom.transport.aeron.processes import Watched, is_alive, watched
+
+SCRIPT = Path(__file__).with_name("forking.py")
+LEASE_S = 2.0
+
+
+def _load() -> Any:
+    """The script as a module: test folders are no packages."""
+    spec = importlib.util.spec_from_file_location("mesh_forking", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+forking = _load()
+
+
+def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> None:
+    until_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until_s, f"{what} did not happen within {seconds} s"
+        time.sleep(0.02)
+
+
+class Forker:
+    """The process that forks node processes."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1"},
+        )
+        assert self._answer() == "ready"
+
+    def fork(self, order: Any) -> int:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(asdict(order)) + "\n")
+        self._process.stdin.flush()
+        return int(self._answer())
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def close(self) -> None:
+        self._process.communicate(timeout=30)
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    """Poll a condition."""
+    return wait_until
+
+
+@pytest.fixture(scope="session")
+def forker() -> Iterator[Forker]:
+    forker = Forker()
+    yield forker
+    forker.close()
+
+
+class RealMesh:
+    """A master in this process and sixteen nodes in theirs, every executor's media driver lossy."""
+
+    def __init__(
+        self, forker: Forker, scratch: Path, *, fan_out: int, depth: int, loss: float, **given: Any
+    ) -> None:
+        self._forker, self._scratch, self._loss = forker, scratch, loss
+        self.order = forking.Order(
+            job=secrets.randbits(63),
+            key=secrets.token_hex(32),
+            fan_out=fan_out,
+            depth=depth,
+            lease_s=LEASE_S,
+            scratch=str(scratch),
+            **{"epochs": 4, "sleep_ms": 25, **given},
+        )
+        self.theta = Theta(forking.N_PARAMS, forking.K)
+        self.processes: dict[int, Watched] = {}  # by partition, the newest
+        self._all: list[Watched] = []
+        self._handles: list[DriverHandle] = []
+        self._lead()
+        for partition in range(forking.WORKERS):
+            self.start(partition, partition)
+
+    def _lead(self) -> None:
+        """The media drivers, and the master."""
+        warm_up()
+        executors = {replace(self.order, partition=p).executor for p in range(forking.WORKERS)}
+        with ThreadPoolExecutor() as pool:
+            self._handles = list(pool.map(self._driver, ["driver", *sorted(executors)]))
+        job = self.order.training()
+        plan = Plan(
+            version=__version__,
+            partitions=forking.WORKERS,
+            epochs=self.order.epochs,
+            message_bytes_max=job.message_bytes_max,
+            chunk_bytes_max=job.master.void.max_chunk_size,
+            kept={},
+        )
+        self.master = MasterThread(
+            plan,
+            limits_of(job.master, forking.WORKERS, forking.N_PARAMS),
+            self.theta,
+            open_transport=opener(
+                self._key("driver"),
+                "127.0.0.1",
+                None,
+                edges=self.order.fan_out,
+                scratch=self._scratch,
+            ),
+            seal=job.seal(),
+            clock=SystemClock(),
+        )
+        self.master.start()
+
+    def _key(self, name: str) -> str:
+        return f"{self.order.job:016x}-{name}"
+
+    def _driver(self, name: str) -> DriverHandle:
+        seed = self.order.job % 1000 + len(name)
+        rule = f"rate={self._loss}|seed={seed}|recv-msg-mask=0xF" if self._loss else ""
+        return ensure_driver(
+            self._key(name),
+            DriverOptions(
+                edges=16,
+                local_edges=8,
+                scratch=self._scratch,
+                watch=watched(os.getpid()),
+                linger_s=0.5,
+                datagram_loss=rule,
+            ),
+            60,
+        )
+
+    # -- processes -------------------------------------------------------------------------------
+
+    def start(self, partition: int, attempt: int) -> None:
+        """A task for this partition, as Spark would."""
+        endpoint, lobby = self.master.endpoint, self.master.lobby
+        order = replace(
+            self.order, port=endpoint.port, lobby=lobby, partition=partition, attempt=attempt
+        )
+        self.processes[partition] = watched(self._forker.fork(order))
+        self._all.append(self.processes[partition])
+
+    def signal(self, partition: int, number: int) -> None:
+        process = self.processes[partition]
+        assert is_alive(process), self.report(process.pid)
+        os.kill(process.pid, number)
+
+    def report(self, pid: int) -> str:
+        """What a process left: its report and its log."""
+        files = [self._scratch / f"{pid}.{kind}" for kind in ("report", "log")]
+        return "\n".join(file.read_text() for file in files if file.exists())
+
+    # -- the fit ---------------------------------------------------------------------------------
+
+    @property
+    def fit(self) -> Fit:
+        """What the master knows."""
+        return self.master._machine.fit
+
+    def partition(self, node: int) -> int:
+        return self.fit.members.live[node].join.partition
+
+    def inner(self) -> list[int]:
+        """Live nodes that have others below, from the top."""
+        tree = self.fit.tree
+        nodes = [node for node in tree.below(MASTER) if any(tree.children(node))]
+        return [node for node in nodes if node in self.fit.members.live]
+
+    def under_way(self, minibatches: int) -> None:
+        """Until all have a place and so many minibatches are trained."""
+
+        def far_enough() -> bool:
+            look = self.master.progress
+            assert self.master.failure is None, self.master.failure
+            return look.workers == forking.WORKERS and look.minibatches >= minibatches
+
+        wait_until(far_enough, 60, "training")
+
+    def finish(self, seconds: float = 120.0) -> Outcome:
+        """The outcome, once every process has ended by itself."""
+        assert self.master.finished.wait(seconds), self.master.progress
+        if self.master.failure is not None:
+            raise self.master.failure
+        for process in self.processes.values():
+            wait_until(lambda process=process: not is_alive(process), 30, "the end of a task")
+            assert '"ended": "done"' in self.report(process.pid), self.report(process.pid)
+        return self.master.outcome()
+
+    def close(self) -> None:
+        for process in filter(is_alive, self._all):
+            os.kill(process.pid, signal.SIGKILL)
+        self.master.end()
+        for handle in self._handles:
+            handle.close()
+
+    def left_behind(self) -> list[str]:
+        """Directories of media drivers."""
+        roots = {root for handle in self._handles for root in handle.home.roots}
+        return [str(p) for root in roots for p in root.glob(f"*{self.order.job:016x}*")]
+
+
+@pytest.fixture
+def real_mesh(forker: Forker, tmp_path: Path) -> Iterator[Callable[..., RealMesh]]:
+    """``real_mesh(fan_out=2, depth=4, loss=0.01)``; nothing of it is left after the test."""
+    made: list[RealMesh] = []
+
+    def make(**options: Any) -> RealMesh:
+        made.append(RealMesh(forker, tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for mesh in made:
+        mesh.close()
+        wait_until(lambda mesh=mesh: not mesh.left_behind(), 30, "the end of the media drivers")

@@ -1,0 +1,169 @@
+"""Node processes on order: imports and compiles once, then forks, as Spark's Python daemon does.
+
+Run as a script: reads one ``Order`` a line (JSON), forks a process that is one Spark task's node
+and trainer in all but Spark, and answers with its pid. Its report, or traceback, becomes a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom import SharedTrainingMaster, VoidConfiguration
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.base.version import __version__
+from sparkstrom.encoding.backends import warm_up
+from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.models.base import Batch, Flat, State
+from sparkstrom.spark.blocks import blocks_of_rows
+from sparkstrom.spark.executor import Place, run
+from sparkstrom.spark.job import TrainingJob
+from sparkstrom.transport.aeron.library import load_library
+
+WORKERS, EXECUTORS = 16, 4
+ROWS, BATCH_ROWS, WIDTH = 48, 2, 16  # rows of a partition and of a minibatch; parameters of a row
+K, TAU = 10, 0.125
+N_PARAMS = WORKERS * ROWS * WIDTH
+
+
+class Tally:
+    """Adds tau to the parameters of each row that it is trained on, once: a count of trainings."""
+
+    def __init__(self) -> None:
+        self.params: Flat = self.initial()
+
+    @property
+    def n_params(self) -> int:
+        return N_PARAMS
+
+    def initial(self) -> Flat:
+        return np.zeros(N_PARAMS, np.float32)
+
+    def bind(self, params: Flat) -> None:
+        self.params = params
+
+    def step(self, batch: Batch) -> float:
+        assert isinstance(batch.labels, np.ndarray)
+        for row in batch.labels.tolist():
+            self.params[row * WIDTH : (row + 1) * WIDTH] += np.float32(TAU)
+        return 1.0
+
+    def predict(self, features: NDArray[Any]) -> NDArray[np.float32]:
+        return np.zeros((len(features), 1), np.float32)
+
+    def check(self, features: Any, labels: Any) -> None:
+        """Every row will do."""
+
+    def updater_state(self) -> State:
+        return {}
+
+    def load_updater_state(self, state: State) -> None:
+        """There is none."""
+
+    def layer_of(self, index: int) -> str:
+        return "tally"
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "tally"}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One fit, as all of its processes must know it, and which of them this one is."""
+
+    job: int
+    key: str  # hex
+    fan_out: int
+    depth: int
+    lease_s: float
+    epochs: int
+    sleep_ms: int
+    scratch: str
+    port: int = 0  # of the master
+    lobby: int = 0
+    partition: int = 0
+    attempt: int = 0
+
+    @property
+    def executor(self) -> str:
+        """Four tasks in a row share one."""
+        return f"e{self.partition * EXECUTORS // WORKERS}"
+
+    def training(self) -> TrainingJob:
+        return TrainingJob(
+            job=self.job,
+            key=bytes.fromhex(self.key),
+            version=__version__,
+            model=Tally(),
+            master=SharedTrainingMaster(
+                VoidConfiguration(
+                    mesh_build_mode="mesh",
+                    mesh_fan_out=self.fan_out,
+                    mesh_depth=self.depth,
+                    lease_s=self.lease_s,
+                ),
+                batch_size_per_worker=BATCH_ROWS,
+                threshold=FixedThreshold(TAU),
+                residual_post_processor=None,
+                debug_longer_iterations=self.sleep_ms,
+            ),
+            epochs=self.epochs,
+            first_epoch=0,
+            workers=WORKERS,
+            k=K,
+            n_params=N_PARAMS,
+            layers=None,
+            endpoint=Endpoint("127.0.0.1", self.port),
+            lobby=self.lobby,
+            network="mesh",
+        )
+
+    def train(self) -> str:
+        """Be that task."""
+        first = self.partition * ROWS
+        rows = [(np.zeros(1, np.float32), first + i) for i in range(ROWS)]
+        place = Place(self.partition, self.attempt, "here", self.executor, Path(self.scratch))
+        return run(self.training(), place, blocks_of_rows(self.partition, rows))
+
+
+def be_a_task(order: Order) -> None:
+    """Leave the report as a file named after this process."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a media driver is waited for
+    report = Path(order.scratch) / f"{os.getpid()}.report"
+    log = os.open(report.with_suffix(".log"), os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    try:
+        text = order.train()
+    except BaseException:
+        text = traceback.format_exc()
+    report.with_suffix(".draft").write_text(text)
+    report.with_suffix(".draft").rename(report)
+
+
+def main() -> None:
+    """Until the input ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # whoever ends is nobody's zombie
+    warm_up()
+    load_library()
+    print("ready", flush=True)
+    for line in iter(sys.stdin.readline, ""):
+        order = Order(**json.loads(line))
+        pid = os.fork()
+        if pid == 0:
+            be_a_task(order)
+            os._exit(0)
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    main()

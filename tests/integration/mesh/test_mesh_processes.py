@@ -1,0 +1,112 @@
+"""Sixteen processes on four lossy media drivers: whoever dies or sleeps, each row counts once."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.identity import MASTER
+
+WORKERS, EXECUTORS, BATCHES, TAU = 16, 4, 24, 0.125
+DEPTHS = {2: 4, 3: 3}  # of sixteen nodes, with room to spare
+
+
+def check_each_row_counted_once(mesh: Any, outcome: Any) -> None:
+    """Replicas are bit-equal, and theta is what every row's training adds, exactly."""
+    print(outcome.departures, outcome.notes)
+    assert len(set(outcome.hashes.values())) == 1, outcome.hashes
+    assert len(outcome.hashes) == WORKERS + 1
+    assert outcome.hashes["driver"] == mesh.theta.digest()
+    epochs = mesh.order.epochs
+    assert outcome.minibatches == outcome.minibatches_expected == WORKERS * BATCHES * epochs
+    counts, rows = np.unique(mesh.theta.values, return_counts=True)
+    assert dict(zip(counts / TAU, rows, strict=True)) == {epochs: mesh.theta.n_params}
+
+
+def two_inner_nodes(mesh: Any) -> tuple[int, int]:
+    """One right under the master, and one deeper that is not below it."""
+    tree = mesh.fit.tree
+    inner = mesh.inner()
+    first = next(node for node in inner if tree.depth(node) == 1)
+    deeper = [n for n in inner if tree.depth(n) > 1 and first not in tree.path(n)]
+    return first, deeper[0]
+
+
+@pytest.mark.parametrize(("fan_out", "loss"), [(2, 0.01), (3, 0.05)])
+def test_inner_nodes_are_killed(real_mesh: Any, fan_out: int, loss: float) -> None:
+    mesh = real_mesh(fan_out=fan_out, depth=DEPTHS[fan_out], loss=loss)
+    mesh.under_way(200)
+    victims = two_inner_nodes(mesh)
+    partitions = [mesh.partition(node) for node in victims]
+    for partition in partitions:
+        mesh.signal(partition, signal.SIGKILL)
+    time.sleep(1)  # what Spark takes to start another attempt
+    for partition in partitions:
+        mesh.start(partition, WORKERS + partition)
+    outcome = mesh.finish()
+    check_each_row_counted_once(mesh, outcome)
+    assert set(victims) <= {departure.node for departure in outcome.departures}
+
+
+@pytest.mark.parametrize(("fan_out", "loss"), [(2, 0.05), (3, 0.01)])
+def test_inner_nodes_are_stopped_until_they_are_given_up(
+    real_mesh: Any, fan_out: int, loss: float, until: Any
+) -> None:
+    mesh = real_mesh(fan_out=fan_out, depth=DEPTHS[fan_out], loss=loss)
+    mesh.under_way(200)
+    victims = two_inner_nodes(mesh)
+    partitions = [mesh.partition(node) for node in victims]
+    for partition in partitions:
+        mesh.signal(partition, signal.SIGSTOP)
+    until(lambda: not set(victims) & mesh.fit.members.live.keys(), 30, "the end of their leases")
+    for partition in partitions:
+        mesh.signal(partition, signal.SIGCONT)
+    outcome = mesh.finish()
+    check_each_row_counted_once(mesh, outcome)
+    lost = {d.node: d.partition for d in outcome.departures if d.node in victims}
+    assert sorted(lost.values()) == sorted(partitions)  # and the same processes came back
+
+
+def test_an_inner_node_is_stopped_for_longer_than_its_parent_waits(real_mesh: Any) -> None:
+    mesh = real_mesh(fan_out=2, depth=4, loss=0.01)
+    mesh.under_way(200)
+    partition = mesh.partition(two_inner_nodes(mesh)[0])
+    mesh.signal(partition, signal.SIGSTOP)
+    time.sleep(1.5 * mesh.order.lease_s)
+    mesh.signal(partition, signal.SIGCONT)
+    check_each_row_counted_once(mesh, mesh.finish())
+
+
+def with_common_logs(mesh: Any) -> set[frozenset[int]]:
+    """Pairs of nodes that have a publication's log mapped, both: they speak by shared memory."""
+    logs = {}
+    for node, member in mesh.fit.members.live.items():
+        maps = Path(f"/proc/{member.join.pid}/maps").read_text()
+        logs[node] = set(re.findall(r"/dev/shm/\S+/publications/\S+", maps))
+        assert logs[node]
+    return {frozenset(pair) for pair in combinations(logs, 2) if logs[pair[0]] & logs[pair[1]]}
+
+
+def test_tasks_of_one_executor_share_memory_and_relays_relay(real_mesh: Any) -> None:
+    mesh = real_mesh(fan_out=2, depth=4, loss=0.0)
+    mesh.under_way(200)
+    tree, executors, inner = mesh.fit.tree, mesh.fit.members.executors, mesh.inner()
+    assert len(list(tree.children(MASTER))) == 2
+    edges = {frozenset((n, tree.parent(n))) for n in tree.below(MASTER) if tree.depth(n) > 1}
+    near = {edge for edge in edges if len({executors[node] for node in edge}) == 1}
+    assert near
+    assert near < edges
+    assert with_common_logs(mesh) == near
+    outcome = mesh.finish()
+    check_each_row_counted_once(mesh, outcome)
+    published = sum(values["update_bytes"] for values in outcome.stats.values())
+    sent = {node: values["wire_bytes"] for node, values in outcome.stats.items()}
+    assert min(sent[node] for node in inner) > published  # everything, to a child at least
+    assert 2 * published < outcome.traffic.wire_bytes < 4 * published
