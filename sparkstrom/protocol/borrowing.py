@@ -87,12 +87,12 @@ def on_ask_updater(me: Standing, ask: AskUpdater, to: int) -> list[Effect]:
     return [Send(me.parent, ask)] if asked_from_below and me.attached else []
 
 
-def on_updater(me: Standing, chunk: UpdaterChunk, now_s: float) -> list[Effect]:
-    """A chunk for this node, or for one below it, or on its way up."""
+def on_updater(me: Standing, chunk: UpdaterChunk, sender: int, now_s: float) -> list[Effect]:
+    """A chunk for this node, or for one below it, or on its way up; never back where it was."""
     if chunk.asker == me.node:
         if me.borrowing is not None:
             me.borrowing.take(chunk)
         return borrow(me, now_s)
     via = me.ledger.via(chunk.asker)
     to = via if via in me.family.children else me.parent
-    return [Send(to, chunk)]
+    return [] if to == sender else [Send(to, chunk)]

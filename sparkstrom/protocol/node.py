@@ -230,7 +230,7 @@ class Node:
             case Chunk():
                 return on_chunk(me, message, now_s)
             case UpdaterChunk():
-                return on_updater(me, message, now_s)
+                return on_updater(me, message, me.parent, now_s)
             case Again(origin=origin):
                 return on_again(me, origin, now_s)
             case Behind():

@@ -39,10 +39,14 @@ def find_place(fit: Fit, node: int, executor: str) -> None:
 
 
 def order_places(fit: Fit, now_s: float) -> list[Effect]:
-    """Tell everybody whose place is not confirmed, but not before the place above is."""
+    """Tell everybody whose place is not confirmed, but not before the place above is.
+
+    That may take a while, and until then nobody but the master can know whether they live.
+    """
     effects: list[Effect] = []
     for node in list(fit.moving):
         member = fit.members.live[node]
+        fit.doubted.setdefault(node, now_s)
         if now_s < member.order_s + ORDER_RETRY_S and member.order is not None:
             continue
         parent = fit.tree.parent(node)
@@ -99,8 +103,9 @@ def confirm(fit: Fit, member: Member, edge: int) -> None:
     """Its parent has it, by this edge; from now on that one holds its lease."""
     if member.order is None or edge != member.order.edge or member.placed:
         return
-    member.placed = True
+    member.placed, member.broken = True, False
     fit.moving.pop(member.node, None)
+    fit.doubted.pop(member.node, None)
     if fit.tree.parent(member.node) != MASTER:
         fit.leases.drop(member.node)
 

@@ -19,7 +19,7 @@ def forget_sleep(me: Standing, now_s: float) -> None:
     def later(since_s: float) -> float:
         return min(now_s, since_s + slept_s)
 
-    me.began_s, me.heard_s, me.got_s = later(me.began_s), later(me.heard_s), later(me.got_s)
+    me.heard_s, me.got_s = later(me.heard_s), later(me.got_s)
     me.activity_s, me.opened_s = later(me.activity_s), later(me.opened_s)
     if me.done_s is not None:
         me.done_s = later(me.done_s)
@@ -74,8 +74,8 @@ def _longest_wait(me: Standing, now_s: float) -> tuple[float, float, str]:
     stuck_s = limits.stuck_s
     begun_s = now_s - stuck_s  # whoever waits since before this is stuck
     if me.node < 0:
-        if now_s - me.began_s > limits.join_s:
-            return me.began_s, limits.join_s, JOIN_FAILED
+        if now_s - me.heard_s > limits.join_s:
+            return me.heard_s, limits.join_s, JOIN_FAILED
     elif now_s - me.heard_s > limits.master_silent_s:
         return me.heard_s, limits.master_silent_s, MASTER_SILENT
     if catchup is not None and catchup.progress_s < begun_s:

@@ -19,7 +19,7 @@ import numpy as np
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec import dl4j, wire
 from sparkstrom.codec.frames import KEY_BYTES, Header, Joiner, Seal, pieces_of
-from sparkstrom.codec.messages import Chunk, Committed, Control, Update
+from sparkstrom.codec.messages import Chunk, Committed, Control, MergedRange, Update
 from sparkstrom.codec.payload import (
     decode_quanta_untrusted,
     decode_theta_untrusted,
@@ -129,8 +129,9 @@ def message_seeds() -> list[bytes]:
     update = Update(origin=1, seen=1, epoch=0, batch=3, steps=4, **known)
     committed = Committed(commit=9, origin=1, **known)
     chunk = Chunk(index=0, commit=3, payload=bytes(8))
+    merged = MergedRange(after=3, commit=9, last=[(1, 2), (7, 4)], payload=bytes(8))
     controls = [sample(msgspec.inspect.type_info(kind)) for kind in Control.__args__]
-    encoded = [wire.encode(message) for message in (update, committed, chunk, *controls)]
+    encoded = [wire.encode(message) for message in (update, committed, chunk, merged, *controls)]
     return [bytes([kind]) + body for kind, body in encoded]
 
 

@@ -42,6 +42,12 @@ DATA: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "payload": PAYLOAD,
     },
     m.Chunk: {"index": U32, "commit": U63, "payload": PAYLOAD},
+    m.MergedRange: {
+        "after": st.integers(0, 2**62),
+        "commit": st.integers(2**62 + 1, 2**63 - 1),
+        "last": st.lists(st.tuples(U32, NUMBER), max_size=3),
+        "payload": PAYLOAD,
+    },
 }
 CONTROL: tuple[type, ...] = get_args(m.Control)
 

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.codec.messages import AskAfter, Chunk, Committed, Final, Update
+from sparkstrom.codec.messages import (
+    Activity,
+    AskAfter,
+    Attached,
+    Chunk,
+    Committed,
+    Here,
+    MergedRange,
+    Report,
+    Status,
+    Update,
+)
 from sparkstrom.codec.wire import CONTROL_BYTES_MAX, Kind, decode_untrusted, encode
 
 UPDATE = Update(
@@ -20,6 +33,9 @@ UPDATE = Update(
     count=8,
     payload=b"bits",
 )
+
+
+MERGED = MergedRange(after=3, commit=9, last=[(7, 4), (8, 2)], payload=b"sum")
 
 
 def u32(value: int) -> bytes:
@@ -48,11 +64,26 @@ def test_a_chunk_is_laid_out_as_documented() -> None:
     assert encode(Chunk(index=1, commit=2, payload=b"x")) == (4, u32(1) + u64(2) + u32(1) + b"x")
 
 
+def test_a_merged_range_is_laid_out_as_documented() -> None:
+    head = u64(3) + u64(9) + u32(2) + u32(3)
+    table = u32(7) + u64(4) + u32(8) + u64(2)
+    assert encode(MERGED) == (5, head + table + b"sum")
+
+
 def test_control_is_messagepack_with_a_tag() -> None:
     assert encode(AskAfter(5)) == (1, b"\x82\xa4type\xa9ask-after\xa6commit\x05")
 
 
-@pytest.mark.parametrize("kind", [0, 5, 255])
+def test_a_status_in_a_report_is_an_array_without_names() -> None:
+    """There are hundreds of them in a report, and the names would be most of it."""
+    status = Status(
+        node=1, edge=2, count=3, after_seq=4, epoch=5, batch=6, steps=7, activity=Activity.STEPPING
+    )
+    _, body = encode(Report(received=9, catching=False, stamp=8, news=[status]))
+    assert body.endswith(b"\x91\x9b\x01\x02\x03\x04\x05\x06\x07\x02\xc0\xc0\xc0")
+
+
+@pytest.mark.parametrize("kind", [0, max(Kind) + 1, 255])
 def test_unknown_kinds_are_refused(kind: int) -> None:
     with pytest.raises(WireError, match=f"unknown kind of message {kind}"):
         decode_untrusted(kind, b"")
@@ -70,7 +101,7 @@ def test_unknown_kinds_are_refused(kind: int) -> None:
         (b"\x81\xa4type\xa9ask-after", "missing required field `commit`"),
         (b"\x82\xa4type\xa9\x80sk-after\xa6commit\x05", "utf-8"),
         (b"\x91" * 5000, "control message"),
-        (bytes(CONTROL_BYTES_MAX + 1), "65537 bytes, at most 65536"),
+        (bytes(CONTROL_BYTES_MAX + 1), "1048577 bytes, at most 1048576"),
     ],
 )
 def test_what_is_no_control_message_is_refused(body: bytes, why: str) -> None:
@@ -114,7 +145,84 @@ def test_a_chunk_of_a_commit_that_cannot_be_is_refused() -> None:
         decode_untrusted(Kind.CHUNK, u32(0) + u64(2**63) + u32(0))
 
 
+def merged_with(at: int, field: bytes) -> bytes:
+    """The merged range with other bytes at a place."""
+    body = encode(MERGED)[1]
+    return body[:at] + field + body[at + len(field) :]
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "merged header needs 24 bytes, got 0"),
+        (encode(MERGED)[1][:-1], "merged range announces 51 bytes, has 50"),
+        (encode(MERGED)[1] + b"+", "merged range announces 51 bytes, has 52"),
+        (merged_with(0, u64(2**63)), "after 9223372036854775808"),
+        (merged_with(8, u64(3)), "commit 3 is not within 4"),
+        (merged_with(16, u32(3)), "announces 63 bytes"),
+        (merged_with(16, u32(2**32 - 1)), "announces 51539607567 bytes, has 51"),
+        (merged_with(20, u32(2**32 - 1)), "announces 4294967343 bytes, has 51"),
+        (merged_with(28, u64(0)), "seq 0"),
+        (merged_with(40, u64(2**63)), "seq 9223372036854775808"),
+    ],
+)
+def test_what_is_no_merged_range_is_refused(body: bytes, why: str) -> None:
+    with pytest.raises(WireError, match=why):
+        decode_untrusted(Kind.MERGED, body)
+
+
+def control_without_its_list(message: Attached | Report) -> bytes:
+    """Its last field is an empty list; here it announces 2^32 - 1 entries."""
+    return encode(message)[1][:-1] + b"\xdd" + b"\xff" * 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Kind.MERGED, merged_with(16, u32(2**32 - 1))),
+        (Kind.MERGED, merged_with(20, u32(2**32 - 1))),
+        (Kind.UPDATE, encode(UPDATE)[1][:48] + u32(2**32 - 1)),
+        (
+            Kind.CONTROL,
+            control_without_its_list(Attached(base=1, snapshot=False, last=[])),
+        ),
+        (
+            Kind.CONTROL,
+            control_without_its_list(Report(received=1, catching=False, stamp=1, news=[])),
+        ),
+        (Kind.CONTROL, b"\xdf" + b"\xff" * 4),
+    ],
+)
+def test_what_is_announced_takes_no_memory_before_it_is_there(kind: Kind, body: bytes) -> None:
+    with pytest.raises(WireError):
+        decode_untrusted(kind, body)
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError):
+            decode_untrusted(kind, body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 16
+
+
 def test_a_long_payload_comes_back() -> None:
     chunk = Chunk(index=0, commit=0, payload=bytes(1 << 20))
     assert decode_untrusted(*encode(chunk)) == chunk
-    assert decode_untrusted(*encode(Final(0))) == Final(0)
+    assert decode_untrusted(*encode(Here(0))) == Here(0)
+
+
+def test_how_far_each_of_40000_origins_is_fits_a_control_message() -> None:
+    attached = Attached(
+        base=2**40, snapshot=True, last=[(n, 2**40) for n in range(2**17, 2**17 + 40_000)]
+    )
+    kind, body = encode(attached)
+    assert CONTROL_BYTES_MAX / 2 < len(body) <= CONTROL_BYTES_MAX
+    assert decode_untrusted(kind, body) == attached
+
+
+def test_a_merged_range_comes_back_with_all_of_its_origins() -> None:
+    merged = MergedRange(
+        after=0, commit=2**62, last=[(n, n + 1) for n in range(40_000)], payload=b""
+    )
+    assert decode_untrusted(*encode(merged)) == merged

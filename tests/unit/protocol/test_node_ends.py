@@ -11,6 +11,7 @@ from sparkstrom.codec.messages import (
     Kept,
     Leaving,
     Phase,
+    Probe,
     Release,
     Report,
     State,
@@ -181,6 +182,15 @@ def test_nobody_answers_the_join(node: Any, make: Any) -> None:
     assert node.order is Order.WAIT
     beat(node, 1)
     assert failed_with(node).startswith("no answer from the master for 61 s: is UDP open")
+
+
+def test_a_place_that_is_not_ready_yet_is_waited_for(node: Any) -> None:
+    """Those above it fetch their replicas one after the other; the master asks meanwhile."""
+    node.opened()
+    for _ in range(200):
+        node.told(Probe(7))  # the id that it will have
+        assert not every(node.tick(1.0), ev.Reopen)
+    assert node.order is Order.WAIT
 
 
 def test_the_master_is_silent(node: Any) -> None:

@@ -3,8 +3,8 @@
 A tree of fan-out 2; each node has a partition, and listens at ``w`` and the partition's number, so
 that node 3 is at w2:
 
-    1: 3, 4     3: 7    4: 8
-    2: 5, 6
+    1: 3, 4     3: 7, 8
+    2: 5, 6     4: 9, 10
 """
 
 from __future__ import annotations
@@ -127,14 +127,23 @@ def test_once_it_is_there_its_parent_holds_its_lease(mesh_of: Any) -> None:
     assert [master.fit.leases.holds(node) for node in (1, 2, 3)] == [True, True, False]
 
 
-def test_a_parents_slow_arrival_closes_nobody_who_is_alive(mesh_of: Any) -> None:
-    """3 waits for the replica that its parent has not got yet, 7 for its place under 3."""
-    master = mesh_of(6)
-    master.join(0, knock=2, executor="e0")
-    master.join(2, knock=2, executor="e2")
+def test_a_parent_without_a_replica_costs_nobody_below_it_the_id(mesh_of: Any) -> None:
+    """3 has its place, and asks a parent that takes long to have anything to copy."""
+    master = mesh_of(2)
+    master.join(2, executor="e2")
     keep_alive(master, 35.0)
-    assert 1 in master.fit.members.live
-    assert 3 in master.fit.members.live
+    assert list(master.fit.members.live) == [1, 2, 3]
+    assert ordered(master.tick(ORDER_RETRY_S)) == [(3, 1)]
+
+
+def test_who_waits_for_its_parent_to_arrive_is_not_closed_with_it(mesh_of: Any) -> None:
+    """1 is lost, 8 takes its place, and dies before it is there."""
+    master = mesh_of(8)
+    master.evict(1)
+    keep_alive(master, 11.0, 8)
+    gone = [departure.node for departure in master.fit.members.departures]
+    assert gone == [1, 8]
+    assert {3, 4} <= master.fit.members.live.keys()
 
 
 def test_whoever_does_not_say_that_it_is_here_is_closed_before_it_arrives(mesh_of: Any) -> None:
@@ -185,12 +194,12 @@ def test_a_task_that_is_gone_is_nobodys_first(master_with: Any) -> None:
 def test_a_silent_child_and_all_below_it_are_asked(mesh_of: Any) -> None:
     master = mesh_of(8)
     effects = silent(master, 1, 3)
-    assert probed(effects) == [3, 7]
+    assert probed(effects) == [3, 7, 8]
     assert answers(effects, Probe, host(7)) == [Probe(7)]
     assert probed(master.tick(PROBE_SPACING_S / 2)) == []
-    assert probed(master.tick(PROBE_SPACING_S)) == [3, 7]  # it may have got lost
+    assert probed(master.tick(PROBE_SPACING_S)) == [3, 7, 8]  # it may have got lost
     master.lobby(Here(7))
-    assert probed(master.tick(PROBE_SPACING_S)) == [3]
+    assert probed(master.tick(PROBE_SPACING_S)) == [3, 8]
 
 
 def test_who_is_asked_already_is_not_asked_twice_as_often(mesh_of: Any) -> None:
@@ -260,7 +269,7 @@ def test_who_knocks_gets_another_edge_and_its_parent_is_asked(mesh_of: Any) -> N
     master = mesh_of(8)
     effects = master.join(2, knock=2, executor="e2")
     assert ordered(effects) == [(3, 1)]
-    assert probed(effects) == [4, 8]  # 3 has just spoken, 1 is heard by the master itself
+    assert probed(effects) == [4, 7, 8]  # 3 has just spoken, 1 is heard by the master itself
     assert 7 not in master.fit.moving
 
 
@@ -270,7 +279,7 @@ def test_who_has_lost_all_its_edges_is_followed_by_its_children(mesh_of: Any) ->
     assert ordered(effects) == [(3, 1)]
     assert ordered(master.tick(0.1)) == []
     master.say(3)
-    assert ordered(master.tick(0.1)) == [(7, 3)]
+    assert ordered(master.tick(0.1)) == [(7, 3), (8, 3)]
 
 
 # -- losing ------------------------------------------------------------------------------------

@@ -1,0 +1,137 @@
+"""Borrowing: the updater's state of another worker, from whoever has one, and not for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.codec.messages import Activity, AskUpdater, UpdaterChunk
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.borrowing import ASKED_AT_ONCE, RETRY_S, Borrowing
+from sparkstrom.protocol.events import Order
+from tests.unit.protocol.spoken import answers, only, sent
+
+
+def chunk(index: int = 0, count: int = 1, copy: int = 4, asker: int = 1) -> UpdaterChunk:
+    return UpdaterChunk(asker=asker, copy=copy, index=index, count=count, payload=b"%d" % index)
+
+
+def late(node: Any, make: Any) -> Any:
+    """Its first replica is there, and the others are training."""
+    node.joined()
+    node.hear(make.state(slowest=3))
+    node.hear(make.chunk(0))
+    node.step(ev.Paused(1))
+    node.tick()
+    node.step(ev.Installed())
+    return node
+
+
+# -- one copy ----------------------------------------------------------------------------------
+
+
+def test_it_is_whole_with_all_chunks_of_one_copy() -> None:
+    loan = Borrowing(10.0)
+    assert loan.wanted(0.0) == [0]
+    for index in (2, 0):
+        loan.take(chunk(index, 3))
+        assert loan.whole is None
+    assert loan.wanted(0.0) == [1]
+    loan.take(chunk(1, 3))
+    assert loan.whole == b"012"
+
+
+def test_a_chunk_of_another_copy_begins_anew() -> None:
+    loan = Borrowing(10.0)
+    loan.take(chunk(0, 2, copy=4))
+    loan.take(chunk(1, 2, copy=5))
+    assert loan.whole is None
+    assert loan.wanted(0.0) == [0]
+
+
+def test_chunks_are_asked_for_a_few_at_a_time_and_again() -> None:
+    loan = Borrowing(10.0)
+    loan.take(chunk(0, 9))
+    assert loan.wanted(0.0) == list(range(1, 1 + ASKED_AT_ONCE))
+    assert loan.wanted(RETRY_S / 2) == []
+    assert loan.wanted(RETRY_S) == list(range(1, 1 + ASKED_AT_ONCE))
+
+
+# -- who wants it ------------------------------------------------------------------------------
+
+
+def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -> None:
+    node = late(node_with(borrow_s=5.0), make)
+    assert (node.order, node.machine.command.reason[:11]) == (Order.WAIT, "the updater")
+    assert sent(node.tick(), AskUpdater) == [AskUpdater(1, 0, 0)]
+    effects = node.hear(chunk())
+    assert only(effects, ev.InstallUpdater).payload == b"0"
+    assert node.order is Order.TRAIN
+
+
+def test_nobody_waits_for_it_beyond_a_deadline(node_with: Any, make: Any) -> None:
+    node = late(node_with(borrow_s=5.0), make)
+    node.tick(4.9)
+    assert node.order is Order.WAIT
+    assert only(node.tick(0.2), ev.InstallUpdater).payload is None
+    assert node.order is Order.TRAIN
+
+
+def test_who_is_there_from_the_start_does_not_borrow(node_with: Any) -> None:
+    assert node_with(borrow_s=5.0).training().order is Order.TRAIN
+
+
+# -- who lends it ------------------------------------------------------------------------------
+
+
+def trained(node: Any) -> Any:
+    node.training().step(ev.Progressed(0, 1, 1))
+    return node
+
+
+def test_a_parent_that_has_trained_lends_its_own(node: Any) -> None:
+    trained(node).with_child(5)
+    ask = AskUpdater(5, 0, 0)
+    assert node.hear(ask, sender=5) == [ev.SendUpdater(5, ask)]
+    assert node.told(ask) == [ev.SendUpdater(0, ask)]  # as the master asked
+
+
+def test_one_that_has_not_trained_asks_above_but_answers_no_for_itself(node: Any) -> None:
+    node.training().with_child(5)
+    ask = AskUpdater(5, 0, 0)
+    assert node.hear(ask, sender=5) == [ev.Send(0, ask)]
+    assert node.told(ask) == []
+
+
+def test_the_master_asks_the_same_worker_again_and_brings_the_answer_down(
+    master: Any, make: Any
+) -> None:
+    master.running()
+    ask = AskUpdater(2, 0, 0)
+    assert master.hear(2, ask) == []  # nobody has trained
+    master.say(1, steps=3, activity=Activity.STEPPING)
+    for _ in range(2):
+        assert answers(master.hear(2, ask), AskUpdater, "w0") == [ask]
+    assert sent(master.hear(1, chunk(asker=2)), UpdaterChunk, 2) == [chunk(asker=2)]
+
+
+# -- on its way --------------------------------------------------------------------------------
+
+
+def test_a_chunk_goes_down_to_whoever_leads_to_the_asker_and_else_up(node: Any, make: Any) -> None:
+    node.training().with_child(5).with_child(6)
+    node.hear(make.report(make.status(8)), sender=5)
+    assert node.hear(chunk(asker=8)) == [ev.Send(5, chunk(asker=8))]
+    assert node.hear(chunk(asker=8), sender=6) == [ev.Send(5, chunk(asker=8))]
+    assert node.hear(chunk(asker=77), sender=6) == [ev.Send(0, chunk(asker=77))]
+
+
+@pytest.mark.parametrize(("sender", "asker"), [(0, 77), (5, 8)])
+def test_a_chunk_never_goes_back_where_it_came_from(
+    node: Any, make: Any, sender: int, asker: int
+) -> None:
+    """The asker is gone, and two who each know of it through the other would go on for ever."""
+    node.training().with_child(5)
+    node.hear(make.report(make.status(8)), sender=5)
+    assert node.hear(chunk(asker=asker), sender=sender) == []

@@ -1,0 +1,287 @@
+"""Relaying: what a worker in a mesh does for those below it. It is node 1, under node 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.identity import MASTER
+from sparkstrom.codec.messages import (
+    Again,
+    AskAfter,
+    AskChunk,
+    Attached,
+    Behind,
+    Committed,
+    Disown,
+    Leaving,
+    MergedRange,
+    Phase,
+    Probe,
+    Report,
+    Silent,
+    State,
+    Update,
+)
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.family import AGAIN_SPACING_S
+from sparkstrom.protocol.replay import HEADER_BYTES
+from tests.unit.protocol.spoken import every, only, said, sent
+
+PARENT = 4
+LEASE_S = 10.0
+
+
+@pytest.fixture
+def relay(node: Any) -> Any:
+    """It trains, and has the children 5 and 6."""
+    node.parent = PARENT
+    return node.training().with_child(5).with_child(6)
+
+
+def below(relay: Any, *nodes: int, via: int = 5) -> Any:
+    """These are known to stand under a child."""
+    statuses = [relay.make.status(node, edge=60) for node in nodes]
+    relay.hear(relay.make.report(*statuses), sender=via)
+    return relay
+
+
+# -- up ----------------------------------------------------------------------------------------
+
+
+def test_updates_from_below_go_up_as_they_are(relay: Any, make: Any) -> None:
+    update = make.update(8, 3)
+    assert relay.hear(update, sender=5) == [ev.Send(PARENT, update)]
+    assert relay.me.uplink.uncommitted == ()  # their origin keeps them
+
+
+def test_without_a_parent_updates_are_not_kept_either(relay: Any, make: Any) -> None:
+    """Their origins send them again, once there is one."""
+    relay.opened()
+    assert relay.hear(make.update(8, 3), sender=5) == []
+
+
+def test_words_from_below_go_up_as_they_are_and_once(relay: Any, make: Any) -> None:
+    below(relay, 8)
+    (report,) = sent(relay.tick(0.1), Report, PARENT)
+    assert make.status(8, edge=60) in report.news
+    relay.alive(heard=report.stamp)
+    below(relay, 8)  # again, as it was
+    assert not relay.me.ledger.has_news
+
+
+def test_whoever_leaves_is_not_told_of_any_more(relay: Any) -> None:
+    below(relay, 5, 8)
+    relay.hear(Leaving(node=5, reason="done", kept=None), sender=5)
+    (report,) = sent(relay.tick(0.1), Report)
+    assert not {5, 8} & {status.node for status in report.news}
+
+
+# -- down --------------------------------------------------------------------------------------
+
+
+def test_what_comes_down_goes_on_to_all_children(relay: Any, make: Any) -> None:
+    effects = relay.hear(make.committed(1))
+    assert only(effects, ev.Deliver).update.commit == 1
+    for child in (5, 6):
+        assert sent(effects, Committed, child) == [make.committed(1)]
+
+
+def test_its_own_update_goes_on_with_the_payload_that_it_has(relay: Any, make: Any) -> None:
+    relay.step(make.published(1, b"mine"))
+    effects = relay.hear(make.committed(1, origin=1, payload=b""))
+    assert effects[0] == ev.Passed(1)
+    assert [c.payload for c in sent(effects, Committed)] == [b"mine", b"mine"]
+
+
+def test_a_sum_goes_on_whole_and_a_child_that_is_not_there_takes_a_snapshot(
+    relay: Any, make: Any
+) -> None:
+    relay.step(make.published(1))
+    relay.hear(make.committed(1))
+    merged = make.merged(1, 5, [(9, 4), (1, 1)])
+    effects = relay.hear(merged)
+    assert len(only(effects, ev.DeliverMerged).own) == 1
+    assert sent(effects, MergedRange, 5) == [merged]
+    assert [b.base for b in sent(relay.hear(AskAfter(3), sender=6), Behind)] == [5]
+
+
+def test_a_child_is_served_while_the_parent_is_away(relay: Any, make: Any) -> None:
+    relay.hear(make.committed(1))
+    relay.opened()
+    assert [c.commit for c in sent(relay.hear(AskAfter(0), sender=5), Committed)] == [1]
+    assert relay.hear(AskChunk(0), sender=5) == [ev.SendChunk(5, 0)]
+
+
+def test_nobody_is_served_what_it_does_not_have(relay: Any, make: Any) -> None:
+    assert relay.hear(AskAfter(1), sender=5) == []
+    assert relay.hear(AskChunk(1), sender=5) == []
+    relay.hear(make.behind(7))  # its own replica is to be replaced
+    assert relay.hear(AskChunk(0), sender=5) == []
+
+
+def test_while_it_catches_up_its_children_are_not_told_that_there_is_more(
+    relay: Any, make: Any
+) -> None:
+    relay.hear(make.behind(7))
+    assert [s.head for s in sent(relay.alive() + relay.tick(0.1), State, 5)] == [0]
+    relay.step(ev.Paused(2))
+    only(relay.hear(make.chunk(7)), ev.Install)
+    relay.step(ev.Installed())
+    assert sent(relay.hear(AskAfter(0), sender=5), Behind) == [Behind(7, [])]
+    assert [s.head for s in sent(relay.alive() + relay.tick(0.1), State, 5)] == [7]
+
+
+def test_a_state_goes_on_with_what_this_node_has(relay: Any, make: Any) -> None:
+    relay.hear(make.committed(1))
+    relay.tick(0.1)
+    relay.alive(Phase.RUNNING, head=9, slowest=3, closed=[77])
+    (state,) = sent(relay.tick(0.1), State, 5)
+    assert (state.head, state.slowest, state.closed, state.beat) == (1, 3, [77], relay.beat)
+
+
+def test_a_slow_child_holds_up_neither_the_node_nor_its_brothers(node_with: Any, make: Any) -> None:
+    relay = node_with(parent=PARENT, downlink_bytes=2 * (HEADER_BYTES + 4)).training()
+    relay.with_child(5).with_child(6)
+    fed: dict[int, list[int]] = {5: [], 6: []}
+    for commit in range(1, 7):
+        effects = relay.hear(make.committed(commit))
+        assert only(effects, ev.Deliver).update.commit == commit
+        effects += relay.hear(make.report(received=commit), sender=6)
+        for child in (5, 6):
+            fed[child] += [c.commit for c in sent(effects, Committed, child)]
+    assert fed == {5: [1, 2], 6: [1, 2, 3, 4, 5, 6]}
+
+
+# -- again -------------------------------------------------------------------------------------
+
+
+def test_the_question_for_an_origin_goes_to_the_child_that_leads_to_it(relay: Any) -> None:
+    below(relay, 8)
+    assert relay.hear(Again(8)) == [ev.Send(5, Again(8))]
+    assert relay.hear(Again(8), AGAIN_SPACING_S / 2) == []
+    assert relay.hear(Again(5), 1.0) == []  # nobody has told of it yet
+    assert relay.hear(Again(77)) == []
+
+
+def test_a_question_for_itself_goes_no_further(relay: Any, make: Any) -> None:
+    relay.step(make.published(1))
+    effects = relay.hear(Again(1), 1.0)
+    assert [update.seq for update in sent(effects, Update, PARENT)] == [1]
+    assert sent(effects, Again) == []
+
+
+def test_a_question_for_all_goes_to_all(relay: Any, make: Any) -> None:
+    relay.step(make.published(1))
+    effects = relay.hear(Again(0), 1.0)
+    assert [update.seq for update in sent(effects, Update, PARENT)] == [1]
+    assert [send.to for send in every(effects, ev.Send) if send.message == Again(0)] == [5, 6]
+
+
+# -- leases ------------------------------------------------------------------------------------
+
+
+def complaints(relay: Any, seconds: float, *speaking: int) -> list[Silent]:
+    """Time passes, and these children say something all the while."""
+    effects: list[ev.Effect] = []
+    for _ in range(int(seconds * 2)):
+        relay.alive()
+        for child in speaking:
+            relay.hear(relay.make.report(), sender=child)
+        effects += relay.tick(0.5)
+    return said(effects, Silent)
+
+
+def test_a_silent_child_is_complained_of_until_something_is_done(relay: Any) -> None:
+    edge = relay.me.family.children[5].edge
+    assert complaints(relay, LEASE_S, 6) == []
+    assert complaints(relay, 1.0, 6) == [Silent(1, 5, edge)]
+    repeated = complaints(relay, LEASE_S, 6)
+    assert 3 <= len(repeated) <= 4
+    assert set(repeated) == {Silent(1, 5, edge)}
+    relay.told(Disown(5, edge))
+    assert complaints(relay, 2 * LEASE_S, 6) == []
+
+
+@pytest.mark.parametrize("say", ["report", "update", "attach", "ask"])
+def test_anything_that_a_child_says_renews_its_lease(relay: Any, make: Any, say: str) -> None:
+    words = {
+        "report": make.report(),
+        "update": make.update(5, 1),
+        "attach": make.attach(whole=True),
+        "ask": AskChunk(9),
+    }
+    for _ in range(2):
+        assert complaints(relay, LEASE_S - 1, 6) == []
+        relay.hear(words[say], sender=5)
+
+
+def test_a_node_that_slept_complains_of_nobody_at_once(relay: Any) -> None:
+    relay.hear(relay.make.state(beat=5), 60.0)
+    assert said(relay.tick(), Silent) == []
+
+
+# -- edges -------------------------------------------------------------------------------------
+
+
+def test_its_own_parent_is_never_its_child(relay: Any, make: Any) -> None:
+    """There would be a circle, if only for a moment."""
+    assert relay.told(make.adopt(PARENT, 99)) == []
+    assert PARENT not in relay.me.family.children
+
+
+def test_a_child_that_becomes_its_parent_is_its_child_no_more(relay: Any, make: Any) -> None:
+    effects = relay.told(make.welcome(parent=5, edge=70))
+    assert ev.CloseEdge(5) in effects
+    assert ev.CloseEdge(PARENT) in effects
+    assert [opened.node for opened in every(effects, ev.OpenEdge)] == [5]
+    assert list(relay.me.family.children) == [6]
+
+
+def test_children_come_and_go_by_the_masters_word_alone(relay: Any, make: Any) -> None:
+    assert relay.hear(make.adopt(7)) == []
+    assert relay.hear(Disown(5, 1000)) == []
+    assert list(relay.me.family.children) == [5, 6]
+    assert only(relay.told(make.adopt(7)), ev.OpenEdge).node == 7
+
+
+def test_a_goodbye_of_an_older_edge_does_not_end_the_newer_one(relay: Any, make: Any) -> None:
+    old = relay.me.family.children[5].edge
+    relay.told(make.adopt(5, old + 1))
+    assert relay.told(Disown(5, old)) == []
+    assert relay.told(Disown(5, old + 1)) == [ev.CloseEdge(5)]
+
+
+def test_over_a_newer_edge_everything_is_told_again(relay: Any, make: Any) -> None:
+    below(relay, 8)
+    relay.told(make.adopt(5, relay.me.family.children[5].edge + 1))
+    assert relay.me.ledger.via(8) is None
+    below(relay, 8)
+    assert relay.me.ledger.via(8) == 5
+
+
+def test_the_children_stay_when_the_edge_upwards_is_opened_anew(relay: Any) -> None:
+    relay.opened()
+    assert list(relay.me.family.children) == [5, 6]
+
+
+def test_all_edges_are_gone_with_the_media_driver(relay: Any) -> None:
+    effects = relay.opened(alone=True)
+    assert {closed.node for closed in every(effects, ev.CloseEdge)} == {PARENT, 5, 6}
+    assert relay.me.family.children == {}
+
+
+def test_a_child_attaches_again_with_the_same_words_and_gets_the_same_answer(
+    relay: Any, make: Any
+) -> None:
+    again = make.attach(0, 5, whole=True)
+    relay.hear(make.committed(1))
+    assert relay.hear(again, sender=5) == [ev.Send(5, Attached(base=0, snapshot=False, last=[]))]
+
+
+def test_what_only_parents_or_the_master_say_is_nothing_from_a_child(relay: Any, make: Any) -> None:
+    for message in (make.committed(1), make.state(Phase.DONE), make.welcome(edge=99), Probe(1)):
+        assert relay.hear(message, sender=5) == []
+    assert relay.me.received == 0
+    assert relay.me.parent == PARENT != MASTER
