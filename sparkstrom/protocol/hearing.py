@@ -11,6 +11,9 @@ from sparkstrom.protocol.members import Member
 from sparkstrom.protocol.placing import confirm
 
 
+LAG_LEAST = 32  # commits; less is a pause that passes
+
+
 def on_status(fit: Fit, status: Status) -> list[Effect]:
     """The newest words of a node count, and confirm the edge that they came by."""
     member = fit.members.live.get(status.node)
@@ -29,7 +32,19 @@ def on_status(fit: Fit, status: Status) -> list[Effect]:
         if member.audit is None:
             fit.keeping.keep(member.join.executor, member.node, status.audit.kept)
         member.audit = status.audit
-    return [] if status.stats is None else [ev.Observed(member.node, status.stats)]
+    effects: list[Effect] = _tell_lag(member, status.lag)
+    if status.stats is not None:
+        effects.append(ev.Observed(member.node, status.stats))
+    return effects
+
+
+def _tell_lag(member: Member, lag: int) -> list[Effect]:
+    """Say who is slow, and again when it has become four times worse."""
+    if lag < max(LAG_LEAST, 4 * member.lag):
+        return []
+    member.lag = lag
+    where = f"partition {member.join.partition} on {member.join.host}"
+    return [ev.Note(f"node {member.node} ({where}) is slow: {lag} updates behind, and more")]
 
 
 def count_pending(fit: Fit, member: Member) -> None:

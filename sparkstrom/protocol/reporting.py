@@ -24,7 +24,7 @@ def report(me: Standing, now_s: float) -> list[Effect]:
     me.news = False
     me.reports += 1
     me.report_due_s = now_s + REPORT_SPACING_S
-    put_own_status(me)
+    put_own_status(me, now_s)
     direct = _unheard(me)
     me.lease_due_s = now_s + (REPEAT_S if direct or me.ledger.has_news else _pause_s(me))
     stamp, news = me.ledger.news()
@@ -32,7 +32,16 @@ def report(me: Standing, now_s: float) -> list[Effect]:
     return [Send(me.parent, received), *(ev.Tell(message) for message in direct)]
 
 
-def put_own_status(me: Standing) -> None:
+def lag_of(me: Standing, now_s: float) -> int:
+    """Commits behind the parent, in powers of two, once that has lasted; 0 in normal running."""
+    if not me.behind or me.state is None:
+        me.level_s = now_s
+    if now_s - me.level_s <= me.limits.lease_s / 2 or me.state is None:
+        return 0
+    return 1 << ((me.state.head - me.received).bit_length() - 1)
+
+
+def put_own_status(me: Standing, now_s: float) -> None:
     """What changed since it was told last is news."""
     known = me.status
     status = Status(
@@ -44,6 +53,7 @@ def put_own_status(me: Standing) -> None:
         batch=me.position.batch,
         steps=me.pace,
         activity=me.activity,
+        lag=lag_of(me, now_s),
         final=me.final,
         audit=me.audit,
         stats=me.stats,

@@ -98,6 +98,7 @@ class Standing:
     has_replica: bool = False
     got_s: float = 0.0  # the newest commit; or, since then nothing was missing until now
     fed_s: float = 0.0
+    level_s: float = 0.0  # when it was last where its parent is
     ask_due_s: float = 0.0
     catchup: Catchup | None = None
     installing: bool = False
@@ -131,7 +132,7 @@ class Standing:
 
     def __post_init__(self) -> None:
         self.heard_s = self.edge_heard_s = self.ticked_s = self.steady_s = self.began_s
-        self.opened_s = self.got_s = self.fed_s = self.activity_s = self.began_s
+        self.opened_s = self.level_s = self.got_s = self.fed_s = self.activity_s = self.began_s
         limits = self.limits
         self.history = History(Log(limits.log_bytes))
         leases = Leases(limits.lease_s, self.began_s)
