@@ -142,10 +142,10 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     batch: U32
     steps: U63
     activity: Activity
-    lag: U63 = 0  # commits that it has been behind its parent for a while, about
     final: U63 | None = None  # it publishes nothing after this seq
     audit: AuditAnswer | None = None
     stats: Annotated[dict[str, float], msgspec.Meta(max_length=256)] | None = None  # cumulative
+    lag: U63 = 0  # commits that it has been behind its parent for a while, about
 
     @property
     def age(self) -> tuple[int, int]:

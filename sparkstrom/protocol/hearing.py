@@ -10,7 +10,6 @@ from sparkstrom.protocol.fit import Fit
 from sparkstrom.protocol.members import Member
 from sparkstrom.protocol.placing import confirm
 
-
 LAG_LEAST = 32  # commits; less is a pause that passes
 
 

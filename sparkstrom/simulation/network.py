@@ -62,6 +62,7 @@ class Network:
         self._master_slots: dict[int, Slot] = {}
         self._cuts: dict[SimProcess, Cut] = {}
         self._measured = measured
+        self._sized: tuple[Message | None, int] = None, 0
         self.traffic: dict[str, Traffic] = {}
         self.kinds: Counter[str] = Counter()
         self._free_s: dict[str, float] = {}  # when what a host has sent is on its way
@@ -165,7 +166,7 @@ class Network:
     def _count(self, source: str, target: str, message: Message) -> float:
         """Note what travels; return when it has left, which takes its time on a narrow link."""
         if self._measured:
-            size = len(encode(message)[1])
+            size = self._size_of(message)
             self.kinds[type(message).__name__] += 1
             for host in (source, target):
                 traffic = self.traffic.setdefault(host, Traffic())
@@ -177,6 +178,12 @@ class Network:
         size = len(getattr(message, "payload", b"")) + CONTROL_BYTES
         self._free_s[source] = max(now_s, self._free_s.get(source, 0.0)) + size / bandwidth
         return self._free_s[source]
+
+    def _size_of(self, message: Message) -> int:
+        """Encoded; what goes on unchanged from node to node is looked at once."""
+        if message is not self._sized[0]:
+            self._sized = message, len(encode(message)[1])
+        return self._sized[1]
 
     # -- arriving --------------------------------------------------------------------------------
 

@@ -31,6 +31,8 @@ class Size:
     kept_files: int = 2  # of an earlier fit
     lease_s: float = 2.0
     tick_s: float = 0.1  # between two looks of a machine at its clock, about
+    busy_tick_s: float = 0.1  # the same for one that has news to tell
+    wake_s: float = 0.005  # until a waiting trainer notices what is new, at most
     look_s: float = 0.2  # a waiting trainer looks around at least so often
     bounds_s: float = 0.1  # between looks at what must stay bounded
     starts_s: float = 1.0  # Spark starts the tasks within this

@@ -26,7 +26,6 @@ from sparkstrom.simulation.timeline import Timeline
 
 TICK = ev.Tick()
 STEP_S_MIN = 0.004
-WAKE_S_MAX = 0.005  # until a waiting trainer notices what is new
 LEAVE_S = 80.0  # from the end of the fit until the last task must have ended
 RESTART_S_MIN = 0.2
 SLOWER = 10
@@ -110,7 +109,7 @@ class World:
     @property
     def _is_calm(self) -> bool:
         """Messages arrive in time, and as many as anybody likes to send."""
-        running = self.phase in (Phase.RUNNING, Phase.DRAINING)
+        running = self.phase in (Phase.RUNNING, Phase.DRAINING) and not self.master.aborted
         return running and self.network.quiet and not self.faults.bandwidth
 
     def _process_of(self, node: int) -> SimProcess:
@@ -217,16 +216,18 @@ class World:
             self.time.at(process.awake_s, self._tick, process)
             return
         process.feed(TICK, now_s)
-        self.time.at(
-            now_s + self.size.tick_s * (0.5 + self.time.chance.random()), self._tick, process
-        )
+        size, busy = self.size, process.node.standing.news
+        pause_s = size.busy_tick_s if busy else size.tick_s
+        self.time.at(now_s + pause_s * (0.5 + self.time.chance.random()), self._tick, process)
 
     def _wake(self, process: SimProcess) -> None:
         """A trainer that waits looks at what is new; one in a step does not."""
-        if not process.stepping:
-            self._take_turn(process, WAKE_S_MAX * self.time.chance.random())
+        if not (process.stepping or process.woken):
+            self._take_turn(process, self.size.wake_s * self.time.chance.random())
+            process.woken = True
 
     def _take_turn(self, process: SimProcess, delay_s: float) -> None:
+        process.woken = False
         process.turn += 1
         self.time.after(delay_s, self._boundary, process, process.turn)
 
@@ -237,6 +238,7 @@ class World:
         if now_s < process.awake_s:
             self.time.at(process.awake_s, self._boundary, process, turn)
             return
+        process.woken = False
         if process.boundary(now_s):
             self.checks.replica(process)
             self.checks.added(process)
@@ -349,7 +351,7 @@ class World:
     def _tick_master(self) -> None:
         if self.time.now_s >= self._master_awake_s:
             self.step_master(TICK)
-        self.time.after(self.size.tick_s * (0.5 + self.time.chance.random()), self._tick_master)
+        self.time.after(self.size.busy_tick_s * (0.5 + self.time.chance.random()), self._tick_master)
 
     def pause_master(self, seconds: float) -> None:
         """The driver program stands still, perhaps for ever."""

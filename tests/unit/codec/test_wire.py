@@ -18,6 +18,7 @@ from sparkstrom.codec.messages import (
     Report,
     Status,
     Update,
+    UpdaterChunk,
 )
 from sparkstrom.codec.wire import CONTROL_BYTES_MAX, Kind, decode_untrusted, encode
 
@@ -36,6 +37,8 @@ UPDATE = Update(
 
 
 MERGED = MergedRange(after=3, commit=9, last=[(7, 4), (8, 2)], payload=b"sum")
+
+UPDATER = UpdaterChunk(asker=7, copy=5, index=1, count=2, payload=b"mom")
 
 
 def u32(value: int) -> bytes:
@@ -70,6 +73,11 @@ def test_a_merged_range_is_laid_out_as_documented() -> None:
     assert encode(MERGED) == (5, head + table + b"sum")
 
 
+def test_a_chunk_of_an_updaters_state_is_laid_out_as_documented() -> None:
+    head = u32(7) + u32(5) + u32(1) + u32(2) + u32(3)
+    assert encode(UPDATER) == (6, head + b"mom")
+
+
 def test_control_is_messagepack_with_a_tag() -> None:
     assert encode(AskAfter(5)) == (1, b"\x82\xa4type\xa9ask-after\xa6commit\x05")
 
@@ -80,7 +88,7 @@ def test_a_status_in_a_report_is_an_array_without_names() -> None:
         node=1, edge=2, count=3, after_seq=4, epoch=5, batch=6, steps=7, activity=Activity.STEPPING
     )
     _, body = encode(Report(received=9, catching=False, stamp=8, news=[status]))
-    assert body.endswith(b"\x91\x9b\x01\x02\x03\x04\x05\x06\x07\x02\xc0\xc0\xc0")
+    assert body.endswith(b"\x91\x9c\x01\x02\x03\x04\x05\x06\x07\x02\xc0\xc0\xc0\x00")
 
 
 @pytest.mark.parametrize("kind", [0, max(Kind) + 1, 255])
@@ -169,6 +177,22 @@ def merged_with(at: int, field: bytes) -> bytes:
 def test_what_is_no_merged_range_is_refused(body: bytes, why: str) -> None:
     with pytest.raises(WireError, match=why):
         decode_untrusted(Kind.MERGED, body)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ((7, 0, 0, 1, 0), "copy 0"),
+        ((7, 1, 1, 1, 0), "updater chunk 1 of 1"),
+        ((7, 1, 0, 0, 0), "updater chunk 0 of 0"),
+        ((7, 1, 0, 1, 9), "announces 9 payload bytes, carries 0"),
+    ],
+)
+def test_what_is_no_chunk_of_an_updaters_state_is_refused(
+    fields: tuple[int, ...], why: str
+) -> None:
+    with pytest.raises(WireError, match=why):
+        decode_untrusted(Kind.UPDATER, b"".join(map(u32, fields)))
 
 
 def control_without_its_list(message: Attached | Report) -> bytes:
