@@ -1,0 +1,234 @@
+"""How a mesh grows: the protocol's machines in virtual time, from 8 to 32,768 nodes.
+
+Everybody joins, 64 workers train and publish, one node in a hundred dies, the rest ends with equal
+replicas. The load of the root must not grow with the mesh: it serves 8 children, as every relay.
+Each size runs in a process of its own, so that its peak of memory is its own.
+
+    python -m benchmarks.mesh_scale --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sparkstrom.codec.messages import Phase
+from sparkstrom.protocol.tree import DEPTH, FAN_OUT
+from sparkstrom.simulation.faults import NO_FAULTS
+from sparkstrom.simulation.network import MASTERS_HOST, Network, Traffic
+from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.replica import TAU, SimLearner
+from sparkstrom.simulation.sizes import Size
+from sparkstrom.simulation.world import World
+
+NODES = (8, 64, 512, 4_096, 32_768)
+PUBLISHERS = 64
+UPDATES = 5  # of each publisher
+DEATHS_SHARE = 0.01
+LEASE_S = 10.0  # as in production
+TICK_S = 1.0  # of whoever has no news
+STEADY_S = 8.0  # training without a death comes first
+DYING_S = 4.0  # then they die within this
+STEP_S_MAX = 8.0
+LOOK_S = 0.25
+SEED = 1
+
+
+class Steady(SimLearner):
+    """Each of its steps is worth an update."""
+
+    def step(self) -> None:
+        self.residual[0] += TAU
+        self.learnt += TAU
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One size; messages are counted where they leave and where they arrive, bytes as encoded."""
+
+    nodes: int
+    publishers: int
+    commits: int
+    deaths: int
+    depth: int
+    violations: list[str]
+    messages_per_node: float
+    bytes_per_node: float
+    root_messages: int
+    root_bytes: int
+    steady_root_messages_s: float
+    steady_root_bytes_s: float
+    steady_child_messages_s: float  # the root's load, per child of it
+    steady_child_bytes_s: float
+    steady_relay_messages_s: float  # the median relay with as many children, per child
+    steady_relay_bytes_s: float
+    begun_virtual_s: float  # everybody has joined
+    stable_virtual_s: float  # from the last death until everybody follows again
+    over_virtual_s: float
+    wall_s: float
+    cpu_s: float
+    peak_mib: float
+
+
+class Scale(World):
+    """A world without faults but the deaths, with its traffic measured."""
+
+    def __init__(self, nodes: int) -> None:
+        publishers = min(PUBLISHERS, nodes)
+        size = Size(
+            nodes=nodes,
+            epochs=1,
+            batches=UPDATES,
+            max_lead=None,
+            log_bytes=16_000,
+            window_bytes=10_000,
+            downlink_bytes=1 << 20,
+            fan_out=FAN_OUT,
+            depth=DEPTH,
+            per_executor=4,
+            empty_partitions=nodes - publishers,
+            kept_files=0,
+            lease_s=LEASE_S,
+            tick_s=TICK_S,
+            busy_tick_s=0.1,
+            wake_s=LOOK_S,
+            look_s=4.0,
+            bounds_s=10.0,
+            starts_s=10.0,
+            end_s=2_000.0,
+        )
+        faults = replace(NO_FAULTS, delay_ms_max=0, step_s_max=STEP_S_MAX)
+        super().__init__(SEED, size, faults)
+        self.network = Network(self.time, faults, self._arrive_at_master, measured=True)
+        self.publishers = publishers
+        self.died_s: float | None = None  # the last one
+        self.stable_s: float | None = None
+        self.began_s = 0.0
+        self.depth = 0
+        self.deaths = max(1, round(DEATHS_SHARE * nodes))
+        self.before: dict[str, Traffic] = {}
+        self.steady_traffic: dict[str, Traffic] = {}
+        self.inner: set[str] = set()  # relays with as many children as the root
+        self.time.at(LOOK_S, self._look)
+
+    def start(self, partition: int) -> None:
+        before = len(self.processes)
+        super().start(partition)
+        for process in self.processes[before:]:
+            process.learner = Steady(self.time.chance)
+
+    def _look(self) -> None:
+        """Training begins, deaths come, everything is well again."""
+        now_s = self.time.now_s
+        if self.phase is not Phase.GATHERING and not self.began_s:
+            self.began_s = now_s
+            self.depth = max(map(self.master.fit.tree.depth, self.master.fit.members.live))
+            self.before = self._traffic()
+            self.time.after(STEADY_S, self._end_steady)
+        if self.died_s is not None and self.stable_s is None and now_s > self.died_s:
+            self.stable_s = now_s if self._is_stable() else None
+        self.time.after(LOOK_S, self._look)
+
+    def _traffic(self) -> dict[str, Traffic]:
+        return {host: replace(traffic) for host, traffic in self.network.traffic.items()}
+
+    def _end_steady(self) -> None:
+        after = self._traffic()
+        self.steady_traffic = {
+            host: Traffic(t.messages - b.messages, t.bytes - b.bytes)
+            for host, t in after.items()
+            if (b := self.before.get(host)) is not None
+        }
+        full = len(self.master.fit.family.children)
+        relays = (p for p in self.alive if len(p.node.standing.family.children) == full)
+        self.inner = {p.name for p in relays}
+        self.died_s = self.time.now_s + DYING_S
+        for victim in self.time.chance.sample(self.alive, self.deaths):
+            self.time.after(self.time.chance.uniform(0, DYING_S), self._kill, victim)
+
+    def _kill(self, victim: SimProcess) -> None:
+        self.time.faults["crashes"] += 1
+        self.end(victim, restart=True)
+
+    def _is_stable(self) -> bool:
+        """The tree is that of the living, and each of them has all commits."""
+        fit = self.master.fit
+        living = {p.node.node for p in self.alive if p.node.node >= 0}
+        if fit.moving or fit.doubted or fit.members.live.keys() - living:
+            return False
+        nodes = [p.node.standing for p in self.alive if p.node.node in fit.members.live]
+        return all(n.attached and n.received >= fit.sequencer.head for n in nodes)
+
+
+def measure(nodes: int) -> Figures:
+    """Play one size."""
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    world = Scale(nodes)
+    violations = world.run()
+    wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    traffic = dict(world.network.traffic)
+    root = traffic.pop(MASTERS_HOST)
+    steady_root = world.steady_traffic.get(MASTERS_HOST, Traffic())
+    relays = [world.steady_traffic[h] for h in world.inner if h in world.steady_traffic]
+    children = max(1, len(world.master.fit.tree.nodes.keys() & set(range(1, FAN_OUT + 1))))
+    per_child = children * STEADY_S
+    return Figures(
+        nodes=nodes,
+        publishers=world.publishers,
+        commits=len(world.checks.commits),
+        deaths=world.time.faults["crashes"],
+        depth=world.depth,
+        violations=violations,
+        messages_per_node=statistics.fmean(t.messages for t in traffic.values()),
+        bytes_per_node=statistics.fmean(t.bytes for t in traffic.values()),
+        root_messages=root.messages,
+        root_bytes=root.bytes,
+        steady_root_messages_s=steady_root.messages / STEADY_S,
+        steady_root_bytes_s=steady_root.bytes / STEADY_S,
+        steady_child_messages_s=steady_root.messages / per_child,
+        steady_child_bytes_s=steady_root.bytes / per_child,
+        steady_relay_messages_s=_median([t.messages for t in relays]) / per_child,
+        steady_relay_bytes_s=_median([t.bytes for t in relays]) / per_child,
+        begun_virtual_s=world.began_s,
+        stable_virtual_s=(world.stable_s or float("nan")) - (world.died_s or 0.0),
+        over_virtual_s=world.time.now_s,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        peak_mib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    )
+
+
+def _median(values: list[int]) -> float:
+    return statistics.median(values) if values else 0.0
+
+
+def main(argv: list[str]) -> int:
+    """Measure the sizes asked for, each in a fresh process; exit code 1 on any violation."""
+    parser = argparse.ArgumentParser(description="The mesh in virtual time, by size.")
+    parser.add_argument("--nodes", type=int, nargs="*", default=list(NODES))
+    parser.add_argument("--json", action="store_true", help="one JSON object per line and size")
+    args = parser.parse_args(argv)
+    bad = False
+    for nodes in args.nodes:
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            figures: dict[str, Any] = asdict(pool.apply(measure, (nodes,)))
+        rounded = {k: round(v, 2) if isinstance(v, float) else v for k, v in figures.items()}
+        text = json.dumps(rounded) if args.json else _table(rounded)
+        print(text, flush=True)
+        bad = bad or bool(figures["violations"])
+    return 1 if bad else 0
+
+
+def _table(figures: dict[str, Any]) -> str:
+    return "\n".join(f"{name:>24}  {value}" for name, value in figures.items()) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
