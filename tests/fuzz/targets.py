@@ -19,7 +19,14 @@ import numpy as np
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec import dl4j, wire
 from sparkstrom.codec.frames import KEY_BYTES, Header, Joiner, Seal, pieces_of
-from sparkstrom.codec.messages import Chunk, Committed, Control, MergedRange, Update
+from sparkstrom.codec.messages import (
+    Chunk,
+    Committed,
+    Control,
+    MergedRange,
+    Update,
+    UpdaterChunk,
+)
 from sparkstrom.codec.payload import (
     decode_quanta_untrusted,
     decode_theta_untrusted,
@@ -130,8 +137,10 @@ def message_seeds() -> list[bytes]:
     committed = Committed(commit=9, origin=1, **known)
     chunk = Chunk(index=0, commit=3, payload=bytes(8))
     merged = MergedRange(after=3, commit=9, last=[(1, 2), (7, 4)], payload=bytes(8))
+    updater = UpdaterChunk(asker=1, copy=2, index=0, count=3, payload=bytes(8))
     controls = [sample(msgspec.inspect.type_info(kind)) for kind in Control.__args__]
-    encoded = [wire.encode(message) for message in (update, committed, chunk, merged, *controls)]
+    data = (update, committed, chunk, merged, updater)
+    encoded = [wire.encode(message) for message in (*data, *controls)]
     return [bytes([kind]) + body for kind, body in encoded]
 
 

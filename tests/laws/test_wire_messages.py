@@ -48,6 +48,13 @@ DATA: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "last": st.lists(st.tuples(U32, NUMBER), max_size=3),
         "payload": PAYLOAD,
     },
+    m.UpdaterChunk: {
+        "asker": U32,
+        "copy": st.integers(1, 2**32 - 1),
+        "index": st.integers(0, 2**31),
+        "count": st.integers(2**31 + 1, 2**32 - 1),
+        "payload": PAYLOAD,
+    },
 }
 CONTROL: tuple[type, ...] = get_args(m.Control)
 

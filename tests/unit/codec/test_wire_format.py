@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import get_args
 
+import msgspec
 import pytest
 
 from sparkstrom.codec.frames import HEADER, KEY_BYTES, Header, Seal
+from sparkstrom.codec.messages import Control, MergedRange
 from sparkstrom.codec.payload import decode_update_untrusted
+from sparkstrom.codec.wire import Kind, decode_untrusted, encode
 from sparkstrom.encoding.forms import Form
 
 PAGE = (Path(__file__).parents[3] / "docs" / "wire-format.md").read_text(encoding="utf-8")
@@ -31,6 +36,34 @@ def test_frame_header():
     header = Header(*(said[n] for n in ("kind", "sender", "receiver", "edge", "counter")), 0, 1)
     frame = Seal(bytes(KEY_BYTES), said["job"]).close(header, bytes(said["body"]))
     assert frame[: HEADER.size] == bytes.fromhex("".join(rest))
+
+
+@pytest.mark.parametrize("name", ["control", "report"])
+def test_control(name):
+    first, *rest = example(name)
+    tag, fields = first.split(" ", 1)
+    said = msgspec.convert({"type": tag, **json.loads(fields)}, Control)
+    body = bytes.fromhex("".join(rest))
+    assert decode_untrusted(Kind.CONTROL, body) == said
+    assert encode(said) == (Kind.CONTROL, body)
+
+
+def test_every_control_message_stands_in_the_table():
+    section = PAGE[PAGE.index("### Control") : PAGE.index("### Data")]
+    listed = {tag for line in section.splitlines() for tag in re.findall(r"`([a-z-]+)`", line[:30])}
+    tags = {msgspec.inspect.type_info(kind).tag for kind in get_args(Control)}
+    assert tags == listed - {"type"}
+
+
+def test_merged_range():
+    first, *rest = example("merged")
+    words = first.split()
+    said = named_numbers(" ".join(words[:4]))
+    body = bytes.fromhex("".join(rest))
+    last = [tuple(map(int, pair.split(":"))) for pair in words[4:]]
+    merged = MergedRange(after=said["after"], commit=said["commit"], last=last, payload=b"sum")
+    assert encode(merged) == (Kind.MERGED, body)
+    assert decode_untrusted(Kind.MERGED, body) == merged
 
 
 @pytest.mark.parametrize("kind", ["bitmap", "gaps"])
