@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.base import Batch, Flat, State
+from tests.unit.runtime.fits import Mesh
 
 K = 10  # q = 1/1024
 TAU = 0.125
@@ -100,3 +101,16 @@ def on_grid() -> Callable[[int, int], Flat]:
         return (quanta * quantum(K)).astype(np.float32)
 
     return draw
+
+
+@pytest.fixture
+def make_mesh() -> Iterator[Callable[..., Mesh]]:
+    made: list[Mesh] = []
+
+    def make(*args: Any, **keywords: Any) -> Mesh:
+        made.append(Mesh(*args, **keywords))
+        return made[-1]
+
+    yield make
+    for mesh in made:
+        mesh.close()

@@ -1,0 +1,205 @@
+"""Master, nodes and trainers as real threads over memory: whole fits without Spark or Aeron."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.errors import DriverLost
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.codec.frames import KEY_BYTES, Seal
+from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.grid import round_to_grid
+from sparkstrom.encoding.thresholds import AdaptiveThreshold
+from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.fit import MasterLimits
+from sparkstrom.protocol.node import Identity, NodeLimits
+from sparkstrom.runtime.batches import Batches
+from sparkstrom.runtime.inbox import Inbox
+from sparkstrom.runtime.lending import Lender
+from sparkstrom.runtime.master import MasterThread, Outcome, Plan
+from sparkstrom.runtime.node import Copying, Meeting, NodeThread, OpenTransport
+from sparkstrom.runtime.replica import Replica
+from sparkstrom.runtime.station import Station
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.runtime.trainer import Schedule, Trainer
+from sparkstrom.transport.base import Arrival
+from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
+
+K, WORKERS, EPOCHS, ROWS = 20, 2, 3, 37
+MODEL = DenseNetwork([5, 8, 3], seed=3)
+LONG = MasterLimits(lease_s=30.0)
+
+
+class Mortal(MemoryTransport):
+    """Its media driver dies with the n-th frame that comes in; that poll's frames are lost."""
+
+    frames_left = -1
+
+    def poll(self, wait_s: float) -> list[Arrival]:
+        arrivals = super().poll(wait_s)
+        if 0 < self.frames_left <= len(arrivals):
+            raise DriverLost("polling", -1000, "driver died on purpose")
+        self.frames_left -= len(arrivals)
+        return arrivals
+
+
+class Opening:
+    """Opens transports in a network; the first may die. Keeps a former endpoint if asked for."""
+
+    def __init__(self, network: MemoryNetwork, dies_at_frame: int = -1) -> None:
+        self._network, self._dies_at_frame = network, dies_at_frame
+        self.opened: list[Endpoint | None] = []
+
+    def __call__(self, before: Endpoint | None) -> MemoryTransport:
+        self.opened.append(before)
+        transport = Mortal(self._network, before or self._network.open().endpoint)
+        if before is None:
+            transport.frames_left = self._dies_at_frame
+        return transport
+
+
+class Mesh:
+    """A master and its workers, each on threads of its own."""
+
+    def __init__(self, limits: MasterLimits = LONG, partitions: int = WORKERS) -> None:
+        self.network = MemoryNetwork()
+        self.seal = Seal(secrets.token_bytes(KEY_BYTES), 1)
+        self.theta = Theta(MODEL.n_params, K)
+        self.theta.values[:] = round_to_grid(MODEL.initial(), K)
+        self.opening = Opening(self.network)
+        self.limits, self.partitions = limits, partitions
+        self.nodes: list[NodeThread] = []
+        self.stations: list[Station] = []
+        self.threads: list[threading.Thread] = []
+        self.replicas: list[Replica] = []
+        self.trainers: list[Trainer] = []
+        self.errors: list[BaseException] = []
+        self.node_limits: dict[str, Any] = {}
+
+    def begin(self, **plan: Any) -> None:
+        self.master = MasterThread(
+            Plan(
+                **{
+                    "version": "1",
+                    "partitions": self.partitions,
+                    "epochs": EPOCHS,
+                    "message_bytes_max": 1 << 20,
+                    "chunk_bytes_max": 1024,
+                    "kept": {},
+                    **plan,
+                }
+            ),
+            self.limits,
+            self.theta,
+            open_transport=self.opening,
+            seal=self.seal,
+            clock=SystemClock(),
+        )
+        self.master.start()
+
+    def add_worker(
+        self,
+        partition: int,
+        *,
+        model: Any = None,
+        opening: OpenTransport | None = None,
+        rows: int = ROWS,
+        executor: str = "",
+        **schedule: Any,
+    ) -> None:
+        chance = np.random.default_rng(partition)
+        features = chance.normal(size=(rows, 5)).astype(np.float32)
+        labels = chance.integers(0, 3, rows)
+        batches = Batches(features, labels, batch_rows=8, seed=0, partition=partition)
+        theta = Theta(MODEL.n_params, K)
+        encoder = Encoder(MODEL.n_params, K, AdaptiveThreshold(1e-3))
+        replica = Replica(model or DenseNetwork([5, 8, 3]), theta, encoder, local=True)
+        station, lender = Station(Inbox(MODEL.n_params, 1 << 20, theta.decode)), Lender()
+        node = NodeThread(
+            Identity(
+                token=secrets.randbits(63),
+                partition=partition,
+                attempt=partition,
+                rows=batches.rows,
+                checksum=batches.checksum,
+                batches=batches.per_epoch,
+                host="here",
+                executor=executor or f"e{partition}",
+                pid=1,
+                version="1",
+            ),
+            NodeLimits(lease_s=self.limits.lease_s, borrow_s=30.0, **self.node_limits),
+            open_transport=opening or Opening(self.network),
+            seal=self.seal,
+            meeting=Meeting(self.master.endpoint, self.master.lobby),
+            station=station,
+            copying=Copying(replica.chunk, theta.merge, lender.chunk),
+            message_bytes_max=1 << 20,
+            chunk_bytes_max=1024,
+            clock=SystemClock(),
+        )
+        trainer = Trainer(
+            station,
+            replica,
+            batches,
+            Schedule(**{"epochs": EPOCHS, "publish_every": 1, **schedule}),
+            keep=lambda replica: None,
+            grant=lambda replica, paths: None,
+            lender=lender,
+        )
+        self.nodes.append(node)
+        self.stations.append(station)
+        self.replicas.append(replica)
+        self.trainers.append(trainer)
+        node.start()
+        self.threads.append(threading.Thread(target=self._train, args=(node, station, trainer)))
+        self.threads[-1].start()
+
+    def _train(self, node: NodeThread, station: Station, trainer: Trainer) -> None:
+        """As a task does: what goes wrong is told to the master and stays here to be looked at."""
+        try:
+            trainer.run()
+        except Exception as error:
+            self.errors.append(error)
+            station.post(ev.TrainerFailed(repr(error), ""))
+        node.stop()
+
+    def finish(self, seconds: float = 60.0) -> Outcome:
+        assert self.master.finished.wait(seconds), self.master.progress
+        if self.master.failure is not None:
+            raise self.master.failure
+        for thread in self.threads:
+            thread.join(seconds)
+        return self.master.outcome()
+
+    def close(self) -> None:
+        for node, station in zip(self.nodes, self.stations, strict=True):
+            node.stop()
+            station.fail(RuntimeError("the test is over"))
+        for thread in self.threads:
+            thread.join(10)
+        self.master.end()
+
+
+def check_whole(mesh: Mesh, outcome: Outcome) -> None:
+    assert len(set(outcome.hashes.values())) == 1
+    assert outcome.hashes["driver"] == mesh.theta.digest()
+    assert {replica.theta.digest() for replica in mesh.replicas} == {mesh.theta.digest()}
+    assert outcome.minibatches == outcome.minibatches_expected > 0
+    assert mesh.errors == []
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Look every now and then until it is so."""
+    until_s, pause = time.monotonic() + seconds, threading.Event()
+    while not is_so():
+        assert time.monotonic() < until_s, "it never happened"
+        pause.wait(0.002)

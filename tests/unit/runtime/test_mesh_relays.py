@@ -1,0 +1,238 @@
+"""Whole fits in MESH mode over memory: relays, late comers, buffers, sums, dead media drivers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.models.base import State
+from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.models.updaters import Adam
+from sparkstrom.protocol.events import DeliverMerged
+from sparkstrom.protocol.fit import MasterLimits
+from sparkstrom.runtime.node import NodeThread
+from sparkstrom.runtime.replica import Replica
+from sparkstrom.transport.base import Arrival
+from sparkstrom.transport.memory import MemoryTransport
+from tests.unit.runtime.fits import EPOCHS, MODEL, Mesh, Opening, check_whole, wait_until
+
+WIDTHS = [5, 8, 3]
+MAKE = Callable[..., Mesh]
+SEVEN = 7  # two levels of two and four, and one below them
+
+
+def limits_of_two(**limits: Any) -> MasterLimits:
+    return MasterLimits(**({"lease_s": 30.0, "fan_out": 2, "depth": 3} | limits))
+
+
+def in_order(mesh: Mesh, *workers: dict[str, Any]) -> None:
+    """Each joins once the one before is a member, so that its place is known."""
+    for partition, options in enumerate(workers):
+        mesh.add_worker(partition, **options)
+        wait_until(lambda: len(mesh.nodes) == mesh.master.workers)
+
+
+def test_seven_workers_under_two_end_with_equal_replicas(make_mesh: MAKE) -> None:
+    mesh = make_mesh(limits_of_two(), SEVEN)
+    mesh.begin()
+    for partition in range(SEVEN):
+        mesh.add_worker(partition)
+    outcome = mesh.finish()
+    check_whole(mesh, outcome)
+    assert len(outcome.hashes) == SEVEN + 1
+    tree = mesh.master._machine.fit.tree
+    assert sorted(tree.depth(node) for node in range(1, SEVEN + 1)) == [1, 1, 2, 2, 2, 2, 3]
+    assert outcome.traffic.rejected.total() == 0
+    assert all(values["rejected"] == 0 for values in outcome.stats.values())
+
+
+class Listing(MemoryTransport):
+    """Notes on which streams inside its media driver it listened."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.local: set[int] = set()
+
+    def open_receiver(self, stream: int, *, local: bool = False) -> None:
+        super().open_receiver(stream, local=local)
+        if local:
+            self.local.add(stream)
+
+
+def test_tasks_of_one_executor_stand_under_one_another_by_shared_memory(make_mesh: MAKE) -> None:
+    mesh = make_mesh(limits_of_two(), 4)
+    mesh.begin()
+    shared = mesh.network.open()
+    opened = [Listing(mesh.network, shared.endpoint) for _ in range(3)]
+    openings: list[Any] = [lambda _, one=one: one for one in opened]
+    in_order(
+        mesh,
+        *({"opening": opening, "executor": "shared"} for opening in openings),
+        {},
+    )
+    outcome = mesh.finish()
+    check_whole(mesh, outcome)
+    tree = mesh.master._machine.fit.tree
+    assert [tree.parent(node) for node in (1, 2, 3, 4)] == [0, 1, 1, 0]
+    assert [len(one.local) for one in opened] == [4, 2, 2]  # control and data of each edge
+
+
+class Gated(DenseNetwork):
+    """Stands still in its fourth step until the gate is open; notes what was lent to it."""
+
+    gate: threading.Event
+
+    def __init__(self, gate: threading.Event) -> None:
+        super().__init__(WIDTHS, updater=Adam())
+        self.gate, self.taken = gate, 0
+        self.lent: list[State] = []
+
+    def step(self, batch: Any) -> float:
+        self.taken += 1
+        if self.taken == 4:
+            assert self.gate.wait(60), "the test never opened the gate"
+        return super().step(batch)
+
+    def load_updater_state(self, state: State) -> None:
+        self.lent.append(state)
+        super().load_updater_state(state)
+
+
+def test_who_joins_late_borrows_the_updaters_state(make_mesh: MAKE) -> None:
+    """The seventh comes when the others have taken steps; it stands under relays."""
+    mesh = make_mesh(limits_of_two(start_s=0.1), SEVEN)
+    mesh.begin()
+    gate = threading.Event()
+    models = [Gated(gate) for _ in range(SEVEN)]
+    in_order(mesh, *({"model": model} for model in models[:-1]))
+    wait_until(lambda: all(told_slowest(node) for node in mesh.nodes))
+    mesh.add_worker(SEVEN - 1, model=models[-1])
+    wait_until(lambda: mesh.nodes[-1]._machine.standing.borrowing is not None)
+    gate.set()
+    check_whole(mesh, mesh.finish())
+    assert mesh.master._machine.fit.tree.depth(SEVEN) == 3
+    assert [trainer.counts.fresh_updaters for trainer in mesh.trainers] == [0] * SEVEN
+    assert models[0].lent == []
+    (lent,) = models[-1].lent
+    assert set(lent) == set(models[0].updater_state())
+    assert lent["steps"] >= 1
+
+
+def told_slowest(node: NodeThread) -> int:
+    state = node._machine.standing.state
+    return 0 if state is None else state.slowest
+
+
+class WithStatistics(DenseNetwork):
+    """Beside its parameters it has the mean of its features and a count, by nobody's gradient."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTHS)
+        self.statistics = np.zeros(6, np.float32)
+        self.loaded: list[bytes] = []
+
+    def step(self, batch: Any) -> float:
+        self.statistics[:5] += batch.features.mean(0)
+        self.statistics[5] += 1
+        return super().step(batch)
+
+    def buffers_bytes(self) -> bytes:
+        return self.statistics.tobytes()
+
+    def load_buffers_bytes(self, buffers: bytes) -> None:
+        self.loaded.append(buffers)
+        self.statistics[:] = np.frombuffer(buffers, np.float32)
+
+    def average_buffers(self, reports: list[bytes]) -> bytes:
+        every = np.stack([np.frombuffer(report, np.float32) for report in reports])
+        return every.mean(0, dtype=np.float64).astype(np.float32).tobytes()
+
+
+def test_buffers_are_averaged_and_equal_everywhere(make_mesh: MAKE) -> None:
+    mesh = make_mesh(limits_of_two(), SEVEN)
+    mesh.begin(average=WithStatistics().average_buffers)
+    models = [WithStatistics() for _ in range(SEVEN)]
+    for partition, model in enumerate(models):
+        mesh.add_worker(partition, model=model)
+    outcome = mesh.finish()
+    check_whole(mesh, outcome)
+    reports = [model.buffers_bytes() for model in models]
+    average = models[0].average_buffers(reports)
+    assert mesh.theta.buffers == average != reports[0]
+    assert {replica.theta.buffers for replica in mesh.replicas} == {average}
+    assert outcome.commits == sum(outcome.staleness.values())
+
+
+def test_who_joins_late_takes_the_buffers_with_its_replica(make_mesh: MAKE) -> None:
+    mesh = make_mesh(limits_of_two(start_s=0.1), 3)
+    mesh.begin(average=WithStatistics().average_buffers)
+    models = [WithStatistics() for _ in range(3)]
+    in_order(mesh, *({"model": model} for model in models[:2]))
+    wait_until(lambda: mesh.master.progress.minibatches == 2 * EPOCHS * 5)
+    before = mesh.theta.buffers
+    mesh.add_worker(2, model=models[2])
+    check_whole(mesh, mesh.finish())
+    assert [model.loaded for model in models] == [[], [], [before]]
+    assert {replica.theta.buffers for replica in mesh.replicas} == {mesh.theta.buffers}
+    assert mesh.theta.buffers != before
+
+
+@pytest.mark.parametrize("dies_at_frame", [5, 40, 120])
+def test_a_relay_whose_media_driver_dies_goes_on(make_mesh: MAKE, dies_at_frame: int) -> None:
+    mesh = make_mesh(limits_of_two(lease_s=4.0), SEVEN)
+    opening = Opening(mesh.network, dies_at_frame)
+    mesh.begin()
+    in_order(mesh, {"opening": opening}, *[{}] * (SEVEN - 1))
+    check_whole(mesh, mesh.finish())
+    assert len(opening.opened) == 2
+
+
+class Deaf(MemoryTransport):
+    """Hears nothing while it is told not to: what comes waits, up to the queue's size."""
+
+    is_deaf = False
+
+    def poll(self, wait_s: float) -> list[Arrival]:
+        if self.is_deaf:
+            threading.Event().wait(wait_s)
+            return []
+        return super().poll(wait_s)
+
+
+def test_who_heard_nothing_for_a_while_gets_one_sum(
+    make_mesh: MAKE, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last one, under a relay; its own updates of that time are in the sum."""
+    sums: list[DeliverMerged] = []
+    apply_range = Replica.apply_range
+
+    def noted(self: Replica, item: DeliverMerged) -> None:
+        sums.append(item)
+        apply_range(self, item)
+
+    monkeypatch.setattr(Replica, "apply_range", noted)
+    mesh = make_mesh(limits_of_two(), 3)
+    mesh.node_limits = {"merged_bytes": 4 * MODEL.n_params, "downlink_bytes": 2000}
+    mesh.begin()
+    deaf = Deaf(mesh.network, mesh.network.open().endpoint)
+    gate = threading.Event()
+    models = [Gated(gate) for _ in range(3)]
+    in_order(
+        mesh,
+        {"model": models[0]},
+        {"model": models[1]},
+        {"model": models[2], "opening": lambda _: deaf},
+    )
+    wait_until(lambda: all(model.taken == 4 for model in models))
+    deaf.is_deaf = True
+    gate.set()
+    wait_until(lambda: mesh.master.progress.minibatches == 3 * EPOCHS * 5)
+    deaf.is_deaf = False
+    check_whole(mesh, mesh.finish())
+    assert mesh.master._machine.fit.tree.depth(3) == 2
+    assert sums
+    assert any(item.own for item in sums)
