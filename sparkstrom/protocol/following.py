@@ -51,7 +51,7 @@ def _deliver(committed: Committed, *, own: bool) -> list[Effect]:
     if not own:
         return [ev.Deliver(committed)]
     passed = ev.Passed(committed.commit)
-    return [passed, ev.Deliver(committed)] if committed.form == BUFFERS else [passed]
+    return [ev.Deliver(committed), passed] if committed.form == BUFFERS else [passed]
 
 
 def on_merged(me: Standing, merged: MergedRange, now_s: float) -> list[Effect]:
