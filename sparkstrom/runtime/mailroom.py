@@ -6,56 +6,24 @@ stream, control apart from data, and go when the transport takes them.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.frames import NOBODY, OVERHEAD_BYTES, Header, Joiner, Seal, pieces_of
 from sparkstrom.codec.messages import Address, Direct, Message, Update
 from sparkstrom.codec.wire import decode_untrusted, encode, is_data
-from sparkstrom.transport.base import Offer, Sender, Transport
+from sparkstrom.runtime.outbox import Answers, Outbox
+from sparkstrom.transport.base import Sender, Transport
 
-QUEUED_FRAMES_MAX = 4096  # a stream that takes nothing loses what is new; the protocol repeats it
-ANSWERS_MAX = 32  # senders kept for those who have no edge
 CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # the least that a control stream's log takes
 UNBOUND = 0  # the edge of what the master says directly; edges count from 1
 LOBBY = -1  # the sender of what is told to the master directly
 TELLERS_MAX = 1024  # of whom the lobby keeps what is not whole yet
 LOCAL = 2  # streams of an edge inside one media driver: so much above those for UDP
-
-
-class Outbox:
-    """Frames that wait for one sender."""
-
-    def __init__(self, sender: Sender) -> None:
-        self._sender = sender
-        self._frames: deque[bytes] = deque()
-
-    def put(self, frames: list[bytes]) -> bool:
-        """Queue a message's frames, all or none."""
-        if len(self._frames) + len(frames) > QUEUED_FRAMES_MAX and self._frames:
-            return False
-        self._frames.extend(frames)
-        return True
-
-    def flush(self) -> int:
-        """Offer what waits; return how many frames went."""
-        if not self._frames:
-            return 0
-        sent, offer = self._sender.offer(list(self._frames))
-        for _ in range(sent):
-            self._frames.popleft()
-        if offer is Offer.CLOSED:
-            self._frames.clear()
-        return sent
-
-    def __len__(self) -> int:
-        return len(self._frames)
-
-    def close(self) -> None:
-        self._sender.close()
 
 
 @dataclass(slots=True)
@@ -75,7 +43,6 @@ class Slot:
     node: int | None
     edge: int
     joiner: Joiner
-    direct: Joiner  # what the master says beside the edge has counters in an order of its own
 
 
 @dataclass(slots=True)
@@ -135,7 +102,8 @@ class Mailroom:
         self._master: tuple[Endpoint, int] | None = None
         self._to_master: Outbox | None = None
         self._lobby: tuple[int, Lobby] | None = None
-        self._answers: dict[Address, Outbox] = {}
+        self._answers = Answers(self._open_answer)
+        self._direct = Joiner(message_bytes_max)  # the master's own words, whichever stream
         self._sealed_seq = (-1, 0)
 
     # -- edges -----------------------------------------------------------------------------------
@@ -179,8 +147,7 @@ class Mailroom:
         self._disconnect(node)
 
     def _slot(self, node: int | None, edge: int) -> Slot:
-        limit = self._message_bytes_max
-        return Slot(node, edge, Joiner(limit), Joiner(limit))
+        return Slot(node, edge, Joiner(self._message_bytes_max))
 
     def _forget(self, stream: int) -> None:
         """Hear no neighbour there; the own streams stay, for the next parent and the master."""
@@ -219,7 +186,7 @@ class Mailroom:
         if isinstance(message, Update):
             self._count_update(message, frames)
         box = peer.data if is_data(message) else peer.control
-        self._put(box, frames)
+        self._put(box.put, frames)
 
     def meet(self, endpoint: Endpoint, lobby: int) -> None:
         """Where the master takes what is told directly; a connection that was there is dropped."""
@@ -241,41 +208,38 @@ class Mailroom:
             self._seal.close(Header(kind, NOBODY, 0, number, counter + i, i, len(pieces)), piece)
             for i, piece in enumerate(pieces)
         ]
-        self._put(self._to_master, frames)
+        self._put(self._to_master.put, frames)
 
     def answer(self, address: Address, message: Message) -> None:
-        """Queue something that the master says directly; the sender is kept for repeats."""
-        if address not in self._answers:
-            if len(self._answers) >= ANSWERS_MAX:
-                self._answers.pop(next(iter(self._answers))).close()
-            there = Endpoint(address.host, address.port)
-            sender = self.transport.open_sender(there, address.control_stream, control=True)
-            self._answers[address] = Outbox(sender)
-        self._put(
-            self._answers[address], self._seal_message(message, receiver=NOBODY, edge=UNBOUND)
-        )
+        """Queue something that the master says directly, whoever stands between."""
+        frames = self._seal_message(message, receiver=NOBODY, edge=UNBOUND)
+        self._put(partial(self._answers.put, address), frames)
+
+    def _open_answer(self, address: Address) -> Sender:
+        there = Endpoint(address.host, address.port)
+        return self.transport.open_sender(there, address.control_stream, control=True)
 
     def flush(self) -> int:
         """Offer what waits on all streams, control first; return how many frames went."""
-        return sum(box.flush() for box in self._boxes())
+        return sum([self._answers.flush(), *(box.flush() for box in self._boxes())])
 
     @property
     def waiting(self) -> int:
         """Frames that the transport has not taken yet."""
-        return sum(map(len, self._boxes()))
+        return len(self._answers) + sum(map(len, self._boxes()))
 
     def _boxes(self) -> list[Outbox]:
         lobby = [self._to_master] if self._to_master is not None else []
         control = [peer.control for peer in self._peers.values()]
-        return [*lobby, *self._answers.values(), *control, *(p.data for p in self._peers.values())]
+        return [*lobby, *control, *(peer.data for peer in self._peers.values())]
 
     @property
     def _piece_bytes(self) -> int:
         """Asked each time: after ``move_to`` the log may be a smaller one."""
         return min(self.transport.max_frame_bytes - OVERHEAD_BYTES, self._chunk_bytes_max)
 
-    def _put(self, box: Outbox, frames: list[bytes]) -> None:
-        if box.put(frames):
+    def _put(self, put: Callable[[list[bytes]], bool], frames: list[bytes]) -> None:
+        if put(frames):
             self.traffic.wire_bytes += sum(map(len, frames))
         else:
             self.traffic.not_queued += 1
@@ -326,7 +290,7 @@ class Mailroom:
             raise WireError("a frame of another edge")
         if header.receiver not in (self.me, NOBODY):
             raise WireError("a frame for somebody else")
-        whole = (slot.direct if direct else slot.joiner).take(header, body)
+        whole = (self._direct if direct else slot.joiner).take(header, body)
         return None if whole is None else (header.sender, decode_untrusted(header.kind, whole))
 
     def _open_in_lobby(self, lobby: Lobby, frame: bytes) -> tuple[int, Message] | None:
@@ -352,7 +316,7 @@ class Mailroom:
         """Close everything, the transport too."""
         self._peers.clear()
         self._slots.clear()
-        self._answers.clear()
+        self._answers = Answers(self._open_answer)
         self._own = self._to_master = self._lobby = None
         self.transport.close()
 

@@ -1,0 +1,100 @@
+"""Outboxes: frames that wait until the transport takes them.
+
+What the master says directly goes to many places, to each of them seldom, so only a few senders
+are open at a time. A place whose turn has not come keeps its frames: closing a sender that has
+not sent would starve whoever is told something first when a whole mesh joins at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from sparkstrom.codec.messages import Address
+from sparkstrom.transport.base import Offer, Sender
+
+QUEUED_FRAMES_MAX = 4096  # a stream that takes nothing loses what is new; the protocol repeats it
+ANSWERS_MAX = 32  # senders kept for those who have no edge
+ANSWER_FRAMES_MAX = 16  # for one place; what is repeated meanwhile says nothing new
+PATIENCE_FLUSHES = 1000  # with a place that does not connect while others wait; about a second
+
+
+class Outbox:
+    """Frames that wait for one sender."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self._frames: deque[bytes] = deque()
+
+    def put(self, frames: list[bytes]) -> bool:
+        """Queue a message's frames, all or none."""
+        if len(self._frames) + len(frames) > QUEUED_FRAMES_MAX and self._frames:
+            return False
+        self._frames.extend(frames)
+        return True
+
+    def flush(self) -> int:
+        """Offer what waits; return how many frames went."""
+        if not self._frames:
+            return 0
+        sent, offer = self._sender.offer(list(self._frames))
+        for _ in range(sent):
+            self._frames.popleft()
+        if offer is Offer.CLOSED:
+            self._frames.clear()
+        return sent
+
+    def __len__(self) -> int:
+        return len(self._frames)
+
+    def close(self) -> None:
+        self._sender.close()
+
+
+class Answers:
+    """Outboxes by address, of which a few have a sender; the others wait for their turn."""
+
+    def __init__(self, opening: Callable[[Address], Sender]) -> None:
+        self._opening = opening
+        self._open: dict[Address, Outbox] = {}  # the one opened first comes first
+        self._turn_ends: dict[Address, int] = {}  # at which flush, if it has not connected
+        self._waiting: dict[Address, list[bytes]] = {}
+        self._flushes = 0
+
+    def put(self, address: Address, frames: list[bytes]) -> bool:
+        """Queue a message's frames, all or none."""
+        if address in self._open:
+            return self._open[address].put(frames)
+        waiting = self._waiting.setdefault(address, [])
+        if waiting and len(waiting) + len(frames) > ANSWER_FRAMES_MAX:
+            return False
+        waiting.extend(frames)
+        return True
+
+    def flush(self) -> int:
+        """Offer what waits; return how many frames went."""
+        self._flushes += 1
+        while self._waiting and self._make_room():
+            self._open_next()
+        return sum(box.flush() for box in self._open.values())
+
+    def _make_room(self) -> bool:
+        """One sender may be opened; for it goes the oldest that is done, or has had its time."""
+        if len(self._open) < ANSWERS_MAX:
+            return True
+        for address, box in self._open.items():
+            if not len(box) or self._turn_ends[address] <= self._flushes:
+                box.close()
+                del self._open[address], self._turn_ends[address]
+                return True
+        return False
+
+    def _open_next(self) -> None:
+        address = next(iter(self._waiting))
+        box = self._open[address] = Outbox(self._opening(address))
+        box.put(self._waiting.pop(address))
+        self._turn_ends[address] = self._flushes + PATIENCE_FLUSHES
+
+    def __len__(self) -> int:
+        """Frames that the transport has not taken yet."""
+        return sum(map(len, self._open.values())) + sum(map(len, self._waiting.values()))
