@@ -34,9 +34,11 @@ UPDATES = 5  # of each publisher
 DEATHS_SHARE = 0.01
 LEASE_S = 10.0  # as in production
 TICK_S = 1.0  # of whoever has no news
-STEADY_S = 8.0  # training without a death comes first
+BUSY_TICK_S = 0.15  # acknowledgements come before anybody sends again
+WAKE_S = 1.0  # idle trainers take in what came
+STEADY_S = 6.0  # training without a death comes first
 DYING_S = 4.0  # then they die within this
-STEP_S_MAX = 8.0
+STEP_S_MAX = 4.0
 LOOK_S = 0.25
 SEED = 1
 
@@ -97,8 +99,8 @@ class Scale(World):
             kept_files=0,
             lease_s=LEASE_S,
             tick_s=TICK_S,
-            busy_tick_s=0.1,
-            wake_s=LOOK_S,
+            busy_tick_s=BUSY_TICK_S,
+            wake_s=WAKE_S,
             look_s=4.0,
             bounds_s=10.0,
             starts_s=10.0,

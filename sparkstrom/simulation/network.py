@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -63,8 +63,7 @@ class Network:
         self._cuts: dict[SimProcess, Cut] = {}
         self._measured = measured
         self._sized: tuple[Message | None, int] = None, 0
-        self.traffic: dict[str, Traffic] = {}
-        self.kinds: Counter[str] = Counter()
+        self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
         self._free_s: dict[str, float] = {}  # when what a host has sent is on its way
         self._broken: set[tuple[int, bool, bool]] = set()  # edge, upwards, data
         self._splits: list[Split] = []
@@ -167,9 +166,8 @@ class Network:
         """Note what travels; return when it has left, which takes its time on a narrow link."""
         if self._measured:
             size = self._size_of(message)
-            self.kinds[type(message).__name__] += 1
             for host in (source, target):
-                traffic = self.traffic.setdefault(host, Traffic())
+                traffic = self.traffic[host]
                 traffic.messages += 1
                 traffic.bytes += size
         now_s, bandwidth = self._time.now_s, self._faults.bandwidth

@@ -91,6 +91,7 @@ class SimProcess:
         self.slots: dict[int, Slot] = {}  # its neighbours
         self.awake_s = now_s
         self.turn = 0  # of its trainer: what was due for an earlier one is not done any more
+        self.ticks, self.tick_s = 0, 0.0  # how many were planned, and for when the newest is
         self.woken = False  # its next turn is soon
         self.slowness_s = 0.0  # its steps take up to so long
         self.alive = True

@@ -181,7 +181,7 @@ class World:
         self.checks.started(process)
         self.time.say(f"start {process.name}")
         self.open(process)
-        self._tick(process)
+        self._tick(process, process.ticks)
         self._take_turn(process, 0.0)
 
     def _clock(self) -> tuple[float, float]:
@@ -208,22 +208,30 @@ class World:
         address = Address(process.name, process.port, 1, 2)
         process.feed(ev.Opened(address, alone), self.time.now_s)
 
-    def _tick(self, process: SimProcess) -> None:
-        if not process.alive:
+    def _tick(self, process: SimProcess, number: int) -> None:
+        if not process.alive or number != process.ticks:
             return
         now_s = self.time.now_s
         if now_s < process.awake_s:
-            self.time.at(process.awake_s, self._tick, process)
+            self.time.at(process.awake_s, self._tick, process, number)
             return
         process.feed(TICK, now_s)
-        size, busy = self.size, process.node.standing.news
-        pause_s = size.busy_tick_s if busy else size.tick_s
-        self.time.at(now_s + pause_s * (0.5 + self.time.chance.random()), self._tick, process)
+        busy = process.node.standing.news
+        self._plan_tick(process, self.size.busy_tick_s if busy else self.size.tick_s)
+
+    def _plan_tick(self, process: SimProcess, about_s: float) -> None:
+        """The next one; the one that was planned before is off."""
+        process.ticks += 1
+        process.tick_s = self.time.now_s + about_s * (0.5 + self.time.chance.random())
+        self.time.at(process.tick_s, self._tick, process, process.ticks)
 
     def _wake(self, process: SimProcess) -> None:
         """A trainer that waits looks at what is new; one in a step does not."""
+        size = self.size
+        if process.tick_s > self.time.now_s + 1.5 * size.busy_tick_s:
+            self._plan_tick(process, size.busy_tick_s)
         if not (process.stepping or process.woken):
-            self._take_turn(process, self.size.wake_s * self.time.chance.random())
+            self._take_turn(process, size.wake_s * self.time.chance.random())
             process.woken = True
 
     def _take_turn(self, process: SimProcess, delay_s: float) -> None:
@@ -351,7 +359,9 @@ class World:
     def _tick_master(self) -> None:
         if self.time.now_s >= self._master_awake_s:
             self.step_master(TICK)
-        self.time.after(self.size.busy_tick_s * (0.5 + self.time.chance.random()), self._tick_master)
+        self.time.after(
+            self.size.busy_tick_s * (0.5 + self.time.chance.random()), self._tick_master
+        )
 
     def pause_master(self, seconds: float) -> None:
         """The driver program stands still, perhaps for ever."""
