@@ -87,7 +87,7 @@ class Fit:
         Whoever stood under one of them gets another parent.
         """
         effects: list[ev.Effect] = []
-        before, self.tree = self.tree, self.tree.detach(reasons)
+        before, self.tree = self.tree, self.tree.detach(reasons, self.doubted)
         for node, reason in reasons.items():
             member, parent = self.members.live[node], before.parent(node)
             if parent != MASTER and member.order is not None:

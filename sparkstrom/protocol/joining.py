@@ -32,7 +32,7 @@ def on_opened(me: Standing, opened: ev.Opened, now_s: float) -> list[Effect]:
     effects: list[Effect] = leave_parent(me)
     if opened.alone:
         effects += leave_children(me)
-    me.address, me.alone = opened.address, opened.alone
+    me.address, me.alone = opened.address, opened.alone or me.alone
     me.knock += 1
     me.edge_heard_s = now_s
     return effects + ask_to_join(me, now_s)
@@ -97,6 +97,7 @@ def on_welcome(me: Standing, welcome: Welcome, now_s: float) -> list[Effect]:
         effects += leave_parent(me)
     me.parent, me.edge, me.attached = welcome.parent, welcome.edge, False
     me.opened_s = me.edge_heard_s = me.steady_s = now_s
+    me.alone = False
     effects.append(ev.OpenEdge(me.parent, me.edge, me.address, welcome.up))
     if welcome.node != me.node:
         effects += _take_id(me, welcome, now_s)

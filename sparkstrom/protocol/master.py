@@ -170,7 +170,7 @@ class Master:
         self.fit.keeping.keep(member.join.executor, member.node, leaving.kept)
         effects = self.fit.close(member.node, leaving.reason, now_s)
         self.fit.goodbyes.pop(member.node, None)
-        return [*effects, ev.Answer(member.join.address, farewell(member.node, leaving.reason))]
+        return [*effects, ev.Answer(member.join.address, farewell(member, leaving.reason))]
 
     def _on_failed(self, member: Member, reason: str, trace: str) -> list[Effect]:
         """One failure ends the fit, unless the fit is done already."""
@@ -196,7 +196,7 @@ class Master:
         return [self._farewell(live[node]) for node in sorted(told) if node in live]
 
     def _farewell(self, member: Member) -> Effect:
-        return ev.Answer(member.join.address, farewell(member.node, "the fit has failed"))
+        return ev.Answer(member.join.address, farewell(member, "the fit has failed"))
 
     # -- what comes up from the children ---------------------------------------------------------
 
@@ -360,6 +360,7 @@ NO_WORKER = (
 )
 
 
-def farewell(node: int, reason: str) -> Closed:
-    """To a node that failed or leaves: it was heard, and may end."""
-    return Closed(token=0, count=0, node=node, seq=0, reason=reason, free=False)
+def farewell(member: Member, reason: str) -> Closed:
+    """To a node that failed or leaves, and may not know its id: it was heard, and may end."""
+    join, node = member.join, member.node
+    return Closed(token=join.token, count=join.count, node=node, seq=0, reason=reason, free=False)

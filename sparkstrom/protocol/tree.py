@@ -9,7 +9,7 @@ stood under the lost one find the leaf above them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -104,20 +104,24 @@ class Tree:
         nodes[place], places[node] = node, place
         return self._with(nodes, places, first)
 
-    def detach(self, gone: Iterable[int]) -> Tree:
-        """Without these nodes. Whoever stood under one of them stays under its successor."""
+    def detach(self, gone: Iterable[int], doubted: Collection[int] = ()) -> Tree:
+        """Without these nodes. Whoever stood under one of them stays under its successor.
+
+        That is none of the ``doubted``, unless there is no other leaf below.
+        """
         tree = self
         for node in sorted(gone, key=lambda n: -self.places[n]):  # from below: no successor is gone
-            tree = tree._without(node)
+            tree = tree._without(node, doubted)
         return tree
 
-    def _without(self, node: int) -> Tree:
+    def _without(self, node: int, doubted: Collection[int]) -> Tree:
         nodes, places, below = self.nodes.copy(), self.places.copy(), self.below(node)
         place = places.pop(node)
         del nodes[place]
         freed = place
         if below:
-            successor = below[-1]
+            sure = (n for n in reversed(below) if n not in doubted and not any(self.children(n)))
+            successor = next(sure, below[-1])
             freed = places[successor]
             nodes[place], places[successor] = nodes.pop(freed), place
         return self._with(nodes, places, min(self.open_from, freed))

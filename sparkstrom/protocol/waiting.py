@@ -7,6 +7,7 @@ from sparkstrom.protocol.events import Command, Order
 from sparkstrom.protocol.standing import NOBODY, Standing
 
 DOUBLINGS_MAX = 3  # of the patience with an edge that stays silent, on a network that is slow
+LEVELS_ABOVE = 4  # in a mesh: each may have to fetch its replica before the next gets its place
 FAREWELL_S = 5.0  # how long a failing or leaving node waits for the master to have heard
 
 
@@ -19,7 +20,7 @@ def forget_sleep(me: Standing, now_s: float) -> None:
     def later(since_s: float) -> float:
         return min(now_s, since_s + slept_s)
 
-    me.heard_s, me.got_s = later(me.heard_s), later(me.got_s)
+    me.began_s, me.heard_s, me.got_s = later(me.began_s), later(me.heard_s), later(me.got_s)
     me.activity_s, me.opened_s = later(me.activity_s), later(me.opened_s)
     if me.done_s is not None:
         me.done_s = later(me.done_s)
@@ -76,6 +77,8 @@ def _longest_wait(me: Standing, now_s: float) -> tuple[float, float, str]:
     if me.node < 0:
         if now_s - me.heard_s > limits.join_s:
             return me.heard_s, limits.join_s, JOIN_FAILED
+        if now_s - me.began_s > LEVELS_ABOVE * stuck_s:
+            return me.began_s, LEVELS_ABOVE * stuck_s, NO_PLACE
     elif now_s - me.heard_s > limits.master_silent_s:
         return me.heard_s, limits.master_silent_s, MASTER_SILENT
     if catchup is not None and catchup.progress_s < begun_s:
@@ -95,6 +98,10 @@ JOIN_FAILED = (
     "no answer from the master for {:.0f} s: is UDP open between executors and driver in both "
     "directions (ports, security group), and do network mask and controller address name the "
     "network that both share?"
+)
+NO_PLACE = (
+    "no place in the mesh for {:.0f} s, although the master answers: those above it do not get "
+    "their replicas; look at their logs"
 )
 MASTER_SILENT = (
     "nothing heard from the master for {:.0f} s: the driver program has ended, or the network "

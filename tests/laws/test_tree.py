@@ -197,6 +197,14 @@ def test_a_successor_is_not_one_of_those_that_are_gone() -> None:
     assert after.nodes[1] in (7, 8)
 
 
+def test_whoever_is_in_doubt_succeeds_nobody_unless_all_are() -> None:
+    tree = filled(Tree(2, 3), range(1, 15))
+    assert tree.detach([1], {10}).nodes[1] == 9
+    assert tree.detach([1], {10, 9, 8, 7}).nodes[1] == 10  # 3 and 4 are no leaves
+    spread = tree.detach([10, 9])
+    assert spread.detach([1], {7, 8}).nodes[1] == 4
+
+
 def test_a_node_has_one_place() -> None:
     with pytest.raises(AssertionError, match="one place"):
         Tree().attach(1).attach(1)

@@ -176,6 +176,16 @@ def test_after_a_failure_whoever_still_speaks_is_told(master: Any, make: Any) ->
     assert master.tick(100.0) == []
 
 
+def test_after_a_failure_also_those_are_told_that_have_no_place_yet(master_with: Any) -> None:
+    """They know their id by what they have joined with only."""
+    master = master_with(partitions=3, fan_out=1, depth=3)
+    master.join(0)
+    master.join(1)
+    master.lobby(Failed(node=1, reason="NaN", trace="t"))
+    (closed,) = answers(master.join(1), Closed, "w1")
+    assert (closed.token, closed.count, closed.node, closed.free) == (101, 1, 2, False)
+
+
 def test_counters_pass_through(master: Any) -> None:
     effects = master.running().say(1, stats={"loss": 1.0})
     assert every(effects, ev.Observed) == [ev.Observed(1, {"loss": 1.0})]

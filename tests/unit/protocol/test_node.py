@@ -145,6 +145,16 @@ def test_a_parent_that_does_not_answer_the_attach_is_left(node: Any, make: Any) 
     assert (join.count, join.knock) == (1, 2)
 
 
+def test_all_edges_being_gone_is_said_until_the_master_has_heard(node: Any, make: Any) -> None:
+    node.training()
+    (first,) = said(node.opened(alone=True), Join)
+    (second,) = said(node.opened(), Join)  # the first was lost, and so was its edge
+    assert (first.alone, second.alone) == (True, True)
+    node.told(make.welcome(edge=7, knock=3))
+    (third,) = said(node.opened(), Join)
+    assert not third.alone
+
+
 def test_whoever_was_closed_hears_so_with_the_state(node: Any, make: Any) -> None:
     node.training()
     assert node.alive(closed=[2, 3]) == []

@@ -193,6 +193,22 @@ def test_a_place_that_is_not_ready_yet_is_waited_for(node: Any) -> None:
     assert node.order is Order.WAIT
 
 
+def test_a_place_that_never_gets_ready_has_a_deadline(node_with: Any) -> None:
+    node = node_with(stuck_s=20.0)
+    node.opened()
+    for _ in range(81):
+        assert node.order is Order.WAIT
+        node.told(Probe(7))
+        node.tick(1.0)
+    assert failed_with(node).startswith("no place in the mesh for 81 s, although the master")
+
+
+def test_whoever_has_no_id_yet_hears_that_the_fit_has_failed(node: Any, make: Any) -> None:
+    node.opened()
+    node.told(make.closed(7, 0, free=False, reason="the fit has failed"))
+    assert failed_with(node) == "the fit has failed"
+
+
 def test_the_master_is_silent(node: Any) -> None:
     node.training()
     beat(node, 31)

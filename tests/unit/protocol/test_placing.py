@@ -304,6 +304,18 @@ def test_a_lost_nodes_children_wait_for_its_successor(mesh_of: Any) -> None:
     assert {master.member(node).order.parent for node in (3, 4)} == {8}
 
 
+def test_who_has_answered_takes_the_place_and_not_who_may_be_gone_as_well(mesh_of: Any) -> None:
+    """An executor died with 1 and 8: 8 is the deepest under 1, and has not said that it is here."""
+    master = mesh_of(8)
+    keep_alive(master, 5.0, 1, 8)
+    for node in (3, 4):
+        master.join(node - 1, knock=2, executor=f"e{node - 1}")
+    master.lobby(Here(7))
+    keep_alive(master, 6.0, 1, 8)
+    assert [departure.node for departure in master.fit.members.departures] == [1]
+    assert master.fit.tree.path(7) == [7]
+
+
 def test_a_lost_leaf_moves_nobody(mesh_of: Any) -> None:
     master = mesh_of(8)
     lose(master, 3, 7)
