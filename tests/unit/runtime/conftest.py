@@ -10,12 +10,15 @@ import pytest
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import Committed
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.base import Batch, Flat, State
+from sparkstrom.transport.memory import MemoryNetwork
 from tests.unit.runtime.fits import Mesh
+from tests.unit.runtime.offices import Office, join
 
 K = 10  # q = 1/1024
 TAU = 0.125
@@ -114,3 +117,17 @@ def make_mesh() -> Iterator[Callable[..., Mesh]]:
     yield make
     for mesh in made:
         mesh.close()
+
+
+@pytest.fixture
+def network() -> MemoryNetwork:
+    return MemoryNetwork()
+
+
+@pytest.fixture
+def pair(network: MemoryNetwork) -> tuple[Office, Office]:
+    """The master and node 7, joined by edge 3."""
+    master, node = Office(network, MASTER, 10), Office(network, 7, 20)
+    node.room.listen(node.address)
+    join(master, node, edge=3)
+    return master, node

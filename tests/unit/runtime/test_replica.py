@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -9,14 +10,14 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.codec.messages import Committed
+from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange, Update
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.base import Batch, Flat
-from sparkstrom.protocol.events import Install
+from sparkstrom.protocol.events import DeliverMerged, Install, SendMerged
 from sparkstrom.runtime.inbox import Merged
 from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.theta import Theta
+from sparkstrom.runtime.theta import Theta, chunk_count
 
 K, N, TAU = 10, 300, 0.125
 BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
@@ -34,6 +35,18 @@ def make(pushing: Callable[..., Any]) -> Callable[..., Replica]:
         return Replica(pushing(N, push), Theta(N, K), encoder, local=train_on == "local")
 
     return build
+
+
+def whole(theta: Theta) -> tuple[Chunk, ...]:
+    return tuple(theta.chunk(index) for index in range(chunk_count(N)))
+
+
+def copied(replica: Replica) -> tuple[int, Theta]:
+    """What a neighbour that takes a snapshot of this replica holds, and as of which commit."""
+    copy = Theta(N, K)
+    chunks = [replica.chunk(index) for index in range(chunk_count(N))]
+    copy.install(chunks, (), (), chunks[0].commit)
+    return chunks[0].commit, copy
 
 
 def all_at(value: float) -> Flat:
@@ -100,7 +113,7 @@ def test_updates_of_others_move_theta_and_leave_the_residual(
     replica.step(BATCH)
     replica.publish()
     replica.apply(replica.theta.decode(make_commit(1, 3)), 1)
-    replica.apply_merged(Merged(np.full(N, 1024, np.int32), 5, 1024))
+    replica.apply_merged(Merged(np.full(N, 1024, np.int32), 5, 0, 1024))
     assert replica.theta.commit == 5
     assert replica.theta.values[[2, 3]].tolist() == [1 + TAU, 1]
     np.testing.assert_array_equal(replica.residual(), all_at(TAU / 2))
@@ -120,7 +133,7 @@ def test_another_theta_leaves_the_residual(
     replica = make(train_on)
     replica.step(BATCH)
     replica.publish()
-    replica.install(Install((server.chunk(0),), (make_commit(9, 1),), (), 9))
+    replica.install(Install(whole(server), (make_commit(9, 1),), (), 9))
     assert replica.theta.commit == 9
     assert replica.theta.values[[0, 1]].tolist() == [2 + TAU, 2]
     np.testing.assert_array_equal(replica.residual(), all_at(TAU / 2))
@@ -157,3 +170,180 @@ def test_a_parameter_that_is_no_number_ends_training_before_theta_moves(
     with pytest.raises(TrainingError, match=r"parameter 0 became inf"):
         replica.publish()
     np.testing.assert_array_equal(replica.theta.values, all_at(0))
+
+
+# -- what it holds for its neighbours ----------------------------------------------------------
+
+
+def published(replica: Replica) -> Encoded:
+    """One step, and its update."""
+    replica.step(BATCH)
+    encoded = replica.publish()
+    assert encoded is not None
+    return encoded
+
+
+def update_of(encoded: Encoded, seq: int = 1) -> Update:
+    return Update(
+        origin=7, seq=seq, seen=0, epoch=0, batch=1, steps=1, form=int(encoded.form),
+        tau_quanta=encoded.tau_quanta, count=encoded.count, payload=encoded.payload,
+    )  # fmt: skip
+
+
+def committed_of(encoded: Encoded, commit: int) -> Committed:
+    return Committed(
+        commit=commit, origin=7, seq=1, form=int(encoded.form),
+        tau_quanta=encoded.tau_quanta, count=encoded.count, payload=encoded.payload,
+    )  # fmt: skip
+
+
+@WAYS
+def test_a_copy_has_own_updates_once_they_are_committed(
+    make: Callable[..., Replica], make_commit: MakeCommit, train_on: str
+) -> None:
+    replica, server = make(train_on, push=TAU), Theta(N, K)
+    mine = [published(replica) for _ in range(2)]
+    replica.apply(replica.theta.decode(make_commit(1, 3)), 1)
+    server.add(server.decode(make_commit(1, 3)))
+    for commit in (1, 2, 3):
+        at, copy = copied(replica)
+        assert at == commit
+        assert copy.digest() == server.digest()
+        if commit < 3:
+            replica.passed(commit + 1)
+            server.add(server.decode(committed_of(mine[commit - 1], commit + 1)))
+    assert copy.digest() == replica.theta.digest()
+
+
+@WAYS
+@pytest.mark.parametrize("kind", ["merged here", "merged above"])
+def test_a_sum_with_own_updates_in_it_adds_only_the_others(
+    make: Callable[..., Replica], make_commit: MakeCommit, train_on: str, kind: str
+) -> None:
+    replica, server = make(train_on, push=TAU), Theta(N, K)
+    mine = [published(replica) for _ in range(3)]
+    log = (make_commit(1, 5, -9), committed_of(mine[0], 2), committed_of(mine[1], 3))
+    for commit in log:
+        server.add(server.decode(commit))
+    if kind == "merged here":
+        total = np.zeros(N, np.int32)
+        total[[4, 8]] = 128, -128
+        replica.apply_merged(Merged(total, 3, 2, 128))
+    else:
+        merged: MergedRange = server.merge(SendMerged(7, 0, 3, [(7, 2), (9, 1)], log))
+        own = tuple(update_of(encoded, seq) for seq, encoded in enumerate(mine[:2], 1))
+        replica.apply_range(DeliverMerged(merged, own))
+    at, copy = copied(replica)
+    assert (at, copy.digest()) == (3, server.digest())
+    replica.passed(4)
+    server.add(server.decode(committed_of(mine[2], 4)))
+    assert replica.theta.digest() == server.digest()
+    np.testing.assert_array_equal(replica.residual(), all_at(0))
+
+
+def test_after_a_snapshot_own_updates_are_those_that_it_lacks(
+    make: Callable[..., Replica],
+) -> None:
+    replica, server = make("local", push=TAU), Theta(N, K)
+    mine = [published(replica) for _ in range(2)]
+    server.add(server.decode(committed_of(mine[0], 5)))
+    server.commit = 5
+    replica.install(Install(whole(server), (), (update_of(mine[1], 2),), 5))
+    assert copied(replica)[1].digest() == server.digest()
+    np.testing.assert_array_equal(replica.theta.values, all_at(2 * TAU))
+    assert replica.unsent_mass() == N * TAU
+    replica.passed(6)
+    assert copied(replica)[1].digest() == replica.theta.digest()
+    assert replica.unsent_mass() == 0
+
+
+def test_a_neighbour_copies_while_the_trainer_works(
+    make: Callable[..., Replica], make_commit: MakeCommit
+) -> None:
+    """Each chunk is the sum of all commits up to the one that it names, whenever it is read."""
+    replica = make("local", push=TAU)
+    read: list[Chunk] = []
+    ended = threading.Event()
+
+    def look() -> None:
+        while not ended.is_set():
+            read.append(replica.chunk(0))
+
+    neighbour = threading.Thread(target=look)
+    neighbour.start()
+    theta, expected = Theta(N, K), [bytes(4 * N)]
+    for commit in range(1, 200, 2):
+        for one in (committed_of(published(replica), commit), make_commit(commit + 1, 3)):
+            theta.add(theta.decode(one))
+            expected.append(theta.values.tobytes())
+        replica.passed(commit)
+        replica.apply(replica.theta.decode(make_commit(commit + 1, 3)), commit + 1)
+    ended.set()
+    neighbour.join()
+    assert read
+    assert all(chunk.payload == expected[chunk.commit] for chunk in read)
+
+
+# -- buffers -----------------------------------------------------------------------------------
+
+
+class Buffered:
+    """What a model with buffers has beside the rest."""
+
+    buffers = b"mine"
+
+    def buffers_bytes(self) -> bytes:
+        return self.buffers
+
+    def load_buffers_bytes(self, buffers: bytes) -> None:
+        self.buffers = buffers
+
+    def average_buffers(self, reports: list[bytes]) -> bytes:
+        return max(reports)
+
+
+@pytest.fixture
+def buffered(make: Callable[..., Replica]) -> Replica:
+    """A replica whose model has buffers; each step pushes by tau."""
+    replica = make("local", push=TAU)
+    model = type("Model", (Buffered, type(replica.model)), {})(N, TAU)
+    return Replica(model, replica.theta, replica.encoder, local=True)
+
+
+def test_reported_buffers_are_an_own_update_that_adds_nothing(buffered: Replica) -> None:
+    assert buffered.report_buffers() == b"mine"
+    encoded = published(buffered)
+    buffered.take_buffers(b"average", 1)
+    buffered.passed(1)
+    at, copy = copied(buffered)
+    assert (at, copy.buffers) == (1, b"average")
+    np.testing.assert_array_equal(copy.values, all_at(0))
+    buffered.passed(2)
+    assert copied(buffered)[1].digest() == buffered.theta.digest()
+    assert encoded.count == N
+    assert buffered.model.buffers_bytes() == b"mine"  # type: ignore[attr-defined]
+
+
+def test_a_model_without_buffers_reports_none(make: Callable[..., Replica]) -> None:
+    replica = make("local", push=TAU)
+    assert replica.report_buffers() == b""
+    published(replica)
+    replica.passed(1)
+    np.testing.assert_array_equal(copied(replica)[1].values, all_at(TAU))
+
+
+def test_only_the_first_snapshot_sets_the_models_buffers(buffered: Replica) -> None:
+    server = Theta(N, K)
+    server.buffers = b"average"
+    buffered.install(Install(whole(server), (), (), 1))
+    assert buffered.model.buffers_bytes() == b"average"  # type: ignore[attr-defined]
+    server.buffers = b"a newer one"
+    pending = Update(
+        origin=7, seq=1, seen=0, epoch=0, batch=0, steps=0, form=BUFFERS, tau_quanta=0, count=0,
+        payload=b"mine",
+    )  # fmt: skip
+    buffered.install(Install(whole(server), (), (pending,), 2))
+    assert buffered.model.buffers_bytes() == b"average"  # type: ignore[attr-defined]
+    assert buffered.theta.buffers == b"a newer one"
+    buffered.passed(3)
+    assert buffered.unsent_mass() == 0

@@ -10,10 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.codec.messages import Chunk, Committed, Update
+from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, Update
 from sparkstrom.codec.payload import encode_theta
 from sparkstrom.encoding.grid import EXACT_QUANTA
 from sparkstrom.models.base import Flat
+from sparkstrom.protocol.events import DeliverMerged, SendMerged
 from sparkstrom.runtime import theta as module
 from sparkstrom.runtime.theta import Theta, chunk_count
 
@@ -42,13 +43,29 @@ def own(commit: Committed) -> Update:
     )
 
 
-@pytest.mark.parametrize(("n_params", "chunks"), [(1, 1), (128, 1), (129, 2), (300, 3)])
-def test_chunks_cover_all_parameters(n_params: int, chunks: int) -> None:
+def buffers(commit: int) -> Committed:
+    """Statistics that differ from commit to commit."""
+    return Committed(
+        commit=commit,
+        origin=9,
+        seq=commit,
+        form=BUFFERS,
+        tau_quanta=0,
+        count=0,
+        payload=b"statistics of %d" % commit,
+    )
+
+
+@pytest.mark.parametrize(("n_params", "chunks"), [(1, 2), (128, 2), (129, 3), (300, 4)])
+def test_chunks_cover_all_parameters_and_the_last_has_buffers(n_params: int, chunks: int) -> None:
     assert chunk_count(n_params) == chunks
     theta = Theta(n_params, K)
-    sizes = [len(theta.chunk(index).payload) // 4 for index in range(chunks)]
+    theta.buffers = b"statistics"
+    *parts, of_buffers = [theta.chunk(index).payload for index in range(chunks)]
+    sizes = [len(part) // 4 for part in parts]
     assert sum(sizes) == n_params
     assert min(sizes) > 0
+    assert of_buffers == b"statistics"
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
@@ -62,20 +79,25 @@ def test_chunks_of_different_commits_equal_direct_application(
     """Each chunk is read when it likes; ``held`` brings it to head, ``own`` comes on top."""
     server = Theta(N, K)
     server.values[:] = on_grid(N, 2)
-    read_at = [data.draw(st.integers(0, commits)) for _ in range(3)]
+    read_at = [data.draw(st.integers(0, commits)) for _ in range(4)]
     chunks, log = [], []
     for commit in range(commits + 1):
         if commit:
-            hits = data.draw(st.lists(st.integers(1, N), min_size=1, max_size=20, unique=True))
-            log.append(make_commit(commit, *hits))
-            server.add(server.decode(log[-1]))
+            if data.draw(st.booleans()):
+                log.append(buffers(commit))
+                server.buffers = log[-1].payload
+            else:
+                hits = data.draw(st.lists(st.integers(1, N), min_size=1, max_size=20, unique=True))
+                log.append(make_commit(commit, *hits))
+                server.add(server.decode(log[-1]))
             server.commit = commit
-        chunks += [server.chunk(index) for index in range(3) if read_at[index] == commit]
+        chunks += [server.chunk(index) for index in range(4) if read_at[index] == commit]
     mine = make_commit(1, 1, -N)
     receiver = Theta(N, K)
     receiver.values[:] = on_grid(N, 3)  # whatever it had before is gone
     held = [c for c in log if c.commit > min(read_at)]
-    receiver.install(chunks, held, [own(mine)], commits)
+    chunks.sort(key=lambda chunk: chunk.index)
+    receiver.install(chunks, held, [own(mine), own(buffers(1))], commits)
     server.add(server.decode(mine))
     assert receiver.digest() == server.digest()
     assert receiver.commit == commits
@@ -85,7 +107,9 @@ def test_without_held_or_own_it_is_the_snapshot(on_grid: Callable[[int, int], Fl
     server, receiver = Theta(N, K), Theta(N, K)
     server.values[:] = on_grid(N, 4)
     server.commit = 17
-    receiver.install([server.chunk(i) for i in (2, 0, 1)], [], [], 17)
+    server.buffers = b"statistics"
+    receiver.install([server.chunk(i) for i in range(4)], [], [], 17)
+    assert receiver.buffers == b"statistics"
     np.testing.assert_array_equal(receiver.values, server.values)
 
 
@@ -95,7 +119,7 @@ def test_without_held_or_own_it_is_the_snapshot(on_grid: Callable[[int, int], Fl
     ids=["too short", "off the grid"],
 )
 def test_a_chunk_that_cannot_be_is_refused(payload: bytes) -> None:
-    good = [Theta(N, K).chunk(index) for index in (1, 2)]
+    good = [Theta(N, K).chunk(index) for index in (1, 2, 3)]
     with pytest.raises(WireError):
         Theta(N, K).install([Chunk(index=0, commit=0, payload=payload), *good], [], [], 0)
 
@@ -116,6 +140,43 @@ def test_leaving_the_exact_range_is_counted_with_the_first_index(make_commit: Ma
     theta.add_sum(np.ones(N, np.int32))
     assert theta.breaches > 2
     assert theta.first_breach == 4
+
+
+def test_a_copy_is_without_what_has_no_commit_yet(
+    make_commit: MakeCommit, on_grid: Callable[[int, int], Flat]
+) -> None:
+    theta, before = Theta(N, K), on_grid(N, 5)
+    theta.values[:] = before
+    mine = [theta.decode(make_commit(1, *hits)) for hits in ((1, -128, 129, 300), (1, 2, -300))]
+    for hits in mine:
+        theta.add(hits)
+    parts = [decode_theta(theta.chunk(index, mine)) for index in range(3)]
+    np.testing.assert_array_equal(np.concatenate(parts), before)
+    assert (theta.values != before).sum() == 4  # what it holds itself stays as it is
+
+
+def decode_theta(chunk: Chunk) -> Flat:
+    return np.frombuffer(chunk.payload, np.float32)
+
+
+def test_a_sum_less_the_own_updates_is_what_others_did(make_commit: MakeCommit) -> None:
+    theta, others = Theta(N, K), Theta(N, K)
+    commits = [make_commit(i, *hits) for i, hits in enumerate([(1, 2), (2, -3), (3, 300)], 1)]
+    first = theta.merge(SendMerged(1, 0, 2, [(9, 2)], tuple(commits[:2])))
+    whole = theta.merge(SendMerged(1, 0, 3, [(9, 3)], (first, commits[2])))
+    assert (first.after, first.commit, whole.after, whole.commit) == (0, 2, 0, 3)
+    assert whole.last == [(9, 3)]
+    theta.add_sum(theta.read_merged(DeliverMerged(whole, (own(commits[1]),))))
+    for commit in (commits[0], commits[2]):
+        others.add(others.decode(commit))
+    assert theta.digest() == others.digest()
+
+
+def test_buffers_are_part_of_the_digest() -> None:
+    theta = Theta(2, K)
+    before = theta.digest()
+    theta.buffers = b"x"
+    assert theta.digest() != before
 
 
 def test_the_digest_is_that_of_the_bytes() -> None:

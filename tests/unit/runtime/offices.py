@@ -1,0 +1,116 @@
+"""Mailrooms in one process over memory, and a few messages to send through them."""
+
+from __future__ import annotations
+
+import secrets
+
+from sparkstrom.base.identity import MASTER, Endpoint
+from sparkstrom.codec import frames
+from sparkstrom.codec.frames import KEY_BYTES, Header, Seal
+from sparkstrom.codec.messages import (
+    Address,
+    AskAfter,
+    Join,
+    Message,
+    Update,
+    Welcome,
+)
+from sparkstrom.codec.wire import encode
+from sparkstrom.runtime.mailroom import Mailroom
+from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
+
+KEY, JOB = bytes(range(KEY_BYTES)), 5
+LOBBY = 77
+
+
+class Recording(Seal):
+    """Notes the nonce of each frame it closes."""
+
+    def __init__(self) -> None:
+        super().__init__(KEY, JOB)
+        self.nonces: list[bytes] = []
+
+    def close(self, header: Header, body: bytes) -> bytes:
+        self.nonces.append(frames._nonce(header))
+        return super().close(header, body)
+
+
+class Office:
+    """One mailroom, its transport, and the address where it listens for its parent."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        me: int,
+        stream: int,
+        chunk: int = 65_536,
+        beside: MemoryTransport | None = None,
+    ) -> None:
+        self.transport = network.open(beside=beside)
+        self.seal = Recording()
+        self.room = Mailroom(
+            self.transport,
+            self.seal,
+            me=me,
+            message_bytes_max=100_000,
+            chunk_bytes_max=chunk,
+            random_u63=lambda: secrets.randbits(63),
+        )
+        self.address = self.at(stream)
+
+    def at(self, stream: int) -> Address:
+        here = self.transport.endpoint
+        return Address(here.host, here.port, stream, stream + 1)
+
+    def got(self) -> list[tuple[int, Message]]:
+        return list(self.room.receive(0.0))
+
+
+def join(parent: Office, node: Office, edge: int) -> Address:
+    """As Adopt and Welcome order it; return where the parent listens for this edge."""
+    up = parent.at(1000 + 4 * edge)
+    parent.room.open_edge(node.room.me, edge, up, node.address)
+    node.room.open_edge(parent.room.me, edge, node.address, up)
+    return up
+
+
+def update(seq: int = 1, payload: bytes = b"bits", origin: int = 7) -> Update:
+    return Update(
+        origin=origin,
+        seq=seq,
+        seen=0,
+        epoch=0,
+        batch=1,
+        steps=1,
+        form=1,
+        tau_quanta=2,
+        count=1,
+        payload=payload,
+    )
+
+
+def joining(address: Address, **fields: object) -> Join:
+    given = {
+        "token": 1, "count": 0, "knock": 1, "partition": 0, "attempt": 0, "rows": 1, "checksum": 1,
+        "batches": 1, "pid": 1, "address": address, "host": "h", "executor": "e", "version": "v",
+        "alone": False,
+    }  # fmt: skip
+    return Join(**(given | fields))  # type: ignore[arg-type]
+
+
+def welcome(node: int) -> Welcome:
+    return Welcome(
+        token=1, count=0, knock=1, node=node, parent=MASTER, edge=3, up=Address("h", 1, 1, 2),
+        chunks=1, closed=[], epoch=0, batch=0, steps=0, grants=[],
+    )  # fmt: skip
+
+
+def offer(office: Office, at: Address, *frame: bytes, control: bool = True) -> None:
+    """Put raw frames where this address listens."""
+    stream = at.control_stream if control else at.data_stream
+    sender = office.transport.open_sender(Endpoint(at.host, at.port), stream, control=control)
+    sender.offer(frame)
+
+
+HEAD = Header(kind=1, sender=7, receiver=MASTER, edge=3, counter=1, piece=0, pieces=1)
+ASK = encode(AskAfter(1))[1]
