@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparkstrom.codec.messages import Committed
+from sparkstrom.codec.messages import BUFFERS, Committed
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.models.base import Flat
-from sparkstrom.protocol.events import Admitted, Deliver, Install
+from sparkstrom.protocol.events import Admitted, Deliver, Install, Passed
 from sparkstrom.runtime import inbox as module
 from sparkstrom.runtime.inbox import Inbox, Item, Merged
 from sparkstrom.runtime.theta import Theta
@@ -77,6 +77,40 @@ def test_a_replica_in_between_ends_the_sum(make_commit: MakeCommit) -> None:
     inbox.put(Deliver(make_commit(6, 1)))
     kinds = [type(item) for item in inbox.take()]
     assert kinds == [Merged, Install, Merged]
+
+
+def test_own_commits_cut_no_sum_into_pieces(make_commit: MakeCommit) -> None:
+    inbox = Inbox(N, 0, Theta(N, K).decode)
+    for commit in range(1, 10, 3):
+        inbox.put(Deliver(make_commit(commit, 1)))
+        inbox.put(Passed(commit + 1))
+        inbox.put(Passed(commit + 2))
+    (merged,) = inbox.take()
+    assert isinstance(merged, Merged)
+    assert (merged.commit, merged.passed, merged.total[0]) == (9, 6, 3 * 128)
+
+
+def test_own_commits_with_nothing_to_merge_stand_alone(make_commit: MakeCommit) -> None:
+    inbox = Inbox(N, 10_000, Theta(N, K).decode)
+    items = [Passed(1), Deliver(make_commit(2, 1)), Passed(3)]
+    for item in items:
+        inbox.put(item)
+    assert inbox.take() == items
+
+
+def test_buffers_are_in_no_sum(make_commit: MakeCommit) -> None:
+    """They replace, and what was own of them passes after them."""
+    inbox = Inbox(N, 0, Theta(N, K).decode)
+    average = Deliver(
+        Committed(commit=2, origin=9, seq=1, form=BUFFERS, tau_quanta=0, count=0, payload=b"a" * 99)
+    )
+    inbox.put(Deliver(make_commit(1, 1)))
+    inbox.put(average)
+    inbox.put(Passed(2))
+    inbox.put(Deliver(make_commit(3, 1)))
+    first, *middle, last = inbox.take()
+    assert middle == [average, Passed(2)]
+    assert [m.commit for m in (first, last) if isinstance(m, Merged)] == [1, 3]
 
 
 def test_a_sum_that_could_overflow_is_followed_by_another(

@@ -10,16 +10,25 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import PeerError, TrainingError
-from sparkstrom.codec.messages import Activity, Committed, Kept
+from sparkstrom.codec.messages import (
+    BUFFERS,
+    Activity,
+    AskUpdater,
+    Chunk,
+    Committed,
+    Kept,
+)
+from sparkstrom.codec.states import encode_state
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Order
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.inbox import Inbox, Item, Merged
+from sparkstrom.runtime.lending import Lender
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.station import Station
-from sparkstrom.runtime.theta import Theta
+from sparkstrom.runtime.theta import Theta, chunk_count
 from sparkstrom.runtime.trainer import Schedule, Trainer
 
 K, N, TAU = 10, 300, 0.125
@@ -59,7 +68,7 @@ class Bench:
     def __init__(self, model: Any, script: Script, rows: int = 10, **schedule: Any) -> None:
         self.station = Scripted(script)
         self.granted: list[tuple[str, ...]] = []
-        self.model = model
+        self.model, self.lender = model, Lender()
         encoder = Encoder(N, K, FixedThreshold(TAU))
         self.replica = Replica(model, Theta(N, K), encoder, local=True)
         features = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
@@ -71,6 +80,7 @@ class Bench:
             Schedule(**({"epochs": 2, "publish_every": 1} | schedule)),
             keep=lambda replica: KEPT,
             grant=lambda replica, paths: self.granted.append(paths),
+            lender=self.lender,
         )
 
     def run(self) -> list[ev.Event]:
@@ -90,6 +100,10 @@ def bench(pushing: Callable[..., Any]) -> Callable[..., Bench]:
 
 def steps(count: int, command: Command = TRAIN) -> Script:
     return [([], command)] * count
+
+
+def whole(theta: Theta) -> tuple[Chunk, ...]:
+    return tuple(theta.chunk(index) for index in range(chunk_count(N)))
 
 
 def positions(events: list[ev.Event]) -> list[tuple[int, int, int]]:
@@ -136,7 +150,7 @@ def test_it_publishes_every_so_often_and_at_the_end(
 
 
 def test_no_rows_are_nothing_to_train(bench: Callable[..., Bench]) -> None:
-    install = ev.Install((Theta(N, K).chunk(0),), (), (), 0)
+    install = ev.Install(whole(Theta(N, K)), (), (), 0)
     made = bench([([install], Command(Order.PAUSE, number=1)), *steps(2)], rows=0)
     assert ev.Busy(Activity.FINISHED) in made.run()
     assert made.model.seen == []
@@ -172,7 +186,7 @@ def test_a_pause_is_answered_once_and_a_replica_taken_with_its_grants(
     server = Theta(N, K)
     server.values[:] = 2.0
     admitted = ev.Admitted(5, epoch=0, batch=0, steps=0, grants=("a", "b"), returned=False)
-    install = ev.Install((server.chunk(0),), (), (), 3)
+    install = ev.Install(whole(server), (), (), 3)
     pause = Command(Order.PAUSE, number=1)
     made = bench([([admitted], pause), ([], pause), ([install], Command(Order.WAIT)), *steps(1)])
     events = made.run()
@@ -181,7 +195,9 @@ def test_a_pause_is_answered_once_and_a_replica_taken_with_its_grants(
     assert made.granted == [("a", "b")]
     assert made.replica.theta.commit == 3
     assert made.replica.theta.values[0] == 2.0 + TAU
-    assert events[2] == ev.Busy(Activity.WAITING)  # no longer catching up
+    installed = events.index(ev.Installed())
+    assert events[installed + 1] == ev.Busy(Activity.WAITING)  # no longer catching up
+    assert not any(isinstance(event, ev.Busy) for event in events[:installed])
 
 
 def test_a_second_pause_is_answered_too(bench: Callable[..., Bench]) -> None:
@@ -192,7 +208,7 @@ def test_a_second_pause_is_answered_too(bench: Callable[..., Bench]) -> None:
 def test_updates_of_others_are_applied_between_steps(
     bench: Callable[..., Bench], make_commit: Callable[..., Committed]
 ) -> None:
-    merged = Merged(np.full(N, 1024, np.int32), 7, 1024)
+    merged = Merged(np.full(N, 1024, np.int32), 7, 0, 1024)
     made = bench([*steps(1), ([ev.Deliver(make_commit(6, 1)), merged], TRAIN)])
     events = made.run()
     seen = [event.seen for event in events if isinstance(event, ev.Published)]
@@ -272,3 +288,93 @@ def test_each_epoch_is_written_down(bench: Callable[..., Bench]) -> None:
     ]
     assert made.station.stats["finished"] == 1
     assert made.station.stats["attempt"] == 17
+
+
+# -- its own updates, buffers, and the updater's state -----------------------------------------
+
+
+def test_own_updates_move_the_commit_and_nothing_else(bench: Callable[..., Bench]) -> None:
+    made = bench([*steps(2), ([ev.Passed(5)], TRAIN), ([ev.Passed(6)], TRAIN)])
+    events = made.run()
+    assert [event.seen for event in events if isinstance(event, ev.Published)] == [0, 0, 5, 6]
+    applied = [event.commit for event in events if isinstance(event, ev.Applied)]
+    assert applied == [5, 6]  # from now on a neighbour may copy so much
+    assert made.replica.theta.values[0] == 4 * TAU
+
+
+def test_after_a_replica_it_says_what_it_holds(bench: Callable[..., Bench]) -> None:
+    server = Theta(N, K)
+    server.commit = 3
+    made = bench([([ev.Install(whole(server), (), (), 3)], Command(Order.WAIT))])
+    events = made.run()
+    assert events.index(ev.Installed()) < events.index(ev.Applied(3))
+
+
+class Statistics:
+    """Beside the rest of a model: the number of its steps as one byte."""
+
+    seen: list[Any]
+    loaded: bytes | None = None
+
+    def buffers_bytes(self) -> bytes:
+        return bytes([len(self.seen)])
+
+    def load_buffers_bytes(self, buffers: bytes) -> None:
+        self.loaded = buffers
+
+    def average_buffers(self, reports: list[bytes]) -> bytes:
+        return max(reports)
+
+
+def test_buffers_are_published_before_an_epochs_last_position(pushing: Callable[..., Any]) -> None:
+    model = type("Model", (Statistics, type(pushing(N))), {})(N, TAU)
+    made = Bench(model, steps(6))
+    events = made.run()
+    published = [event for event in events if isinstance(event, ev.Published)]
+    assert [(e.form == BUFFERS, e.epoch, e.batch, e.steps) for e in published] == [
+        (False, 0, 1, 1),
+        (False, 0, 2, 2),
+        (True, 0, 2, 2),
+        (False, 1, 0, 3),
+        (False, 1, 1, 4),
+        (False, 1, 2, 5),
+        (True, 1, 2, 5),
+        (False, 2, 0, 6),
+    ]
+    assert [e.payload for e in published if e.form == BUFFERS] == [bytes([3]), bytes([6])]
+
+
+def test_the_average_is_taken_and_the_models_own_go_on(pushing: Callable[..., Any]) -> None:
+    model = type("Model", (Statistics, type(pushing(N))), {})(N, TAU)
+    average = Committed(
+        commit=4, origin=9, seq=1, form=BUFFERS, tau_quanta=0, count=0, payload=b"average"
+    )  # fmt: skip
+    made = Bench(model, [([ev.Deliver(average)], TRAIN)])
+    assert ev.Applied(4) in made.run()
+    assert (made.replica.theta.commit, made.replica.theta.buffers) == (4, b"average")
+    assert model.loaded is None
+
+
+@pytest.mark.parametrize("lent", [True, False])
+def test_a_borrowed_state_is_taken_and_a_fresh_one_counted(
+    bench: Callable[..., Bench], lent: bool
+) -> None:
+    state = {"mean": np.arange(3, dtype=np.float32), "steps": 7}
+    made = bench([([ev.InstallUpdater(encode_state(state) if lent else None)], TRAIN), *steps(5)])
+    made.run()
+    assert made.trainer.counts.fresh_updaters == (0 if lent else 1)
+    assert bool(made.model.state) is lent
+    if lent:
+        np.testing.assert_array_equal(made.model.state["mean"], state["mean"])
+        assert made.model.state["steps"] == 7
+
+
+def test_a_copy_of_its_state_is_made_between_two_steps(bench: Callable[..., Bench]) -> None:
+    made = bench([*steps(2), ([], Command(Order.WAIT))])
+    made.model.state = {"steps": 3}
+    ask = AskUpdater(8, 0, 0)
+    assert made.lender.chunk(ask) is None
+    made.run()
+    chunk = made.lender.chunk(ask)
+    assert chunk is not None
+    assert chunk.payload == encode_state({"steps": 3})

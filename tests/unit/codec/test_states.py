@@ -1,0 +1,70 @@
+"""States as bytes: names, shapes, types and scalars come back, and nothing is executed."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import WireError
+from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.models import Adam, DenseNetwork
+from sparkstrom.models.base import Batch
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {},
+        {"steps": 3, "rate": 0.1, "big": 2**60},
+        {"file": np.zeros((2, 3), np.float32), "scalars": 1, "0.weight/exp_avg": np.arange(3)},
+        {"empty": np.empty(0, np.float32), "one": np.array(2.5)},
+    ],
+)
+def test_what_went_in_comes_out(state: dict[str, Any]) -> None:
+    back = decode_state_untrusted(encode_state(state))
+    assert set(back) == set(state)
+    for name, value in state.items():
+        np.testing.assert_array_equal(back[name], value)
+        assert np.asarray(back[name]).dtype == np.asarray(value).dtype
+        assert isinstance(back[name], np.ndarray) is isinstance(value, np.ndarray)
+
+
+def test_an_optimizer_goes_on_as_if_nothing_had_happened() -> None:
+    batch = Batch(np.ones((4, 2), np.float32), np.zeros(4, np.int64))
+    first, second = (DenseNetwork([2, 3, 2], updater=Adam(), seed=1) for _ in range(2))
+    for model in (first, second):
+        model.bind(model.initial())
+        model.step(batch)
+    after = first._bound().copy()
+    first.step(batch)
+    third = DenseNetwork([2, 3, 2], updater=Adam(), seed=1)
+    third.bind(after)
+    third.load_updater_state(decode_state_untrusted(encode_state(second.updater_state())))
+    third.step(batch)
+    np.testing.assert_array_equal(third._bound(), first._bound())
+
+
+def pickled() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, scalars=np.array("{}"), **{"/x": np.array([print], object)})  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no file",
+        encode_state({"x": np.zeros(9)})[:-30],
+        pickle.dumps({"x": 1}),
+        pickled(),
+    ],
+    ids=["empty", "text", "cut", "pickle", "pickled array"],
+)
+def test_what_is_no_state_is_refused(content: bytes) -> None:
+    with pytest.raises(WireError, match="an updater's state that cannot be read"):
+        decode_state_untrusted(content)

@@ -1,0 +1,85 @@
+"""A lender's copy: made when it is asked for, whole while it is asked for, gone after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.codec.messages import AskUpdater
+from sparkstrom.codec.states import decode_state_untrusted
+from sparkstrom.runtime import lending
+from sparkstrom.runtime.lending import Lender
+
+
+@pytest.fixture
+def model(pushing: Callable[..., Any]) -> Any:
+    made = pushing(5)
+    made.state = {"mean": np.arange(1000, dtype=np.float32), "steps": 4}
+    return made
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now_s = [100.0]
+    monkeypatch.setattr(lending.time, "monotonic", lambda: now_s[0])
+    return now_s
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "CHUNK_BYTES", 1000)
+
+
+def ask(copy: int = 0, index: int = 0) -> AskUpdater:
+    return AskUpdater(8, copy, index)
+
+
+def test_nobody_copies_what_nobody_asked_for(model: Any) -> None:
+    lender = Lender()
+    model.updater_state = None  # would raise
+    lender.at_boundary(model, 4)
+
+
+def test_chunks_are_the_state_as_it_was_at_the_boundary(model: Any) -> None:
+    lender = Lender()
+    assert lender.chunk(ask()) is None
+    lender.at_boundary(model, 4)
+    first = lender.chunk(ask())
+    assert first is not None
+    model.state["mean"] += 1  # it trains on
+    chunks = [lender.chunk(ask(first.copy, index)) for index in range(first.count)]
+    assert [chunk.index for chunk in chunks if chunk] == list(range(first.count))
+    assert {(chunk.asker, chunk.copy) for chunk in chunks if chunk} == {(8, 5)}
+    lent = decode_state_untrusted(b"".join(chunk.payload for chunk in chunks if chunk))
+    np.testing.assert_array_equal(lent["mean"], np.arange(1000, dtype=np.float32))
+    assert lent["steps"] == 4
+
+
+@pytest.mark.parametrize(("copy", "index"), [(77, 2), (5, 1_000_000)])
+def test_who_asks_for_another_copy_begins_anew(model: Any, copy: int, index: int) -> None:
+    lender = Lender()
+    lender.chunk(ask())
+    lender.at_boundary(model, 4)
+    chunk = lender.chunk(ask(copy, index))
+    assert chunk is not None
+    assert (chunk.copy, chunk.index) == (5, 0)
+
+
+def test_a_copy_lives_while_it_is_asked_for(model: Any, clock: list[float]) -> None:
+    lender = Lender()
+    lender.chunk(ask())
+    lender.at_boundary(model, 4)
+    for _ in range(3):
+        clock[0] += lending.KEPT_S
+        lender.at_boundary(model, 5)
+        assert lender.chunk(ask(5, 1)) is not None
+    clock[0] += lending.KEPT_S + 1
+    lender.at_boundary(model, 6)
+    assert lender.chunk(ask(5, 1)) is None
+    lender.at_boundary(model, 7)
+    anew = lender.chunk(ask(5, 1))
+    assert anew is not None
+    assert (anew.copy, anew.index) == (8, 0)
