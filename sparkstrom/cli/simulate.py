@@ -29,11 +29,17 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
     "depth": (int, "levels of a mesh"),
     "per_executor": (int, "workers in one executor"),
     "bandwidth": (float, "bytes per second that one host can send; 0: no bound"),
+    "downlink_bytes": (int, "under way from a node to one child"),
+    "empty_partitions": (int, "partitions without rows"),
+    "kept_files": (int, "residuals left by an earlier fit"),
     "window_bytes": (int, "uncommitted updates of one worker"),
     "loss": (float, "share of messages that are lost"),
     "repeat": (float, "share of messages that arrive twice"),
     "late": (float, "share of messages that are overtaken by others"),
     "delay_ms_max": (float, "longest delay of the others, ms"),
+    "step_s_max": (float, "longest step of a slow trainer, seconds"),
+    "restart_s_max": (float, "longest time until Spark starts a task again, seconds"),
+    "quiet_after_s": (float, "seconds of training after which no message is lost any more"),
     "crashes": (int, "worker processes that die"),
     "executor_crashes": (int, "executors that die"),
     "doubles": (int, "tasks started again although the first attempt lives"),
@@ -79,6 +85,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--transcript", action="store_true", help="what happened, on stderr")
     parser.add_argument("--jobs", type=int, default=None, help="processes (default: all cores)")
     parser.add_argument("--calm", action="store_true", help="no faults but those given")
+    parser.add_argument(
+        "--shrink",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="look for the smallest run in which the first bad seed still fails, and tell what "
+        "happens in it (default: unless --json)",
+    )
     for name, (kind, what) in OPTIONS.items():
         flag = "--" + name.replace("_", "-")
         parser.add_argument(flag, type=kind, default=None, metavar="N", help=what)
@@ -99,6 +112,8 @@ def run(args: argparse.Namespace) -> int:
         if result.violations:
             failed += 1
             _explain(result, args)
+            if failed == 1 and (args.shrink or (args.shrink is None and not args.json)):
+                _tell_small(result, args)
     if not args.json:
         print(f"{len(seeds)} seeds, {failed} with violations")
     return 1 if failed else 0
@@ -161,11 +176,28 @@ def _explain(result: Result, args: argparse.Namespace) -> None:
     """Say how to see this one again."""
     for text in result.violations:
         print(f"seed {result.seed}: {text}", file=sys.stderr)
-    given = [
-        f"--{name.replace('_', '-')} {getattr(args, name)}"
-        for name in OPTIONS
-        if getattr(args, name) is not None
-    ]
-    words = ["sparkstrom simulate", f"--nodes {args.nodes}", f"--seeds {result.seed}"]
-    words += [f"--mode {args.mode}", *(["--calm"] if args.calm else []), *given, "--transcript"]
-    print("to repeat: " + " ".join(words), file=sys.stderr)
+    given = {n: getattr(args, n) for n in OPTIONS if getattr(args, n) is not None}
+    print(f"to repeat: {_command(result, args, args.nodes, given, args.calm)}", file=sys.stderr)
+
+
+def _command(
+    result: Result, args: argparse.Namespace, nodes: int, given: dict[str, Any], calm: bool
+) -> str:
+    words = ["sparkstrom simulate", f"--nodes {nodes}", f"--seeds {result.seed}"]
+    words += [f"--mode {args.mode}", *(["--calm"] if calm else [])]
+    words += [f"--{name.replace('_', '-')} {value}" for name, value in given.items()]
+    return " ".join([*words, "--transcript"])
+
+
+def _tell_small(result: Result, args: argparse.Namespace) -> None:
+    """The same with everything left out that it does not need, as a story."""
+    from sparkstrom.simulation.shrinking import shrink
+
+    small = shrink(result, args.nodes, args.mode, _given(args))
+    given = small.given(result.seed, args.mode)
+    given.pop("nodes", None)
+    print("\n".join(small.result.transcript), file=sys.stderr)
+    for text in small.result.violations:
+        print(f"seed {result.seed}, shrunk: {text}", file=sys.stderr)
+    command = _command(result, args, small.size.nodes, given, calm=True)
+    print(f"to repeat the shrunk one: {command}", file=sys.stderr)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
 
 from sparkstrom.codec.messages import Committed, Update
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol import following, node, orders
+from sparkstrom.protocol import following, hearing, joining, master, node, orders
 from sparkstrom.protocol.catchup import Catchup
 from sparkstrom.protocol.fit import Fit
 from sparkstrom.protocol.keeping import Keeping
@@ -19,20 +20,23 @@ from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.members import Member
 from sparkstrom.protocol.partitions import Partition
 from sparkstrom.protocol.phases import Phases
-from sparkstrom.protocol.replay import Log, cost
+from sparkstrom.protocol.replay import Downlink, Entry, Log, cost
 from sparkstrom.protocol.sequencer import Sequencer
+from sparkstrom.protocol.tree import Tree
 from sparkstrom.protocol.uplink import Uplink
+from sparkstrom.simulation.faults import NO_FAULTS
 from sparkstrom.simulation.process import SimProcess
 from sparkstrom.simulation.replica import SIZE, SimLearner, SimReplica
 from sparkstrom.simulation.runs import play
+from sparkstrom.simulation.shape import Shape
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEEDS = range(60)  # one of them must catch it; most bugs show in the first
 
 
-def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
+def violations(given: dict[str, Any], seeds: range, mode: str = "plain") -> Iterator[str]:
     for seed in seeds:
-        yield from play(seed, 4, given).violations
+        yield from play(seed, 4 if mode == "plain" else 9, mode, given).violations
 
 
 # -- I1: nothing is lost on the way ------------------------------------------------------------
@@ -107,22 +111,23 @@ def commits_another_payload(patch: pytest.MonkeyPatch) -> None:
 
 
 def goes_back_when_a_worker_dies(patch: pytest.MonkeyPatch) -> None:
-    close = Fit.close
+    close = Fit._close
 
     def forgetful(self: Fit, member: Member, reason: str, now_s: float) -> list[ev.Effect]:
         effects = close(self, member, reason, now_s)
         self.partition_of(member).position = type(self.partition_of(member).position)(0, 0)
         return effects
 
-    patch.setattr(Fit, "close", forgetful)
+    patch.setattr(Fit, "_close", forgetful)
 
 
 def counts_positions_before_their_updates(patch: pytest.MonkeyPatch) -> None:
-    def hasty(self: Master, member: Member) -> None:
+    def hasty(fit: Fit, member: Member) -> None:
         if member.pending is not None:
-            self.fit.partition_of(member).advance(member.pending[1])
+            fit.partition_of(member).advance(member.pending[1])
 
-    patch.setattr(Master, "_count_pending", hasty)
+    for module in (hearing, master):
+        patch.setattr(module, "count_pending", hasty)
 
 
 # -- I3: equal bytes -------------------------------------------------------------------------------
@@ -187,17 +192,15 @@ def installs_without_its_own_updates(patch: pytest.MonkeyPatch) -> None:
 
     def hasty(me: Any, now_s: float) -> list[ev.Effect]:
         effects = catch_up(me, now_s)
-        return [replace(e, own=()) if isinstance(e, ev.Install) else e for e in effects]
+        lossy = msgspec.structs.replace
+        return [lossy(e, own=()) if isinstance(e, ev.Install) else e for e in effects]
 
-    for module in (node, following):
+    for module in (node, following, joining):
         patch.setattr(module, "catch_up", hasty)
 
 
 def installs_chunks_that_grew_old(patch: pytest.MonkeyPatch) -> None:
-    def hold(self: Catchup, committed: Committed) -> None:
-        self._held.append(committed)
-
-    patch.setattr(Catchup, "hold", hold)
+    patch.setattr(Catchup, "forget_old", lambda self: None)
 
 
 def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
@@ -209,7 +212,7 @@ def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
 
 
 def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
-    order = node.order
+    order = orders.order
 
     def hasty(me: Any) -> ev.Command:
         command = order(me)
@@ -239,9 +242,10 @@ def trusts_an_edge_on_which_something_is_heard(patch: pytest.MonkeyPatch) -> Non
 
 
 def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:
-    def append(self: Log, committed: Committed) -> None:
-        self._commits.append(committed)
-        self._bytes += cost(committed)
+    def append(self: Log, entry: Entry) -> None:
+        self._entries[self.head] = entry, self._end
+        self._end += cost(entry)
+        self.head = entry.commit
 
     patch.setattr(Log, "append", append)
 
@@ -302,7 +306,7 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (applies_out_of_order, "I3: p", {}),
     (hashes_something_else, "I3: node", ROUGH),
     (installs_without_its_own_updates, "I3: p", NARROW),
-    (installs_chunks_that_grew_old, "I3: p", NARROW | {"hold_bytes": 100, "loss": 0.25}),
+    (installs_chunks_that_grew_old, "I3: p", NARROW | {"log_bytes": 100, "loss": 0.25}),
     (
         trains_on_after_its_last_update,
         "I3: node",
@@ -331,6 +335,97 @@ def test_a_planted_bug_is_caught(
 ) -> None:
     plant(monkeypatch)
     assert any(text.startswith(begins) for text in violations(given, SEEDS))
+
+
+# -- in a mesh ---------------------------------------------------------------------------------
+
+
+def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
+    """Whoever stood under a lost node is not told of another place, however often it asks."""
+    move = Fit.move
+
+    def only_newcomers(self: Fit, node: int, now_s: float) -> None:
+        if self.members.live[node].order is None:
+            move(self, node, now_s)
+
+    patch.setattr(Fit, "move", only_newcomers)
+
+
+def stands_under_the_master(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tree, "parent", lambda self, node: 0)
+
+
+def keeps_the_dead_in_the_tree(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tree, "detach", lambda self, gone: self)
+
+
+def overruns_a_child(patch: pytest.MonkeyPatch) -> None:
+    put = Downlink.put
+
+    def pushy(self: Downlink, commit: int, size: int, now_s: float) -> bool:
+        self._window_bytes = 1 << 30
+        return put(self, commit, size, now_s)
+
+    patch.setattr(Downlink, "put", pushy)
+
+
+def adds_its_own_again_with_a_sum(patch: pytest.MonkeyPatch) -> None:
+    apply = SimReplica.apply_merged
+
+    def blind(self: SimReplica, item: ev.DeliverMerged) -> None:
+        own = [self.own.popleft() for _ in item.own]
+        apply(self, msgspec.structs.replace(item, own=()))
+        assert len(own) == len(item.own)
+
+    patch.setattr(SimReplica, "apply_merged", blind)
+
+
+CALM = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
+INNER = CALM | {"fan_out": 2, "crashes": 3, "step_s_max": 0.6, "epochs": 5}
+SUMS = CALM | {"loss": 0.2, "merged_bytes": 100, "downlink_bytes": 300, "log_bytes": 4_000}
+MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
+    (cuts_a_subtree_off, "I4: p", INNER),
+    (stands_under_the_master, "I4: node 0 has", {"fan_out": 2}),
+    (keeps_the_dead_in_the_tree, "I4: the tree", INNER),
+    (overruns_a_child, "I4: node", {"fan_out": 2, "downlink_bytes": 1, "bandwidth": 0.0}),
+    (adds_its_own_again_with_a_sum, "I3: p", SUMS),
+    (applies_twice, "I3: p", ROUGH),
+    (forgets_one, "I3: p", ROUGH),
+    (hashes_something_else, "I3: node", ROUGH),
+    (drops_a_residual, "I1: p", {}),
+    (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "begins", "given"), MESHED, ids=lambda p: getattr(p, "__name__", "")
+)
+def test_a_bug_planted_in_a_mesh_is_caught(
+    plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert any(text.startswith(begins) for text in violations(given, SEEDS, "mesh"))
+
+
+@pytest.mark.parametrize("given", [INNER, SUMS], ids=["inner", "sums"])
+def test_the_same_meshes_are_clean_without_the_bug(given: dict[str, Any]) -> None:
+    assert list(violations(given, range(5), "mesh")) == []
+
+
+def test_a_circle_of_edges_is_seen() -> None:
+    found: list[str] = []
+
+    def standing(node: int, parent: int) -> SimpleNamespace:
+        family = SimpleNamespace(children={})
+        me = SimpleNamespace(parent=parent, attached=True, family=family)
+        return SimpleNamespace(alive=True, node=SimpleNamespace(node=node, standing=me))
+
+    shape = Shape(found.append, 2.0)
+    straight = [standing(1, 0), standing(2, 1), standing(3, 2)]
+    shape.edges(cast(Any, straight))
+    assert found == []
+    shape.edges(cast(Any, [standing(1, 3), *straight[1:]]))
+    assert found == ["I4: a circle of edges through [1, 2, 3]"]
 
 
 @pytest.mark.parametrize("given", [ROUGH, NARROW, LOSSY], ids=["rough", "narrow", "lossy"])

@@ -42,11 +42,16 @@ def test_what_cannot_go_well_ends_the_fit_everywhere(
     world = OddWorld(3, Size(), replace(NO_FAULTS, crashes=0))
     world.odd, world.first = odd, first
     if first:
-        world.time.at(1.2, lambda: [world.end(p, restart=True) for p in of_partition(world, 1)])
+        world.time.at(1.2, crash_partition, world, 1)
     (violation,) = world.run()
     assert words in violation
     assert violation.endswith("(h, 1)")
     assert world.alive == []
+
+
+def crash_partition(world: World, partition: int) -> None:
+    for process in of_partition(world, partition):
+        world.end(process, restart=True)
 
 
 def of_partition(world: World, partition: int) -> list[Any]:
@@ -92,4 +97,4 @@ FOUND = [
 @pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND],
                          ids=[run[0] for run in FOUND])  # fmt: skip
 def test_what_once_went_wrong(seed: int, nodes: int, given: dict[str, Any]) -> None:
-    assert play(seed, nodes, given).violations == []
+    assert play(seed, nodes, "plain", given).violations == []

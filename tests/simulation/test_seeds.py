@@ -2,42 +2,55 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 
 import pytest
 
 from sparkstrom.simulation.faults import NO_FAULTS
-from sparkstrom.simulation.runs import play
+from sparkstrom.simulation.runs import play, play_all
 
-RUNS = [(4, seed) for seed in range(50)]
-RUNS += [(nodes, seed) for nodes in (1, 2, 3) for seed in range(100, 110)]
-RUNS += [(9, seed) for seed in range(200, 206)] + [(16, 300), (16, 301)]
-
-
-@pytest.mark.parametrize(("nodes", "seed"), RUNS)
-def test_a_fit_keeps_the_invariants(nodes: int, seed: int) -> None:
-    result = play(seed, nodes, {})
-    assert result.violations == [], f"sparkstrom simulate --nodes {nodes} --seeds {seed}"
+CALM = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
+CORES = os.cpu_count() or 1
+PLAIN = [(4, range(50)), (1, range(100, 106)), (2, range(100, 106)), (9, range(200, 206))]
+MESH_SEEDS = range(200)
 
 
-def test_a_run_repeats_exactly() -> None:
-    assert play(5, 4, {}) == play(5, 4, {})
+@pytest.mark.parametrize(("nodes", "seeds"), PLAIN)
+def test_a_fit_keeps_the_invariants(nodes: int, seeds: range) -> None:
+    for result in play_all(seeds, nodes, "plain", {}, CORES):
+        repeat = f"sparkstrom simulate --nodes {nodes} --seeds {result.seed}"
+        assert result.violations == [], repeat
 
 
-def test_the_seeds_of_the_suite_see_every_kind_of_fault() -> None:
+def test_a_mesh_keeps_the_invariants_and_sees_every_kind_of_fault() -> None:
     seen: set[str] = set()
-    for seed in range(50):
-        seen |= set(play(seed, 4, {}).faults)
+    for result in play_all(MESH_SEEDS, 12, "mesh", {}, CORES):
+        repeat = f"sparkstrom simulate --mode mesh --nodes 12 --seeds {result.seed}"
+        assert result.violations == [], repeat
+        seen |= set(result.faults)
     assert seen >= {
         "lost", "repeated", "late", "crashes", "executor crashes", "doubles", "cuts", "cut off",
-        "pauses", "master pauses", "exiles", "master lost", "edge deaths", "stops",
+        "splits", "split off", "leaps", "pauses", "master pauses", "exiles", "master lost",
+        "edge deaths", "breaks", "stops", "failures",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_without_faults_every_update_is_committed_in_little_time(seed: int) -> None:
-    calm = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
-    result = play(seed, 4, calm | {"empty_partitions": 0})
+@pytest.mark.parametrize("mode", ["plain", "mesh"])
+def test_a_run_repeats_exactly(mode: str) -> None:
+    assert play(5, 6, mode, {}) == play(5, 6, mode, {})
+
+
+@pytest.mark.parametrize("mode", ["plain", "mesh"])
+@pytest.mark.parametrize("seed", range(3))
+def test_without_faults_every_update_is_committed_in_little_time(mode: str, seed: int) -> None:
+    result = play(seed, 4, mode, CALM | {"empty_partitions": 0})
     assert result.violations == []
     assert result.faults == {}
     assert result.updates >= 4 * 5
+
+
+@pytest.mark.parametrize("fan_out", [1, 2, 3])
+def test_a_tree_as_narrow_as_can_be(fan_out: int) -> None:
+    given = {"fan_out": fan_out, "depth": 7, "crashes": 2}
+    assert play(1, 7, "mesh", CALM | given).violations == []

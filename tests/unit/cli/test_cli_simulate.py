@@ -82,3 +82,32 @@ def test_what_makes_no_sense_is_refused(
 ) -> None:
     assert main(["simulate", *given]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_bad_seed_is_shrunk_and_told_as_a_story(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What has nothing to do with the bug is gone; the shrunk run repeats by its own command."""
+    monkeypatch.setattr(Keeping, "keep", lambda self, executor, owner, kept: None)
+    given = ["simulate", "--seeds", "0", "--mode", "mesh", "--nodes", "4", "--jobs", "1"]
+    assert main([*given, "--loss", "0.1", "--stop", "0", "--failure", "0"]) == 1
+    err = capsys.readouterr().err.splitlines()
+    repeat = next(line for line in err if line.startswith("to repeat the shrunk one: sparkstrom "))
+    assert "--nodes 1 " in repeat
+    assert "--loss" not in repeat
+    assert "crash" not in repeat
+    assert any("training begins" in line for line in err)
+    command = repeat.removeprefix("to repeat the shrunk one: sparkstrom ").split()
+    assert main([*command, "--no-shrink"]) == 1
+    shrunk = next(line for line in err if line.startswith("seed 0, shrunk: "))
+    assert shrunk.replace(", shrunk", "") in capsys.readouterr().err.splitlines()
+
+
+def test_json_is_not_shrunk_unless_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Keeping, "keep", lambda self, executor, owner, kept: None)
+    assert main(["simulate", "--seeds", "0", "--json", *CALM]) == 1
+    assert "shrunk" not in capsys.readouterr().err
+    assert main(["simulate", "--seeds", "0", "--json", "--shrink", *CALM]) == 1
+    assert "shrunk" in capsys.readouterr().err
