@@ -158,11 +158,7 @@ def summarize(
         exactness_breaches=breaches,
         first_breach=outcome.first_breach,
         rejected_frames=outcome.traffic.rejected.total() + int(total("rejected")),
-        departures=[
-            f"node {d.node} (partition {d.partition} on {d.host}): {d.reason}"
-            for d in outcome.departures
-            if d.reason != "done"
-        ],
+        departures=_departures(outcome),
         warnings=[
             *warnings,
             *outcome.notes,
@@ -173,12 +169,22 @@ def summarize(
         history=history,
         best=best,
         worker_seconds=_worker_seconds(outcome) if collect_stats else {},
-        encoding={
-            str(node): figures
-            for node, values in outcome.stats.items()
-            if (figures := figures_in(values))
-        },
+        encoding=_encoding(outcome),
     )
+
+
+def _departures(outcome: Outcome) -> list[str]:
+    """Who left before the end."""
+    return [
+        f"node {d.node} (partition {d.partition} on {d.host}): {d.reason}"
+        for d in outcome.departures
+        if d.reason != "done"
+    ]
+
+
+def _encoding(outcome: Outcome) -> dict[str, dict[str, float]]:
+    by_node = {str(node): figures_in(values) for node, values in outcome.stats.items()}
+    return {node: figures for node, figures in by_node.items() if figures}
 
 
 def _phases(
