@@ -125,7 +125,6 @@ def summarize(
     breaches = outcome.breaches + int(total("breaches"))
     rows_trained = sum(max(0, rows) for rows in outcome.rows)
     held_out = sum(_by_partition(outcome, "rows_held_out").values())
-    taus = [values["tau"] for values in stats if "tau" in values]
     return TrainingSummary(
         replicas_equal=len(set(outcome.hashes.values())) == 1 and not breaches,
         hashes=outcome.hashes,
@@ -154,23 +153,31 @@ def summarize(
         mass_scaled_away=total("mass_scaled"),
         mass_lost=outcome.lost_mass,
         grants=outcome.grants,
-        tau=sum(taus) / len(taus) if taus else float("nan"),
+        tau=_tau(outcome),
         exactness_breaches=breaches,
         first_breach=outcome.first_breach,
         rejected_frames=outcome.traffic.rejected.total() + int(total("rejected")),
         departures=_departures(outcome),
-        warnings=[
-            *warnings,
-            *outcome.notes,
-            *skew_warnings(outcome.rows, len(outcome.executors), executors),
-            *_breach_warning(breaches, outcome.first_breach),
-        ],
+        warnings=[*warnings, *_warnings(outcome, executors, breaches)],
         stopped=outcome.stop_reason,
         history=history,
         best=best,
         worker_seconds=_worker_seconds(outcome) if collect_stats else {},
         encoding=_encoding(outcome),
     )
+
+
+def _tau(outcome: Outcome) -> float:
+    taus = [values["tau"] for values in outcome.stats.values() if "tau" in values]
+    return sum(taus) / len(taus) if taus else float("nan")
+
+
+def _warnings(outcome: Outcome, executors: int, breaches: int) -> list[str]:
+    return [
+        *outcome.notes,
+        *skew_warnings(outcome.rows, len(outcome.executors), executors),
+        *_breach_warning(breaches, outcome.first_breach),
+    ]
 
 
 def _departures(outcome: Outcome) -> list[str]:
