@@ -4,8 +4,8 @@
 
 Two processes train on the digits: TorchDistributor (local mode, gloo, DistributedDataParallel),
 then two workers of ours on a ``local-cluster``. ``seconds`` is from the call to its return,
-start-up of processes included, in a Spark session that is there already. Each call trains for so
-many epochs as ``--epochs`` names, one call after the other, until one reaches the accuracy
+start-up of processes included, in a fresh Spark session. Each call trains for so many epochs as
+``--epochs`` names, one call after the other, until one reaches the accuracy
 ``--wanted`` on held-out rows: its seconds are the ``seconds_to``. ``bytes`` are those between
 workers: of ours, what workers handed over to be sent; of the peer computed, as nobody counts them:
 a ring all-reduce of P float32 among N processes sends 2 (N - 1) 4 P bytes in all, at each step.
@@ -20,7 +20,8 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -114,6 +115,15 @@ def main() -> int:
     args = parser.parse_args()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    for name, call in (("TorchDistributor", peer), ("sparkstrom", ours)):
+        result = measured(name, call, args)
+        print(json.dumps(result) if args.json else line(result), flush=True)
+    return 0
+
+
+@contextmanager
+def fresh_session() -> Iterator[Any]:
+    """Spark whose executors are there, with Python workers that have imported nothing of ours."""
     from pyspark.sql import SparkSession
 
     session = (
@@ -125,14 +135,11 @@ def main() -> int:
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
-    session.sparkContext.parallelize(range(PROCESSES), PROCESSES).count()  # executors are there
     try:
-        for name, call in (("TorchDistributor", peer), ("sparkstrom", ours)):
-            result = measured(name, partial(call, session), args)
-            print(json.dumps(result) if args.json else line(result), flush=True)
+        session.sparkContext.parallelize(range(PROCESSES), PROCESSES).count()
+        yield session
     finally:
         session.stop()
-    return 0
 
 
 def peer(session: Any, rows: Any, module: Any, epochs: int) -> tuple[Any, dict[str, Any]]:
@@ -160,7 +167,9 @@ def measured(name: str, call: Callable[..., Any], args: argparse.Namespace) -> d
     features, labels, held_out, answers = split()
     calls = []
     for epochs in map(int, args.epochs.split(",")):
-        module, figures = call((features, labels), make_module(args.seed), epochs)
+        with fresh_session() as session:
+            rows, module = (features, labels), make_module(args.seed)
+            module, figures = call(session, rows, module, epochs)
         accuracy = accuracy_of(module, held_out, answers)
         calls.append({"epochs": epochs, "accuracy": round(accuracy, 4), **figures})
         if accuracy >= args.wanted:

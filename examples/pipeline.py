@@ -16,7 +16,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import SparkSession
 from sklearn.datasets import load_breast_cancer
 
-from sparkstrom import SharedTrainingMaster
+from sparkstrom import AdaptiveThreshold, SharedTrainingMaster
 from sparkstrom.ml import SparkstromEstimator
 from sparkstrom.models import DenseNetwork, Sgd
 
@@ -34,12 +34,9 @@ def main(folder: str) -> int:
     spark = SparkSession.builder.appName("pipeline").getOrCreate()
     train, test = spark.createDataFrame(rows, [*names, "label"]).randomSplit([0.8, 0.2], seed=1)
 
-    estimator = SparkstromEstimator(
-        featuresCol="scaled",
-        epochs=5,
-        batchSize=16,
-        master=SharedTrainingMaster(workers_per_node=1),  # so that two fits find slots at once
-    )
+    # One worker per executor, so that two fits find slots at the same time.
+    master = SharedTrainingMaster(workers_per_node=1, threshold=AdaptiveThreshold(1e-2))
+    estimator = SparkstromEstimator(featuresCol="scaled", epochs=5, batchSize=16, master=master)
     assembler = VectorAssembler(inputCols=names, outputCol="all")
     scaler = StandardScaler(inputCol="all", outputCol="scaled", withMean=True)
     pipeline = Pipeline(stages=[assembler, scaler, estimator])

@@ -13,7 +13,7 @@ import secrets
 import socket
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,6 @@ def here() -> Place:
     jvm = find_executor()
     host = socket.gethostname()
     directories = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")
-    gpus = context.resources().get("gpu")
     return Place(
         context.partitionId(),
         context.taskAttemptId(),
@@ -84,8 +83,19 @@ def here() -> Place:
         f"{jvm.pid}-{jvm.start_time}",
         Path(directories[0]),
         context.cpus(),
-        int(gpus.addresses[0]) if gpus is not None else None,
+        gpu_of(context.resources()),
     )
+
+
+def gpu_of(resources: Mapping[str, Any]) -> int | None:
+    """The index of the first GPU that Spark assigned to the task, if there is one."""
+    addresses = resources["gpu"].addresses if "gpu" in resources else []
+    if not addresses:
+        return None
+    if addresses[0].isdigit():
+        return int(addresses[0])
+    log.warning("Spark calls its GPU %r, which is no index: choose device= yourself", addresses[0])
+    return None
 
 
 def run_partition(

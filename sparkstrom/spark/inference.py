@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from sparkstrom.models.base import Buffered, Flat, FlatModel
 from sparkstrom.models.outputs import predict_in_blocks
 from sparkstrom.spark.blocks import short
 from sparkstrom.spark.columns import is_vector
+from sparkstrom.spark.shipping import packed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,12 +54,20 @@ class Trained:
         digest.update(buffers)
         return cls(model, parameters, buffers, digest.hexdigest())
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """By value: a broadcast's own pickle does not send what a user's script defines."""
+        return _unpacked, (packed(self.model), self.parameters, self.buffers, self.digest)
+
     def open(self) -> FlatModel:
         """The model, bound to a copy of its parameters."""
         self.model.bind(self.parameters.copy())
         if isinstance(self.model, Buffered) and self.buffers:
             self.model.load_buffers_bytes(self.buffers)
         return self.model
+
+
+def _unpacked(model: bytes, parameters: Flat, buffers: bytes, digest: str) -> Trained:
+    return Trained(pickle.loads(model), parameters, buffers, digest)
 
 
 _opened: OrderedDict[str, FlatModel] = OrderedDict()  # of this Python worker

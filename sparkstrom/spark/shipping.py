@@ -23,13 +23,19 @@ def need_picklable(model: Any) -> None:
     ) from error
 
 
-def _error_of(value: Any) -> Exception | None:
-    """What Spark's own pickler says."""
+def packed(value: Any) -> bytes:
+    """By Spark's own pickler, which sends what a user's script defines by value."""
     from pyspark import cloudpickle
 
     pickler: Any = cloudpickle
+    content: bytes = pickler.dumps(value)
+    return content
+
+
+def _error_of(value: Any) -> Exception | None:
+    """What Spark's own pickler says."""
     try:
-        pickler.dumps(value)
+        packed(value)
     except Exception as error:  # whatever a user's __reduce__ raises
         return error
     return None

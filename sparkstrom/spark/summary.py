@@ -128,7 +128,6 @@ def summarize(
     breaches = outcome.breaches + int(total("breaches"))
     rows_trained = sum(max(0, rows) for rows in outcome.rows)
     held_out = sum(_by_partition(outcome, "rows_held_out").values())
-    taus = [values["tau"] for values in stats if "tau" in values]
     return TrainingSummary(
         replicas_equal=len(set(outcome.hashes.values())) == 1 and not breaches,
         hashes=outcome.hashes,
@@ -157,33 +156,47 @@ def summarize(
         mass_scaled_away=total("mass_scaled"),
         mass_lost=outcome.lost_mass + sum(json.loads(r)["mass_dismissed"] for r in reports),
         grants=outcome.grants,
-        tau=sum(taus) / len(taus) if taus else float("nan"),
+        tau=_tau(outcome),
         exactness_breaches=breaches,
         first_breach=outcome.first_breach,
         rejected_frames=outcome.traffic.rejected.total() + int(total("rejected")),
-        departures=[
-            f"node {d.node} (partition {d.partition} on {d.host}): {d.reason}"
-            for d in outcome.departures
-            if d.reason != "done"
-        ],
-        warnings=[
-            *warnings,
-            *outcome.notes,
-            *skew_warnings(outcome.rows, len(outcome.executors), executors),
-            *_breach_warning(breaches, outcome.first_breach),
-            *_differing(outcome.hashes),
-            *_fresh_updaters(int(total("fresh_updaters"))),
-        ],
+        departures=_departures(outcome),
+        warnings=[*warnings, *_warnings(outcome, executors, breaches)],
         stopped=outcome.stop_reason,
         history=history,
         best=best,
         worker_seconds=_worker_seconds(outcome) if collect_stats else {},
-        encoding={
-            str(node): figures
-            for node, values in outcome.stats.items()
-            if (figures := figures_in(values))
-        },
+        encoding=_encoding(outcome),
     )
+
+
+def _tau(outcome: Outcome) -> float:
+    taus = [values["tau"] for values in outcome.stats.values() if "tau" in values]
+    return sum(taus) / len(taus) if taus else float("nan")
+
+
+def _warnings(outcome: Outcome, executors: int, breaches: int) -> list[str]:
+    return [
+        *outcome.notes,
+        *skew_warnings(outcome.rows, len(outcome.executors), executors),
+        *_breach_warning(breaches, outcome.first_breach),
+        *_differing(outcome.hashes),
+        *_fresh_updaters(outcome),
+    ]
+
+
+def _departures(outcome: Outcome) -> list[str]:
+    """Who left before the end."""
+    return [
+        f"node {d.node} (partition {d.partition} on {d.host}): {d.reason}"
+        for d in outcome.departures
+        if d.reason != "done"
+    ]
+
+
+def _encoding(outcome: Outcome) -> dict[str, dict[str, float]]:
+    by_node = {str(node): figures_in(values) for node, values in outcome.stats.items()}
+    return {node: figures for node, figures in by_node.items() if figures}
 
 
 def _phases(
@@ -213,7 +226,8 @@ def _differing(hashes: dict[str, str]) -> list[str]:
     return [f"replicas differ from the driver's: {', '.join(nodes)}; please report this as a bug"]
 
 
-def _fresh_updaters(workers: int) -> list[str]:
+def _fresh_updaters(outcome: Outcome) -> list[str]:
+    workers = int(sum(values.get("fresh_updaters", 0) for values in outcome.stats.values()))
     if not workers:
         return []
     return [

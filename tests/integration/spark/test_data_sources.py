@@ -279,3 +279,18 @@ def test_rows_that_stay_in_place_are_read_where_they_are(spark):
     rdd = spark.sparkContext.parallelize([([float(i)], i) for i in range(10)], 2)
     spread = spread_out(source_of(rdd, Chosen()), 4, 0, move=False)
     assert (spread.workers, spread.rows, spread.blocks) == (2, (5, 5), blocks_of_rows)
+
+
+def test_more_rows_than_memory_train_from_scratch_files(spark, make_network):
+    """Each of four workers has 10 MiB of rows where 8 MiB may stay in memory."""
+    rows = spark.sparkContext.parallelize(range(2600), 3).map(
+        lambda i: (np.full(4096, i % 2, np.float32), i % 2)
+    )
+    network = make_network(
+        DenseNetwork([4096, 2], updater=Sgd(1e-4), seed=1), batch_memory_bytes=16 << 20
+    )
+    summary = network.fit(rows, epochs=2, validation=0.0)
+    assert summary.spilled_bytes == 2600 * (4 * 4096 + 8)
+    assert summary.examples == 2 * 2600
+    assert summary.replicas_equal
+    assert network.predict(np.ones((1, 4096), np.float32)).argmax() == 1

@@ -14,14 +14,14 @@ from pyspark.ml.feature import StandardScaler
 from pyspark.ml.linalg import Vectors
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
-from sparkstrom import EarlyStopping, SharedTrainingMaster
+from sparkstrom import AdaptiveThreshold, EarlyStopping, SharedTrainingMaster
 from sparkstrom.base.errors import UsageError
 from sparkstrom.ml import SparkstromEstimator, SparkstromModel
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.models.outputs import predict_in_blocks
 
 MODEL = DenseNetwork([64, 24, 10], updater=Sgd(0.1), seed=1)
-TWO = SharedTrainingMaster(workers_per_node=1)
+TWO = SharedTrainingMaster(workers_per_node=1, threshold=AdaptiveThreshold(1e-2))  # few steps
 
 
 @pytest.fixture(scope="module")
@@ -100,11 +100,11 @@ def test_cross_validation_runs_fits_at_the_same_time(frame):
     estimator = SparkstromEstimator(
         model=MODEL, featuresCol="pixels", labelCol="digit", master=TWO, seed=3, batchSize=8
     )
-    worse = DenseNetwork([64, 24, 10], updater=Sgd(1e-6), seed=1)
-    grid = ParamGridBuilder().addGrid(estimator.model, [worse, MODEL]).build()
+    worse, better = (DenseNetwork([64, 24, 10], updater=Sgd(rate), seed=1) for rate in (1e-6, 0.1))
+    grid = ParamGridBuilder().addGrid(estimator.model, [worse, better]).build()
     evaluator = MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy")
     validator = CrossValidator(
-        estimator=estimator.setEpochs(4), estimatorParamMaps=grid, evaluator=evaluator,
+        estimator=estimator.setEpochs(8), estimatorParamMaps=grid, evaluator=evaluator,
         numFolds=2, parallelism=2, seed=1,
     )  # fmt: skip
     found = validator.fit(frame)

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Buffered, Exporting, FlatModel, Measured, Placeable, Share
-from sparkstrom.models.registry import from_description
+from sparkstrom.models.base import Batch, Buffered, Exporting, FlatModel, Measured, Placeable
 
 torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
@@ -21,7 +20,6 @@ from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from sparkstrom.models.torch import TorchBatch, TorchModel  # noqa: E402
-from sparkstrom.models.torch.parameters import Views, layout_of  # noqa: E402
 
 SGD = partial(torch.optim.SGD, lr=0.125)
 CHANCE = np.random.default_rng(0)
@@ -287,55 +285,6 @@ def test_a_scheduler_of_the_loss_gets_it() -> None:
     assert model.updater_state()["scheduler/last_epoch"] == 3
 
 
-def test_a_module_travels_without_its_storage_and_with_its_buffers() -> None:
-    torch.manual_seed(0)
-    module = nn.Sequential(nn.Linear(6, 4000), nn.BatchNorm1d(4000), nn.Linear(4000, 3))
-    model = TorchModel(module, functional.cross_entropy, SGD)
-    params = bound(model)
-    model.step(BATCH)
-    shipped = pickle.dumps(model)
-    assert 2 * 4 * 4000 < len(shipped) < 2 * 4 * 4000 + 10_000 < model.n_params * 4
-    other = pickle.loads(shipped)
-    with pytest.raises(UsageError, match="bind"):
-        other.initial()
-    assert other.buffers_bytes() == model.buffers_bytes() != b""
-    other.bind(params.copy())
-    np.testing.assert_array_equal(other.predict(FEATURES), model.predict(FEATURES))
-
-
-def test_a_deep_copy_is_a_model_of_its_own_with_the_same_beginning() -> None:
-    model = TorchModel(mlp(), functional.cross_entropy, SGD)
-    twin = copy.deepcopy(model)
-    params = bound(model)
-    model.step(BATCH)
-    np.testing.assert_array_equal(twin.initial(), model.initial())
-    assert (params != twin.initial()).any()
-    assert twin.module is not model.module
-
-
-def test_marks_on_parameters_travel() -> None:
-    module = mlp()
-    module[0].bias.no_decay = True
-    other = pickle.loads(pickle.dumps(TorchModel(module, functional.cross_entropy, SGD)))
-    assert other.module[0].bias.no_decay
-
-
-def test_recurrent_layers_find_their_parameters_after_a_trip() -> None:
-    torch.manual_seed(0)
-    model = TorchModel(nn.GRU(6, 4, batch_first=True), gru_loss, SGD)
-    params, other = bound(model), pickle.loads(pickle.dumps(model))
-    far = params.copy()
-    other.bind(far)
-    sequences = CHANCE.normal(size=(5, 7, 6)).astype(np.float32)
-    batch = Batch(sequences, np.zeros((5, 7, 4), np.float32))
-    assert model.step(batch) == other.step(batch)
-    np.testing.assert_array_equal(params, far)
-
-
-def gru_loss(output: Any, target: Any) -> Any:
-    return functional.mse_loss(output[0], target)
-
-
 def test_dropout_and_batch_norm_are_off_in_prediction_and_as_they_were_afterwards() -> None:
     module = nn.Sequential(nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
     module[0].eval()  # frozen by its owner
@@ -347,73 +296,6 @@ def test_dropout_and_batch_norm_are_off_in_prediction_and_as_they_were_afterward
     model.step(BATCH)
     assert [part.training for part in module] == [False, True, True]
     assert model.buffers_bytes() == before
-
-
-def test_a_place_gives_threads_and_chance() -> None:
-    threads = torch.get_num_threads()
-    model = TorchModel(mlp(), functional.cross_entropy, SGD)
-    draws = []
-    for seed in (1, 1, 2):
-        model.place(Share(threads=1, gpu=None, seed=seed))
-        draws.append(torch.rand(1).item())
-    assert torch.get_num_threads() == 1
-    torch.set_num_threads(threads)
-    assert draws[0] == draws[1] != draws[2]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-@pytest.mark.parametrize(("device", "gpu"), [("cuda", None), (None, 0)])
-def test_a_gpu_that_is_not_there_is_named(device: str | None, gpu: int | None) -> None:
-    model = TorchModel(mlp(), functional.cross_entropy, SGD, device=device)
-    with pytest.raises(UsageError, match=r"device='cuda.*sees no GPU"):
-        model.place(Share(threads=torch.get_num_threads(), gpu=gpu, seed=0))
-
-
-def test_on_a_device_the_vector_is_copied_in_and_out_of_each_step() -> None:
-    module = mlp()
-    named = dict(module.named_parameters())
-    params = np.zeros(53, np.float32)
-    host = torch.from_numpy(params)
-    views = Views(named, layout_of(named), host, host.clone())  # a clone stands for a GPU's memory
-    params += 2  # a remote update
-    assert module[0].bias[0] == 0
-    views.fetch()
-    assert module[0].bias[0] == 2
-    with torch.no_grad():
-        module[0].bias.mul_(2)
-    assert params[30] == 2
-    views.store()
-    assert params[29:32].tolist() == [2, 4, 4]
-
-
-def test_the_cpu_can_be_chosen_where_spark_gives_a_gpu() -> None:
-    model = TorchModel(mlp(), functional.cross_entropy, SGD, device="cpu")
-    model.place(Share(threads=torch.get_num_threads(), gpu=0, seed=0))
-    bound(model)
-    model.step(BATCH)
-
-
-def test_a_state_dict_is_exported_that_torch_opens_alone(tmp_path: Any) -> None:
-    module = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
-    model = TorchModel(module, functional.cross_entropy, SGD)
-    bound(model)
-    model.step(BATCH)
-    suffix, content = model.exported()
-    (tmp_path / f"model{suffix}").write_bytes(content)
-    fresh = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
-    fresh.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
-    fresh.eval()
-    with torch.no_grad():
-        np.testing.assert_array_equal(
-            fresh(torch.from_numpy(FEATURES)).numpy(), model.predict(FEATURES)
-        )
-
-
-def test_a_description_names_parameters_and_makes_no_model() -> None:
-    description = TorchModel(mlp(), functional.cross_entropy, SGD).describe()
-    assert description["parameters"][0] == ["0.weight", [5, 6]]
-    with pytest.raises(UsageError, match=r"saved without its code.*model=TorchModel"):
-        from_description(description)
 
 
 @pytest.mark.parametrize(

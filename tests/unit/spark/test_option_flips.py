@@ -15,7 +15,6 @@ from sparkstrom.encoding.thresholds import (
     ThresholdAlgorithm,
 )
 from sparkstrom.spark.shared import SharedTrainingMaster
-from sparkstrom.spark.void import VoidConfiguration
 
 
 def taus(algorithm: ThresholdAlgorithm) -> list[float]:
@@ -76,13 +75,6 @@ def test_fixed_threshold() -> None:
 def test_clipping_is_due_as_often_as_said() -> None:
     due = [[n for n in range(1, 11) if ResidualClipping(5.0, every).is_due(n)] for every in (5, 3)]
     assert due == [[5, 10], [3, 6, 9]]
-
-
-@pytest.mark.flips("VoidConfiguration.mesh_build_mode")
-def test_only_the_plain_mesh_is_there() -> None:
-    assert VoidConfiguration(mesh_build_mode="plain").mesh_build_mode == "plain"
-    with pytest.raises(UsageError, match="not there yet"):
-        VoidConfiguration(mesh_build_mode="mesh")
 
 
 def test_an_export_directory_needs_an_export() -> None:

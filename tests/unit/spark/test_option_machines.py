@@ -9,15 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
     Activity,
     Address,
+    Attach,
+    Attached,
     Chunk,
     Join,
     Phase,
     Report,
     State,
+    Status,
     Update,
     Welcome,
 )
@@ -45,6 +49,12 @@ def running_node(job_of: Callable[..., TrainingJob]) -> RunningNode:
     return lambda **options: run(job_of(**options))
 
 
+def state_at(beat: int, nodes: int = 1) -> State:
+    return State(
+        phase=Phase.RUNNING, beat=beat, head=0, final=0, slowest=0, nodes=nodes, closed=[], heard=0
+    )  # fmt: skip
+
+
 def run(job: TrainingJob) -> Node:
     """A node at time 0 with a replica, in a fit that runs, whose slowest has taken no step."""
     rows = [(np.zeros(6, np.float32), 0)] * 20
@@ -53,22 +63,21 @@ def run(job: TrainingJob) -> Node:
     welcome = Welcome(
         token=node.standing.identity.token,
         count=1,
-        edge=1,
+        knock=1,
         node=4,
+        parent=MASTER,
+        edge=1,
         up=Address("127.0.0.1", 1, 1, 2),
-        base=0,
-        snapshot=True,
         chunks=1,
-        last=[],
         closed=[],
         epoch=0,
         batch=0,
         steps=0,
         grants=[],
     )
-    state = State(phase=Phase.RUNNING, head=0, final=0, slowest=0, last_seq=0)
+    attached = Attached(base=0, snapshot=True, last=[])
     node.step(ev.Opened(HERE), 0.0)
-    for message in (welcome, state, Chunk(index=0, commit=0, payload=b"")):
+    for message in (welcome, attached, state_at(0), Chunk(index=0, commit=0, payload=b"")):
         node.step(ev.Received(MASTER, message), 0.0)
     node.step(ev.Paused(node.command.number), 0.0)
     node.step(ev.Tick(), 0.0)
@@ -98,10 +107,9 @@ def test_max_lead(running_node: RunningNode, max_lead: int | None) -> None:
 
 def seconds_until(node: Node, wanted: Any, *, heard: bool) -> int:
     """Tick each second until an effect or the command is ``wanted``."""
-    state = State(phase=Phase.RUNNING, head=0, final=0, slowest=0, last_seq=0)
     for second in range(1, 1000):
         if heard:
-            node.step(ev.Received(MASTER, state), second)
+            node.step(ev.Received(MASTER, state_at(second)), second)
         if wanted(node.step(ev.Tick(), second), node.command):
             return second
     raise AssertionError("it never happened")
@@ -137,13 +145,13 @@ def master_of(**options: Any) -> Master:
         chunks=1,
         host="127.0.0.1",
         port=1,
-        limits=network.limits_of(SharedTrainingMaster(**options), 2),
+        limits=network.limits_of(SharedTrainingMaster(**options), 2, 100),
         now_s=0.0,
     )
     join = Join(
         token=1,
         count=1,
-        edge=1,
+        knock=1,
         partition=0,
         attempt=0,
         rows=20,
@@ -154,19 +162,23 @@ def master_of(**options: Any) -> Master:
         executor="e",
         pid=1,
         version="1",
-        have=0,
-        has_replica=False,
+        alone=False,
     )
     master.step(ev.Received(-1, join), 0.0)
+    attach = Attach(have=0, whole=False, catching=False, ids=[1])
+    master.step(ev.Received(min(master.fit.members.live), attach), 0.0)
     report(master, 0.0)
     return master
 
 
 def report(master: Master, now_s: float) -> list[ev.Effect]:
-    waits = Report(
-        edge=1, received=0, after_seq=0, epoch=0, batch=0, steps=0, activity=Activity.WAITING
+    node = min(master.fit.members.live)
+    waits = Status(
+        node=node, edge=1, count=1, after_seq=0, epoch=0, batch=0, steps=0,
+        activity=Activity.WAITING,
     )  # fmt: skip
-    return master.step(ev.Received(min(master.fit.members.live), waits), now_s)
+    told = Report(received=0, catching=False, stamp=1, news=[waits])
+    return master.step(ev.Received(node, told), now_s)
 
 
 def play(master: Master, seconds: int, *, reports: bool = True) -> Iterator[list[ev.Effect]]:
@@ -226,4 +238,83 @@ def test_log_bytes(log_bytes: int, reaches: bool) -> None:
         )
         master.step(ev.Received(node, update), 0.0)
     assert master.fit.sequencer.head == 20
-    assert master.fit.sequencer.log.reaches(0) is reaches
+    assert master.fit.sequencer.history.log.reaches(0) is reaches
+
+
+# -- the mesh --------------------------------------------------------------------------------------
+
+
+def joined(workers: int, **options: Any) -> Master:
+    """A master that as many workers have asked to join, each on an executor of its own."""
+    void = VoidConfiguration(**options)
+    master = Master(
+        version="1",
+        partitions=workers,
+        epochs=1,
+        chunks=1,
+        host="127.0.0.1",
+        port=1,
+        limits=network.limits_of(SharedTrainingMaster(void=void), workers, 100),
+        now_s=0.0,
+    )
+    for partition in range(workers):
+        join = Join(
+            token=partition,
+            count=1,
+            knock=1,
+            partition=partition,
+            attempt=0,
+            rows=20,
+            checksum=1,
+            batches=5,
+            address=HERE,
+            host="h",
+            executor=str(partition),
+            pid=1,
+            version="1",
+            alone=False,
+        )
+        master.step(ev.Received(-1, join), 0.0)
+    return master
+
+
+def children(master: Master) -> list[int]:
+    return list(master.fit.tree.children(MASTER))
+
+
+def depths(master: Master) -> int:
+    return max(map(master.fit.tree.depth, master.fit.members.live))
+
+
+@pytest.mark.flips("VoidConfiguration.mesh_build_mode")
+@pytest.mark.parametrize(
+    ("mode", "workers", "neighbours"),
+    [("plain", 40, 40), ("mesh", 12, 8), ("auto", 32, 32), ("auto", 33, 8)],
+)
+def test_mesh_build_mode(mode: str, workers: int, neighbours: int) -> None:
+    assert len(children(joined(workers, mesh_build_mode=mode))) == neighbours
+
+
+@pytest.mark.flips("VoidConfiguration.mesh_fan_out")
+@pytest.mark.parametrize("mesh_fan_out", [2, 3, 8])
+def test_mesh_fan_out(mesh_fan_out: int) -> None:
+    master = joined(12, mesh_build_mode="mesh", mesh_fan_out=mesh_fan_out)
+    assert len(children(master)) == mesh_fan_out
+
+
+@pytest.mark.flips("VoidConfiguration.mesh_depth")
+def test_mesh_depth() -> None:
+    """It bounds the mesh; whoever finds no place is told before the job begins."""
+    mesh = {"mesh_build_mode": "mesh", "mesh_fan_out": 2}
+    assert depths(joined(6, **mesh, mesh_depth=2)) == 2
+    with pytest.raises(UsageError, match="7 workers, but a mesh with mesh_fan_out=2 and mesh_dept"):
+        joined(7, **mesh, mesh_depth=2)
+    assert depths(joined(7, **mesh, mesh_depth=3)) == 3
+
+
+@pytest.mark.parametrize(("mode", "leases"), [("plain", 3), ("mesh", 6)])
+def test_a_silent_master_is_waited_for_longer_in_a_mesh(
+    job_of: Callable[..., TrainingJob], mode: str, leases: int
+) -> None:
+    void = VoidConfiguration(mesh_build_mode=mode, lease_s=8.0)
+    assert limits_of(job_of(void=void)).master_silent_s == leases * 8.0

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Share
-from sparkstrom.spark.executor import Place, settle
+from sparkstrom.spark.executor import Place, gpu_of, settle
 from sparkstrom.spark.job import TrainingJob
 
 
@@ -46,3 +49,17 @@ def test_seeds_differ_by_partition_fit_and_option_and_repeat(
 
 def test_a_model_that_does_not_ask_is_left_alone(job_of: Callable[..., TrainingJob]) -> None:
     settle(job_of(), Place(0, 5, "host", "jvm", Path("/nowhere")))
+
+
+@pytest.mark.parametrize(
+    ("addresses", "index"), [(["3", "4"], 3), ([], None), (["GPU-8932f937"], None)]
+)
+def test_the_gpu_is_the_first_that_spark_names_by_index(
+    addresses: list[str], index: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert gpu_of({"gpu": SimpleNamespace(addresses=addresses)}) == index
+    assert ("is no index" in caplog.text) == (bool(addresses) and index is None)
+
+
+def test_no_gpu_without_the_resource() -> None:
+    assert gpu_of({"fpga": SimpleNamespace(addresses=["0"])}) is None

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.spark.void import REFUSED, VoidConfiguration
+from sparkstrom.protocol.tree import FLAT
+from sparkstrom.spark.void import AUTO_PLAIN_WORKERS, REFUSED, VoidConfiguration
 
 
 def test_every_field_has_a_default() -> None:
@@ -70,8 +71,10 @@ def test_who_may_bind_which_ports(
         ("network_mask", "192.168.1.12", "such as 192.168.1.0/24"),
         ("network_mask", "fd00::7", "such as fd00::/64"),
         ("controller_address", " ", "is empty"),
-        ("mesh_build_mode", "mesh", "not there yet"),
-        ("mesh_build_mode", "PLAIN", "one of plain"),
+        ("mesh_build_mode", "PLAIN", "one of plain, mesh, auto"),
+        ("mesh_fan_out", 0, "at least 1; 8 suits most networks"),
+        ("mesh_fan_out", 2.5, "at least 1"),
+        ("mesh_depth", 0, "at least 1; 5 levels of 8 have 37,448 workers"),
         ("max_chunk_size", 100, "at least 1024"),
         ("lease_s", 0, "above 0"),
         ("lease_s", float("inf"), "above 0"),
@@ -84,6 +87,33 @@ def test_a_refusal_names_option_value_and_remedy(option: str, value: object, wor
         VoidConfiguration(**{option: value})  # type: ignore[arg-type]
     assert f"{option}={value!r}" in str(caught.value)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "workers", "shape"),
+    [
+        ({}, 100_000, FLAT),
+        ({"mesh_build_mode": "auto"}, AUTO_PLAIN_WORKERS, FLAT),
+        ({"mesh_build_mode": "auto"}, AUTO_PLAIN_WORKERS + 1, (8, 5)),
+        ({"mesh_build_mode": "mesh"}, 1, (8, 5)),
+        ({"mesh_build_mode": "mesh"}, 37_448, (8, 5)),
+        ({"mesh_build_mode": "mesh", "mesh_fan_out": 2, "mesh_depth": 3}, 14, (2, 3)),
+        ({"mesh_fan_out": 2, "mesh_depth": 3}, 15, FLAT),
+    ],
+)
+def test_how_many_stand_under_one_another(
+    options: dict[str, Any], workers: int, shape: tuple[int, int]
+) -> None:
+    tree = VoidConfiguration(**options).topology(workers)
+    assert (tree.fan_out, tree.depth_max) == shape
+
+
+@pytest.mark.parametrize("mode", ["mesh", "auto"])
+def test_the_worker_that_finds_no_place_is_named(mode: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        VoidConfiguration(mesh_build_mode=mode).topology(37_449)
+    assert "37,448 places: worker 37449 has none" in str(caught.value)
+    assert "mesh_fan_out=8 and mesh_depth=5" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
