@@ -81,11 +81,11 @@ def grants_again_on_return(patch: pytest.MonkeyPatch) -> None:
 def numbers_a_repeat_again(patch: pytest.MonkeyPatch) -> None:
     number = Sequencer.number
 
-    def forgetful(self: Sequencer, update: Update) -> Committed | None:
+    def forgetful(self: Sequencer, update: Update, *how: Any) -> Committed | None:
         last = self.last.get(update.origin)
         if last is not None and update.seq == last:
             self.last[update.origin] = last - 1
-        return number(self, update)
+        return number(self, update, *how)
 
     patch.setattr(Sequencer, "number", forgetful)
 
@@ -93,10 +93,10 @@ def numbers_a_repeat_again(patch: pytest.MonkeyPatch) -> None:
 def skips_a_lost_update(patch: pytest.MonkeyPatch) -> None:
     number = Sequencer.number
 
-    def hasty(self: Sequencer, update: Update) -> Committed | None:
+    def hasty(self: Sequencer, update: Update, *how: Any) -> Committed | None:
         if update.seq > self.last.get(update.origin, update.seq):
             self.last[update.origin] = update.seq - 1
-        return number(self, update)
+        return number(self, update, *how)
 
     patch.setattr(Sequencer, "number", hasty)
 
@@ -104,8 +104,8 @@ def skips_a_lost_update(patch: pytest.MonkeyPatch) -> None:
 def commits_another_payload(patch: pytest.MonkeyPatch) -> None:
     number = Sequencer.number
 
-    def garbling(self: Sequencer, update: Update) -> Committed | None:
-        return number(self, msgspec.structs.replace(update, payload=update.payload[:-2]))
+    def garbling(self: Sequencer, update: Update, *how: Any) -> Committed | None:
+        return number(self, msgspec.structs.replace(update, payload=update.payload[:-2]), *how)
 
     patch.setattr(Sequencer, "number", garbling)
 
@@ -322,7 +322,7 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (ignores_the_slowest, "I4: ", {"max_lead": 1, "publish_every": 1, "crashes": 0}),
     (waits_for_an_empty_partition, "I", {"empty_partitions": 1}),
     (repeats_a_phase, "I4: not over", {}),
-    (swallows_a_failure, "I5: the failure", {"failure": 1.0, "stop": 0.0}),
+    (swallows_a_failure, "I5: a failure was heard", {"failure": 1.0, "stop": 0.0}),
     (names_nobody, "I5: aborted", {"failure": 1.0, "stop": 0.0}),
 ]
 
@@ -355,10 +355,6 @@ def stands_under_the_master(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tree, "parent", lambda self, node: 0)
 
 
-def keeps_the_dead_in_the_tree(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Tree, "detach", lambda self, gone: self)
-
-
 def overruns_a_child(patch: pytest.MonkeyPatch) -> None:
     put = Downlink.put
 
@@ -386,7 +382,6 @@ SUMS = CALM | {"loss": 0.2, "merged_bytes": 100, "downlink_bytes": 300, "log_byt
 MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
     (cuts_a_subtree_off, "I4: p", INNER),
     (stands_under_the_master, "I4: node 0 has", {"fan_out": 2}),
-    (keeps_the_dead_in_the_tree, "I4: the tree", INNER),
     (overruns_a_child, "I4: node", {"fan_out": 2, "downlink_bytes": 1, "bandwidth": 0.0}),
     (adds_its_own_again_with_a_sum, "I3: p", SUMS),
     (applies_twice, "I3: p", ROUGH),
@@ -410,6 +405,25 @@ def test_a_bug_planted_in_a_mesh_is_caught(
 @pytest.mark.parametrize("given", [INNER, SUMS], ids=["inner", "sums"])
 def test_the_same_meshes_are_clean_without_the_bug(given: dict[str, Any]) -> None:
     assert list(violations(given, range(5), "mesh")) == []
+
+
+def test_a_tree_of_others_than_the_living_and_one_that_is_too_deep_are_seen() -> None:
+    found: list[str] = []
+    tree = Tree(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
+
+    def fit(live: list[int], depth: int) -> Any:
+        limits = SimpleNamespace(fan_out=1, depth=depth)
+        members = SimpleNamespace(live=dict.fromkeys(live))
+        return SimpleNamespace(tree=tree, members=members, limits=limits)
+
+    Shape(found.append, 2.0).tree(fit([1, 2, 3], 3))
+    assert found == []
+    Shape(found.append, 2.0).tree(fit([1, 2], 3))
+    Shape(found.append, 2.0).tree(fit([1, 2, 3], 2))
+    assert found == [
+        "I4: the tree and the live nodes differ in [3]",
+        "I4: node 3 is 3 hops or more below the master",
+    ]
 
 
 def test_a_circle_of_edges_is_seen() -> None:

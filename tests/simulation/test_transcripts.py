@@ -1,0 +1,186 @@
+"""Cases worth reading, as they happen: each is kept in tests/transcripts and must not change.
+
+Where a change is meant, write them anew, and read the difference:
+
+    SPARKSTROM_WRITE_TRANSCRIPTS=1 python -m pytest tests/simulation/test_transcripts.py
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sparkstrom.base.identity import MASTER
+from sparkstrom.codec.messages import (
+    Address,
+    Attached,
+    Behind,
+    Closed,
+    Direct,
+    MergedRange,
+    Message,
+    Silent,
+    Welcome,
+)
+from sparkstrom.protocol import events as ev
+from sparkstrom.simulation.faults import NO_FAULTS
+from sparkstrom.simulation.network import Cut, Network
+from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.sizes import Size
+from sparkstrom.simulation.world import World
+
+KEPT = Path(__file__).parents[1] / "transcripts"
+WRITE = "SPARKSTROM_WRITE_TRANSCRIPTS"
+AFTER_S = 0.5  # of training
+
+
+class Told(Network):
+    """A network that tells the few messages which change who stands where, or holds what."""
+
+    world: Story
+    welcomed: set[int]
+
+    def answer(self, address: Address, message: Message) -> None:
+        say = self.world.time.say
+        match message:
+            case Welcome(edge=edge) if edge not in self.welcomed:
+                self.welcomed.add(edge)
+                above = "the master" if message.parent == MASTER else f"node {message.parent}"
+                say(f"master -> {address.host}: you are node {message.node}, under {above}")
+            case Closed():
+                say(f"master -> {address.host}: node {message.node} is closed: {message.reason}")
+            case _:
+                pass
+        super().answer(address, message)
+
+    def send(self, owner: SimProcess | None, to: int, message: Message) -> None:
+        who = "master" if owner is None else f"node {owner.node.node}"
+        text = None
+        match message:
+            case Attached(base=base, snapshot=True):
+                text = f"take a snapshot; commits after {base} follow"
+            case Attached(base=base):
+                text = f"commits after {base} follow"
+            case Behind(base=base):
+                text = f"my log begins at {base}: take a snapshot"
+            case MergedRange(after=after, commit=commit):
+                text = f"the sum of commits {after + 1} to {commit}"
+            case _:
+                pass
+        if text is not None:
+            self.world.time.say(f"{who} -> node {to}: {text}")
+        super().send(owner, to, message)
+
+    def tell(self, process: SimProcess, message: Direct) -> None:
+        if isinstance(message, Silent):
+            self.world.time.say(f"node {message.node} -> master: I do not hear {message.child}")
+        super().tell(process, message)
+
+
+class Story(World):
+    """Seven workers in a tree of fan-out 2, nothing goes wrong but what ``trouble`` does."""
+
+    def __init__(self, trouble: Callable[[Story], None], size: Size) -> None:
+        super().__init__(7, size, replace(NO_FAULTS, delay_ms_max=1, step_s_max=0.4))
+        self.network = Told(self.time, self.faults, self._arrive_at_master)
+        self.network.world, self.network.welcomed = self, set()
+        self._trouble = trouble
+        self._began = False
+
+    def step_master(self, event: ev.Event) -> None:
+        super().step_master(event)
+        if self._began_with and not self._began:
+            self._began = True
+            self.time.after(AFTER_S, self._trouble, self)
+
+    def inner(self) -> SimProcess:
+        """The first that stands under the master and has children with uncommitted updates."""
+        inner = [p for p in self.alive if p.node.standing.family.children]
+        return min(inner, key=lambda p: p.node.node)
+
+    def leaf(self) -> SimProcess:
+        leaves = [p for p in self.alive if not p.node.standing.family.children]
+        return max(leaves, key=lambda p: p.node.node)
+
+    def below(self, process: SimProcess) -> list[SimProcess]:
+        under = self.master.fit.tree.below(process.node.node)
+        return [p for p in self.alive if p.node.node in under]
+
+
+def inner_node_killed(world: Story) -> None:
+    victim = world.inner()
+    for process in world.below(victim):
+        waiting = len(process.node.standing.uplink)
+        world.time.say(f"{process.name} has {waiting} updates that are not committed")
+    world.time.say(f"kill {victim.name}, node {victim.node.node}")
+    world.end(victim, restart=True)
+
+
+def cut_off_and_back(world: Story) -> None:
+    victim = world.inner()
+    until_s = world.time.now_s + 2.5 * world.size.lease_s
+    world.time.say(f"nobody reaches {victim.name}, node {victim.node.node}, until {until_s:.1f}")
+    world.network.cut(victim, Cut(until_s, up=True, down=True))
+
+
+def slow_child(world: Story) -> None:
+    victim = world.leaf()
+    victim.awake_s = world.time.now_s + world.size.lease_s / 2
+    text = f"{victim.name}, node {victim.node.node}, stands still until {victim.awake_s:.1f}"
+    world.time.say(text)
+
+
+def executor_killed(world: Story) -> None:
+    head = world.inner()
+    executor = head.identity.executor
+    for process in world.alive:
+        if process.identity.executor == executor:
+            world.time.say(f"{executor} dies: kill {process.name}, node {process.node.node}")
+            world.end(process, restart=True)
+
+
+SIZE = Size(nodes=7, fan_out=2, depth=5, per_executor=1, kept_files=0, max_lead=None)
+STORIES: dict[str, tuple[Callable[[Story], None], Size]] = {
+    "inner-node-killed": (inner_node_killed, SIZE),
+    "cut-off-and-back": (cut_off_and_back, SIZE),
+    "merged-range-to-a-slow-child": (slow_child, replace(SIZE, merged_bytes=100)),
+    "executor-of-head-and-its-tasks-killed": (executor_killed, replace(SIZE, per_executor=3)),
+}
+
+
+def tell(name: str) -> str:
+    """The whole story, with how it ended."""
+    trouble, size = STORIES[name]
+    world = Story(trouble, size)
+    assert world.run() == []
+    fit = world.master.fit
+    replicas = sorted({(d[:12]) for d in fit.phases.digests.values()})
+    assert replicas == [(fit.phases.own_digest or "")[:12]]
+    world.time.say(f"{fit.sequencer.head} commits, in every replica: {replicas[0]}")
+    return "\n".join(world.time.transcript) + "\n"
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_story_is_told_as_it_was(name: str) -> None:
+    kept, told = KEPT / f"{name}.txt", tell(name)
+    if os.environ.get(WRITE):
+        kept.write_text(told)
+    assert told == kept.read_text(), f"{WRITE}=1 writes it anew, if that was meant"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("inner-node-killed", "has 2 updates that are not committed"),
+        ("inner-node-killed", "under node"),
+        ("cut-off-and-back", "is closed: its lease ran out"),
+        ("merged-range-to-a-slow-child", "the sum of commits"),
+        ("executor-of-head-and-its-tasks-killed", "dies: kill"),
+    ],
+)
+def test_a_story_shows_what_it_is_kept_for(name: str, words: str) -> None:
+    assert words in (KEPT / f"{name}.txt").read_text()
