@@ -64,9 +64,9 @@ def borrow(me: Standing, now_s: float) -> list[Effect]:
     loan = me.borrowing
     if loan is None:
         return []
-    if loan.whole is not None or now_s > loan.until_s:
+    if (whole := loan.whole) is not None or now_s > loan.until_s:
         me.borrowing = None
-        return [ev.InstallUpdater(loan.whole)]
+        return [ev.InstallUpdater(whole)]
     if not me.attached:
         return []
     asks = [AskUpdater(me.node, loan.copy, index) for index in loan.wanted(now_s)]
