@@ -66,6 +66,7 @@ class Network:
         self.traffic: defaultdict[str, Traffic] = defaultdict(Traffic)
         self._free_s: dict[str, float] = {}  # when what a host has sent is on its way
         self._broken: set[tuple[int, bool, bool]] = set()  # edge, upwards, data
+        self._newest_s: dict[tuple[str, str], float] = {}  # arrivals: in order, but for late ones
         self._splits: list[Split] = []
         self.quiet = not (faults.loss or faults.repeat or faults.late)
 
@@ -136,7 +137,10 @@ class Network:
         edge: int,
         message: Message,
     ) -> None:
-        """Put a message on its way, once, twice, late or not at all."""
+        """Put a message on its way, once, twice, late or not at all.
+
+        As Aeron's streams do, a link keeps the order; what is late is overtaken by what follows.
+        """
         time, faults, quiet = self._time, self._faults, self.quiet
         start_s = time.now_s
         source = MASTERS_HOST if owner is None else owner.name
@@ -156,11 +160,14 @@ class Network:
             time.faults["repeated"] += 1
             copies = 2
         for _ in range(copies):
-            delay_s = DELAY_S_MIN + random() * faults.delay_ms_max / 1000
+            at_s = start_s + DELAY_S_MIN + random() * faults.delay_ms_max / 1000
             if not quiet and random() < faults.late:
                 time.faults["late"] += 1
-                delay_s += random() * LATE_S_MAX
-            time.at(start_s + delay_s, arrive, host, sender, edge, message)
+                at_s += random() * LATE_S_MAX
+            else:
+                at_s = max(at_s, self._newest_s.get((source, host), 0.0))
+                self._newest_s[source, host] = at_s
+            time.at(at_s, arrive, host, sender, edge, message)
 
     def _count(self, source: str, target: str, message: Message) -> float:
         """Note what travels; return when it has left, which takes its time on a narrow link."""
