@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -37,7 +39,8 @@ LEASE_S = 2.0
 def _load() -> Any:
     """The script as a module: test folders are no packages."""
     spec = importlib.util.spec_from_file_location("mesh_forking", SCRIPT)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -108,10 +111,11 @@ class RealMesh:
             depth=depth,
             lease_s=LEASE_S,
             scratch=str(scratch),
-            **{"epochs": 4, "sleep_ms": 25, **given},
+            **{"epochs": 3, "sleep_ms": 40, **given},
         )
         self.theta = Theta(forking.N_PARAMS, forking.K)
         self.processes: dict[int, Watched] = {}  # by partition, the newest
+        self.ended: Counter[str] = Counter()  # how the last process of each partition did
         self._all: list[Watched] = []
         self._handles: list[DriverHandle] = []
         self._lead()
@@ -213,16 +217,18 @@ class RealMesh:
             assert self.master.failure is None, self.master.failure
             return look.workers == forking.WORKERS and look.minibatches >= minibatches
 
-        wait_until(far_enough, 60, "training")
+        wait_until(far_enough, 120, "training so far")
 
-    def finish(self, seconds: float = 120.0) -> Outcome:
+    def finish(self, seconds: float = 180.0) -> Outcome:
         """The outcome, once every process has ended by itself."""
         assert self.master.finished.wait(seconds), self.master.progress
         if self.master.failure is not None:
             raise self.master.failure
         for process in self.processes.values():
             wait_until(lambda process=process: not is_alive(process), 30, "the end of a task")
-            assert '"ended": "done"' in self.report(process.pid), self.report(process.pid)
+            ended = re.search(r'"ended": "(done|released)"', self.report(process.pid))
+            assert ended, self.report(process.pid)
+            self.ended[ended[1]] += 1
         return self.master.outcome()
 
     def close(self) -> None:
