@@ -55,8 +55,8 @@ class Shape:
             hops, above = 0, node
             while above != MASTER and hops <= fit.limits.depth:
                 above, hops = parents[above], hops + 1
-            if above != MASTER:
-                self._violation(f"I4: node {node} is {hops} hops or more below the master")
+            if hops > fit.limits.depth:
+                self._violation(f"I4: node {node} is {hops} hops below the master")
 
     def edges(self, processes: list[SimProcess]) -> None:
         """Nobody stands under itself, whatever the master believes; windows hold."""

@@ -422,7 +422,7 @@ def test_a_tree_of_others_than_the_living_and_one_that_is_too_deep_are_seen() ->
     Shape(found.append, 2.0).tree(fit([1, 2, 3], 2))
     assert found == [
         "I4: the tree and the live nodes differ in [3]",
-        "I4: node 3 is 3 hops or more below the master",
+        "I4: node 3 is 3 hops below the master",
     ]
 
 
