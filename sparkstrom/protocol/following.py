@@ -137,7 +137,7 @@ def catch_up(me: Standing, now_s: float) -> list[Effect]:
         return []
     if not (catchup.ready(now_s) and me.paused):
         return [Send(me.parent, AskChunk(index)) for index in catchup.wanted(now_s)]
-    me.installing, me.catchup, me.news = True, None, True
+    me.installing, me.catchup, me.news, me.activity_s = True, None, True, now_s
     return [ev.Install(catchup.chunks, catchup.held, me.uplink.uncommitted, me.received)]
 
 

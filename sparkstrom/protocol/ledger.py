@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sparkstrom.codec.messages import Status
 
-PLAIN_COST, RICH_COST = 1, 12  # a status with counters or a hash takes so much more room
+AUDIT_COST, COUNTERS_PER_COST = 6, 2  # a plain status, of about 30 bytes, costs 1
 COST_MAX = 600  # a report stays well below what a control stream takes
 
 
@@ -70,7 +70,8 @@ class Ledger:
         stamp, spent = self._stamp, 0
         for node, at in self._unheard.items():
             status = self._known[node]
-            price = RICH_COST if status.stats or status.audit else PLAIN_COST
+            price = 1 + len(status.stats or ()) // COUNTERS_PER_COST
+            price += AUDIT_COST if status.audit is not None else 0
             if spent and spent + price > COST_MAX:
                 break
             out.append(status)

@@ -149,9 +149,12 @@ class Master:
             return on_join(fit, message, now_s)
         node = getattr(message, "node", MASTER)
         member = fit.members.live.get(node)
-        if member is None:
-            fit.sequencer.dropped["stranger"] += 1
-            return []
+        match message:
+            case Failed(node=0) if fit.phases.phase is not Phase.DONE:
+                return [ev.Abort(message.reason, message.trace)]  # it has not got an id yet
+            case _ if member is None:
+                fit.sequencer.dropped["stranger"] += 1
+                return []
         match message:
             case Silent(child=child, edge=edge):
                 return on_silent(fit, node, child, edge, now_s)
@@ -258,7 +261,8 @@ class Master:
 
     def _on_tick(self, now_s: float) -> list[Effect]:
         fit = self.fit
-        effects = self._close_silent(now_s)
+        done = fit.phases.phase is Phase.DONE
+        effects = [] if done else self._close_silent(now_s)
         if now_s >= self._scan_due_s:
             slowest = fit.members.slowest()
             if slowest is not None and slowest != fit.slowest:
@@ -269,7 +273,7 @@ class Master:
         if beat > fit.beat:
             fit.beat = beat
             fit.family.tell_all()
-        if fit.phases.phase is not Phase.DONE:
+        if not done:
             effects += order_places(fit, now_s) + ask_again(fit, now_s)
         return effects + fit.family.tick(self._state(), now_s) + self._ask_to_release(now_s)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from sparkstrom.codec.messages import BUFFERS, Committed, LastSeqs, MergedRange
 
 HEADER_BYTES = 64  # what a commit costs in a log beside its payload
+LAST_SEQ_BYTES = 12  # per origin of a sum
 RETRY_FIRST_S = 0.25  # a LAN answers in milliseconds; a busy core in tens of them
 RETRY_LONGEST_S = 4.0
 
@@ -28,7 +29,8 @@ def before(entry: Entry) -> int:
 
 def cost(entry: Entry) -> int:
     """Bytes that an entry takes up in a log."""
-    return HEADER_BYTES + len(entry.payload)
+    table = LAST_SEQ_BYTES * len(entry.last) if isinstance(entry, MergedRange) else 0
+    return HEADER_BYTES + len(entry.payload) + table
 
 
 def adds(entry: Entry) -> bool:

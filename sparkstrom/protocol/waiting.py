@@ -84,12 +84,12 @@ def _longest_wait(me: Standing, now_s: float) -> tuple[float, float, str]:
     if catchup is not None and catchup.progress_s < begun_s:
         return catchup.progress_s, stuck_s, NO_SNAPSHOT
     if me.opened_s < begun_s and me.parent != NOBODY and not me.attached:
-        return me.opened_s, stuck_s, NO_PARENT
+        return me.opened_s, LEVELS_ABOVE * stuck_s, NO_PARENT
     if uplink.progress_s < begun_s and len(uplink) > 0:
         return uplink.progress_s, stuck_s, NO_COMMITS
     if me.got_s < begun_s and me.behind:
         return me.got_s, stuck_s, NOT_FED
-    if me.activity is Activity.STEPPING and not me.paused:
+    if me.installing or (me.activity is Activity.STEPPING and not me.paused):
         return me.activity_s, limits.step_s, STEP_STUCK
     return now_s, stuck_s, ""
 

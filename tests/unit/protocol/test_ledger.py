@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparkstrom.codec.messages import AuditAnswer
-from sparkstrom.protocol.ledger import COST_MAX, PLAIN_COST, RICH_COST, Ledger
+from sparkstrom.protocol.ledger import AUDIT_COST, COST_MAX, COUNTERS_PER_COST, Ledger
 
 
 def nodes(ledger: Ledger) -> list[int]:
@@ -68,7 +68,7 @@ def test_an_old_acknowledgement_takes_nothing_back(make: Any) -> None:
 
 
 def test_a_report_takes_the_oldest_news_and_as_much_as_fits(make: Any) -> None:
-    plain = COST_MAX // PLAIN_COST
+    plain = COST_MAX
     ledger = filled(make, *range(1, plain + 11))
     told = []
     while ledger.has_news:
@@ -78,19 +78,20 @@ def test_a_report_takes_the_oldest_news_and_as_much_as_fits(make: Any) -> None:
 
 
 def test_counters_and_hashes_take_more_room(make: Any) -> None:
-    rich = COST_MAX // RICH_COST
+    counters = {str(i): 1.0 for i in range(COUNTERS_PER_COST * AUDIT_COST)}
+    rich = COST_MAX // (1 + AUDIT_COST)
     ledger = Ledger()
     for node in range(1, 2 * rich + 1):
-        extra = {"stats": {"loss": 1.0}} if node % 2 else {"audit": AuditAnswer(1, "d", None)}
+        extra = {"stats": counters} if node % 2 else {"audit": AuditAnswer(1, "d", None)}
         ledger.put(make.status(node, **extra), 5)
     assert nodes(ledger) == list(range(1, rich + 1))
 
 
 def test_what_costs_more_than_a_report_may_goes_alone(make: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr("sparkstrom.protocol.ledger.COST_MAX", RICH_COST - 1)
+    monkeypatch.setattr("sparkstrom.protocol.ledger.COST_MAX", AUDIT_COST)
     ledger = Ledger()
     for node in (1, 2):
-        ledger.put(make.status(node, stats={"loss": 1.0}), 5)
+        ledger.put(make.status(node, audit=AuditAnswer(1, "d", None)), 5)
     assert nodes(ledger) == [1]
 
 

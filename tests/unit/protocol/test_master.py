@@ -200,3 +200,9 @@ def test_messages_for_nodes_move_a_counter(master: Any, sender: int) -> None:
 def test_somebody_unknown_in_the_lobby_moves_a_counter(master: Any) -> None:
     assert master.running().lobby(Here(77)) == []
     assert master.fit.sequencer.dropped == {"stranger": 1}
+
+
+def test_a_failure_without_an_id_ends_the_fit_too(master: Any, make: Any) -> None:
+    """Its snapshot could not be installed, say, or its task failed before its place was known."""
+    effects = master.running().step(ev.Received(-1, Failed(node=0, reason="no room", trace="t")))
+    assert ev.Abort("no room", "t") in effects

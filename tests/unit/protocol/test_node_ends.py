@@ -321,7 +321,7 @@ def test_a_state_from_before_the_newest_sign_of_the_master_is_history(node: Any,
 def test_a_parent_without_a_replica_has_a_deadline(node: Any, make: Any) -> None:
     node.opened()
     node.told(make.welcome())
-    for _ in range(121):
+    for _ in range(481):
         node.alive()
         assert node.order is Order.WAIT
         node.tick(1.0)
