@@ -216,7 +216,7 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
 
     monkeypatch.setattr(Replica, "apply_range", noted)
     mesh = make_mesh(limits_of_two(), 3)
-    mesh.node_limits = {"merged_bytes": 4 * MODEL.n_params, "downlink_bytes": 2000}
+    mesh.node_limits = {"merged_bytes": 4 * MODEL.n_params, "downlink_bytes": 200}
     mesh.begin()
     deaf = Deaf(mesh.network, mesh.network.open().endpoint)
     gate = threading.Event()
