@@ -178,9 +178,10 @@ class Node:
         me = self.standing
         if sender == MASTER:
             me.heard_s = now_s
+        if sender == me.parent:
             me.unanswered = 0
-        if sender in (me.parent, MASTER):
-            me.edge_heard_s = now_s
+        if sender == (me.parent if me.parent != NOBODY else MASTER):
+            me.edge_heard_s = now_s  # what the master says directly says nothing of another's edge
         child = me.family.children.get(sender)
         if child is not None:
             return on_child(me, child, message, now_s)

@@ -10,7 +10,7 @@ import pytest
 from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol.node import Identity
 from sparkstrom.simulation.conditions import changed
-from sparkstrom.simulation.faults import NO_FAULTS
+from sparkstrom.simulation.faults import NO_FAULTS, Faults
 from sparkstrom.simulation.runs import play
 from sparkstrom.simulation.sizes import Size
 from sparkstrom.simulation.world import World
@@ -94,7 +94,48 @@ FOUND = [
 ]
 
 
+FOUND_IN_A_MESH: list[tuple[str, int, int, dict[str, Any]]] = [
+    ("a stream from the parent broke before its first word; the master's were heard", 135, 12, {}),
+]
+
+
 @pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND],
                          ids=[run[0] for run in FOUND])  # fmt: skip
 def test_what_once_went_wrong(seed: int, nodes: int, given: dict[str, Any]) -> None:
     assert play(seed, nodes, "plain", given).violations == []
+
+
+@pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND_IN_A_MESH],
+                         ids=[run[0] for run in FOUND_IN_A_MESH])  # fmt: skip
+def test_what_once_went_wrong_in_a_mesh(seed: int, nodes: int, given: dict[str, Any]) -> None:
+    assert play(seed, nodes, "mesh", given).violations == []
+
+
+def ends_s(seed: int, faults: Faults, lead: int | None) -> dict[int, float]:
+    """When each partition of a calm mesh was trained to its end."""
+    size = Size(nodes=7, fan_out=2, depth=5, max_lead=lead, kept_files=0, per_executor=1)
+    world = World(seed, size, faults)
+    out: dict[int, float] = {}
+
+    def look() -> None:
+        for process in world.alive:
+            if process.finished:
+                out.setdefault(process.identity.partition, world.time.now_s)
+        world.time.after(0.05, look)
+
+    world.time.at(0.05, look)
+    assert world.run() == []
+    assert any("is slow" in line for line in world.time.transcript) <= bool(faults.slow)
+    return out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_machine_that_is_ten_times_slower_slows_nobody(seed: int) -> None:
+    """Without max_lead the others end when they would have; with it they wait for it."""
+    calm = replace(NO_FAULTS, step_s_max=0.2)
+    usual, free = ends_s(seed, calm, None), ends_s(seed, replace(calm, slow=1), None)
+    bound = ends_s(seed, replace(calm, slow=1), 2)
+    others = range(1, 7)
+    assert free[0] > 2 * usual[0]
+    assert max(free[p] for p in others) < 1.3 * max(usual[p] for p in others)
+    assert max(bound[p] for p in others) > max(free[p] for p in others)
