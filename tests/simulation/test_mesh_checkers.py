@@ -1,0 +1,173 @@
+"""Each checker catches the bug that is planted in a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from sparkstrom.codec.messages import Committed
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol import node
+from sparkstrom.protocol.fit import Fit
+from sparkstrom.protocol.replay import Downlink
+from sparkstrom.protocol.tree import Tree
+from sparkstrom.simulation.faults import NO_FAULTS
+from sparkstrom.simulation.replica import SIZE, SimLearner, SimReplica
+from sparkstrom.simulation.runs import play
+from sparkstrom.simulation.shape import Shape
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+SEEDS = range(60)  # one of them must catch it; most bugs show in the first
+
+
+def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
+    for seed in seeds:
+        yield from play(seed, 9, "mesh", given).violations
+
+
+def drops_a_residual(patch: pytest.MonkeyPatch) -> None:
+    publish = SimLearner.publish
+
+    def lossy(self: SimLearner) -> bytes:
+        payload = publish(self)
+        self.residual = [0] * SIZE
+        return payload
+
+    patch.setattr(SimLearner, "publish", lossy)
+
+
+def misses_the_tenth(patch: pytest.MonkeyPatch, times: int) -> None:
+    apply = SimReplica.apply
+
+    def odd(self: SimReplica, committed: Committed) -> None:
+        for _ in range(times if committed.commit == 10 else 1):
+            apply(self, committed)
+        self.commit = committed.commit
+
+    patch.setattr(SimReplica, "apply", odd)
+
+
+def applies_twice(patch: pytest.MonkeyPatch) -> None:
+    misses_the_tenth(patch, 2)
+
+
+def forgets_one(patch: pytest.MonkeyPatch) -> None:
+    misses_the_tenth(patch, 0)
+
+
+def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
+    digest = SimReplica.digest
+    calls = iter(range(10_000))
+    patch.setattr(SimReplica, "digest", lambda self: "0" if next(calls) % 3 == 1 else digest(self))
+
+
+def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node, "waited_too_long", lambda me, now_s: None)
+
+
+def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
+    """Whoever stood under a lost node is not told of another place, however often it asks."""
+    move = Fit.move
+
+    def only_newcomers(self: Fit, node: int, now_s: float) -> None:
+        if self.members.live[node].order is None:
+            move(self, node, now_s)
+
+    patch.setattr(Fit, "move", only_newcomers)
+
+
+def stands_under_the_master(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tree, "parent", lambda self, node: 0)
+
+
+def overruns_a_child(patch: pytest.MonkeyPatch) -> None:
+    put = Downlink.put
+
+    def pushy(self: Downlink, commit: int, size: int, now_s: float) -> bool:
+        self._window_bytes = 1 << 30
+        return put(self, commit, size, now_s)
+
+    patch.setattr(Downlink, "put", pushy)
+
+
+def adds_its_own_again_with_a_sum(patch: pytest.MonkeyPatch) -> None:
+    apply = SimReplica.apply_merged
+
+    def blind(self: SimReplica, item: ev.DeliverMerged) -> None:
+        own = [self.own.popleft() for _ in item.own]
+        apply(self, msgspec.structs.replace(item, own=()))
+        assert len(own) == len(item.own)
+
+    patch.setattr(SimReplica, "apply_merged", blind)
+
+
+ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
+CALM = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
+INNER = CALM | {"fan_out": 2, "crashes": 3, "step_s_max": 0.6, "epochs": 5}
+SUMS = CALM | {"loss": 0.2, "merged_bytes": 100, "downlink_bytes": 300, "log_bytes": 4_000}
+MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
+    (cuts_a_subtree_off, "I4: p", INNER),
+    (stands_under_the_master, "I4: node 0 has", {"fan_out": 2}),
+    (overruns_a_child, "I4: node", {"fan_out": 2, "downlink_bytes": 1, "bandwidth": 0.0}),
+    (adds_its_own_again_with_a_sum, "I3: p", SUMS),
+    (applies_twice, "I3: p", ROUGH),
+    (forgets_one, "I3: p", ROUGH),
+    (hashes_something_else, "I3: node", ROUGH),
+    (drops_a_residual, "I1: p", {}),
+    (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "begins", "given"), MESHED, ids=lambda p: getattr(p, "__name__", "")
+)
+def test_a_bug_planted_in_a_mesh_is_caught(
+    plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert any(text.startswith(begins) for text in violations(given, SEEDS))
+
+
+@pytest.mark.parametrize("given", [INNER, SUMS], ids=["inner", "sums"])
+def test_the_same_meshes_are_clean_without_the_bug(given: dict[str, Any]) -> None:
+    assert list(violations(given, range(5))) == []
+
+
+def test_a_tree_of_others_than_the_living_and_one_that_is_too_deep_are_seen() -> None:
+    found: list[str] = []
+    tree = Tree(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
+
+    def fit(live: list[int], depth: int) -> Any:
+        limits = SimpleNamespace(fan_out=1, depth=depth)
+        members = SimpleNamespace(live=dict.fromkeys(live))
+        return SimpleNamespace(tree=tree, members=members, limits=limits)
+
+    Shape(found.append, 2.0).tree(fit([1, 2, 3], 3))
+    assert found == []
+    Shape(found.append, 2.0).tree(fit([1, 2], 3))
+    Shape(found.append, 2.0).tree(fit([1, 2, 3], 2))
+    assert found == [
+        "I4: the tree and the live nodes differ in [3]",
+        "I4: node 3 is 3 hops below the master",
+    ]
+
+
+def test_a_circle_of_edges_is_seen() -> None:
+    found: list[str] = []
+
+    def standing(node: int, parent: int) -> SimpleNamespace:
+        family = SimpleNamespace(children={})
+        me = SimpleNamespace(parent=parent, attached=True, family=family)
+        return SimpleNamespace(alive=True, node=SimpleNamespace(node=node, standing=me))
+
+    shape = Shape(found.append, 2.0)
+    straight = [standing(1, 0), standing(2, 1), standing(3, 2)]
+    shape.edges(cast(Any, straight))
+    assert found == []
+    shape.edges(cast(Any, [standing(1, 3), *straight[1:]]))
+    assert found == ["I4: a circle of edges through [1, 2, 3]"]
