@@ -31,8 +31,13 @@ def _would_linger(thread: threading.Thread, before: set[threading.Thread]) -> bo
 
 
 SLOW_LEGS = ("gpu", "integration")  # last, so that what is quick to know is known first
+ENDS_THE_SESSION = "test_mesh_spark.py"  # of Spark that others share: there is one in a process
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Folders in their order, but the slow ones at the end."""
-    items.sort(key=lambda item: any(leg in item.path.parts for leg in SLOW_LEGS))
+    items.sort(key=lambda item: (_is_slow(item), item.path.name == ENDS_THE_SESSION))
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return any(leg in item.path.parts for leg in SLOW_LEGS)

@@ -1,0 +1,89 @@
+"""A mesh of fan-out 2 over four executors: an executor whose node relays for another is killed.
+
+It needs a session of four executors, which is another one than the folder's; this file comes last.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
+from sparkstrom.base.identity import MASTER
+from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.protocol.fit import Fit
+from sparkstrom.runtime.master import MasterThread
+
+EPOCHS, BATCHES = 20, (45, 48)  # minibatches of all partitions in an epoch, by how rows fall
+
+
+@pytest.fixture
+def four_executors() -> Iterator[Any]:
+    """A session on four executors with a slot each; one that was there ends."""
+    from pyspark.sql import SparkSession
+
+    former = SparkSession.getActiveSession()
+    if former is not None:
+        former.stop()
+    session = (
+        SparkSession.builder.master("local-cluster[4,1,1024]")
+        .appName("sparkstrom mesh")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    yield session
+    session.stop()
+
+
+def fit_under_way() -> Fit | None:
+    """What the master of the fit in this process knows."""
+    masters = [thread for thread in threading.enumerate() if isinstance(thread, MasterThread)]
+    return masters[0]._machine.fit if masters else None
+
+
+def has_trained(minibatches: int) -> bool:
+    """Do all four have a place, and have trained so many?"""
+    fit = fit_under_way()
+    if fit is None or len(fit.members.live) < 4 or fit.moving:
+        return False
+    return sum(partition.minibatches for partition in fit.partitions) >= minibatches
+
+
+def executor_that_relays(fit: Fit) -> int:
+    """The process of an executor whose node has another one's below it."""
+    inner = next(node for node in fit.tree.below(MASTER) if any(fit.tree.children(node)))
+    child = next(iter(fit.tree.children(inner)))
+    executors = fit.members.executors
+    assert fit.tree.depth(child) == 2
+    assert executors[child] != executors[inner]
+    return int(executors[inner].rpartition("/")[2].split("-")[0])
+
+
+def test_an_executor_that_relays_is_killed(
+    four_executors: Any, digits: Any, victims: Any, wait_until: Any, in_background: Any
+) -> None:
+    void = VoidConfiguration(lease_s=3.0, mesh_build_mode="mesh", mesh_fan_out=2)
+    master = SharedTrainingMaster(void, debug_longer_iterations=25)
+    model = DenseNetwork([64, 32, 10], updater=Sgd(0.1), seed=1)
+    network = SparkNetwork(four_executors, model, master, progress=False)
+    data = four_executors.sparkContext.parallelize(digits.rows(), 4)
+    fit = in_background(network.fit, data, epochs=EPOCHS)
+    wait_until(lambda: has_trained(100), 120, "training")
+    known = fit_under_way()
+    assert known is not None
+    assert len(list(known.tree.children(MASTER))) == 2
+    victim = executor_that_relays(known)
+    assert victim in victims.executors()
+    victims.kill(victim)
+    summary = fit.result(timeout=150)
+    print(summary.table())
+    assert summary.replicas_equal, summary.hashes
+    assert summary.minibatches == summary.minibatches_expected
+    assert summary.minibatches_expected in [EPOCHS * batches for batches in BATCHES]
+    assert summary.departures
