@@ -109,7 +109,7 @@ class SparkNetwork(Using):
         spreading.check_data(data)
         slots = slots_of(self._context)
         workers = workers_for(slots, self._master)
-        warnings = check_conf(self._conf, workers, self._model.n_params)
+        warnings = check_conf(self._conf, workers, self._model.n_params, self._master)
         progress = ProgressLine(enabled=self._show_progress)
         for warning in warnings:
             progress.say(f"sparkstrom warns: {warning}")
