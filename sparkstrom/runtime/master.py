@@ -59,6 +59,15 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The driver's replica as of one commit."""
+
+    commit: int
+    parameters: Flat  # a copy
+    buffers: bytes  # b"" where the model has none
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What a finished fit left behind."""
 
@@ -134,7 +143,7 @@ class MasterThread(threading.Thread):
             average=plan.average,
         )
         self._wishes: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
-        self._snapshots: queue.SimpleQueue[Future[tuple[int, Flat]]] = queue.SimpleQueue()
+        self._snapshots: queue.SimpleQueue[Future[Snapshot]] = queue.SimpleQueue()
         self._ending = threading.Event()
         self.finished = threading.Event()  # done, or failed
         self.failure: SparkstromError | None = None
@@ -153,12 +162,12 @@ class MasterThread(threading.Thread):
         """The fit has failed outside the mesh: tell the workers to end."""
         self._wishes.put(ev.GivenUp(reason))
 
-    def snapshot(self) -> tuple[int, Flat]:
-        """The newest commit in the driver's replica, and a copy of theta as of that commit.
+    def snapshot(self) -> Snapshot:
+        """A copy of theta, with the model's buffers, as of the newest commit in it.
 
         Raise what the fit failed of, or TrainingError where the thread does not answer.
         """
-        answer: Future[tuple[int, Flat]] = Future()
+        answer: Future[Snapshot] = Future()
         self._snapshots.put(answer)
         for _ in range(SNAPSHOT_S):
             if wait([answer], timeout=1.0).done:
@@ -229,7 +238,7 @@ class MasterThread(threading.Thread):
             while not self._wishes.empty():
                 self._step(self._wishes.get())
             while not self._snapshots.empty():
-                self._snapshots.get().set_result((self._theta.commit, self._theta.values.copy()))
+                self._snapshots.get().set_result(self._copied())
             self._step(ev.Tick())
             self._mail.flush()
         except DriverLost as lost:
@@ -239,6 +248,10 @@ class MasterThread(threading.Thread):
         if now_s >= self._progress_due_s:
             self._progress_due_s = now_s + PROGRESS_S
             self.progress = self._look()
+
+    def _copied(self) -> Snapshot:
+        theta = self._theta
+        return Snapshot(theta.commit, theta.values.copy(), theta.buffers)
 
     def _replace_transport(self) -> None:
         """Another media driver, on the same port: workers know no other place to knock at."""

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.protocol.tree import Tree
 from sparkstrom.spark.shared import ALL_SLOTS, SharedTrainingMaster
+from sparkstrom.transport.aeron.sizes import TERMS, needed_bytes
 
 MIB = 1 << 20
-AERON_BYTES = 80 * MIB  # one media driver and its edges, per executor
+EDGES_PER_EXECUTOR = 8  # as many workers as executors have, as a rule
+AERON_BYTES = 10 * MIB  # the media driver itself; its logs come on top
 PYTHON_BYTES = 250 * MIB  # interpreter, numpy, numba and pyarrow, per worker
 COPIES = 6  # theta, local, gradient, updater state, one snapshot on its way: f32 vectors
 OVERHEAD_MIN, OVERHEAD_SHARE = 384 * MIB, 0.10  # Spark's default memory overhead
@@ -84,7 +87,21 @@ def refuse_connect(session: Any) -> None:
         )
 
 
-def check_conf(conf: Mapping[str, str], workers: int, n_params: int) -> list[str]:
+def edges_of(tree: Tree) -> tuple[int, int]:
+    """Neighbours of an executor's workers elsewhere, and on it: what its driver has room for.
+
+    In a mesh a worker has children, too; those of its own executor first.
+    """
+    meshed = tree.depth_max > 1
+    return (
+        EDGES_PER_EXECUTOR + (tree.fan_out if meshed else 0),
+        EDGES_PER_EXECUTOR if meshed else 0,
+    )
+
+
+def check_conf(
+    conf: Mapping[str, str], workers: int, n_params: int, master: SharedTrainingMaster
+) -> list[str]:
     """Raise UsageError for what cannot work; return warnings for what may go wrong.
 
     Every message names the key and the value to set.
@@ -104,15 +121,19 @@ def check_conf(conf: Mapping[str, str], workers: int, n_params: int) -> list[str
         warnings.append(
             "spark.task.maxFailures=1: the first executor that dies ends the fit; set it to 4"
         )
-    return warnings + _check_overhead(conf, n_params)
+    return warnings + _check_overhead(conf, workers, n_params, master)
 
 
-def _check_overhead(conf: Mapping[str, str], n_params: int) -> list[str]:
+def _check_overhead(
+    conf: Mapping[str, str], workers: int, n_params: int, master: SharedTrainingMaster
+) -> list[str]:
     """YARN and Kubernetes kill containers that use more than heap + overhead."""
     if not conf.get("spark.master", "").startswith(("yarn", "k8s")):
         return []
     slots = int(conf.get("spark.executor.cores", "1")) // int(conf.get("spark.task.cpus", "1"))
-    needed = AERON_BYTES + max(1, slots) * (PYTHON_BYTES + 4 * COPIES * n_params)
+    here = max(1, slots if master.workers_per_node == ALL_SLOTS else master.workers_per_node)
+    aeron = AERON_BYTES + needed_bytes(sum(edges_of(master.void.topology(workers))), *TERMS[0])
+    needed = aeron + here * worker_bytes(n_params, master)
     heap = parse_bytes(conf.get("spark.executor.memory", "1g"))
     default = max(OVERHEAD_MIN, int(OVERHEAD_SHARE * heap))
     overhead = conf.get("spark.executor.memoryOverhead")
@@ -121,10 +142,19 @@ def _check_overhead(conf: Mapping[str, str], n_params: int) -> list[str]:
         return []
     advised = -(-needed // MIB)
     return [
-        f"spark.executor.memoryOverhead is {given // MIB} MiB; {slots} workers of {n_params:,} "
-        f"parameters and Aeron need about {advised} MiB beside the heap: set --conf "
-        f"spark.executor.memoryOverhead={advised}m, or containers may be killed"
+        f"spark.executor.memoryOverhead is {given // MIB} MiB; {here} workers of {n_params:,} "
+        f"parameters and Aeron need up to {advised} MiB beside the heap, "
+        f"{master.batch_memory_bytes // MIB} MiB of each for rows (batch_memory_bytes) and "
+        f"{master.void.log_bytes // MIB} MiB for recent commits (log_bytes): set --conf "
+        f"spark.executor.memoryOverhead={advised}m, or lower these, or containers may be killed"
     ]
+
+
+def worker_bytes(n_params: int, master: SharedTrainingMaster) -> int:
+    """What one Python worker takes at most; every worker keeps a log, for whoever asks it."""
+    void = master.void
+    commits = void.log_bytes + 2 * void.window_bytes  # the log, own updates, and the inbox
+    return PYTHON_BYTES + 4 * COPIES * n_params + master.batch_memory_bytes + commits
 
 
 def parse_bytes(text: str, unit: int = 1) -> int:

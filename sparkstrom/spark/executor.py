@@ -43,6 +43,7 @@ from sparkstrom.runtime.trainer import Schedule, Trainer
 from sparkstrom.spark import kept
 from sparkstrom.spark.addresses import executor_address, opener
 from sparkstrom.spark.blocks import Block, check_block
+from sparkstrom.spark.cluster import edges_of
 from sparkstrom.spark.job import TrainingJob
 from sparkstrom.spark.parcels import Blocks
 from sparkstrom.transport.aeron.processes import find_executor
@@ -51,7 +52,6 @@ log = logging.getLogger(__name__)
 
 TRACE_CHARS_MAX = 8_000
 HEARD_S = 8.0  # how long a failing task waits for the master to have heard why
-EDGES_PER_EXECUTOR = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +207,14 @@ class Session:
         self.thread.start()
 
     def _opener(self) -> Any:
-        void, tree = self._job.master.void, self._job.tree
-        meshed = tree.depth_max > 1
+        void = self._job.master.void
+        edges, local_edges = edges_of(self._job.tree)
         return opener(
             f"{self._job.job:016x}-{self._place.jvm}",
             executor_address(void, self._job.endpoint),
             void.executor_ports(),
-            edges=EDGES_PER_EXECUTOR + (tree.fan_out if meshed else 0),
-            local_edges=EDGES_PER_EXECUTOR if meshed else 0,
+            edges=edges,
+            local_edges=local_edges,
             scratch=self._place.scratch,
         )
 

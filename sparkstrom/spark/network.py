@@ -25,7 +25,7 @@ from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.observe.stopping import LOSS, EarlyStopping
 from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.keeping import KeptFiles
-from sparkstrom.runtime.master import MasterThread, Plan
+from sparkstrom.runtime.master import MasterThread, Outcome, Plan, Snapshot
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark import data as spreading
 from sparkstrom.spark.addresses import driver_address, opener
@@ -109,7 +109,7 @@ class SparkNetwork(Using):
         spreading.check_data(data)
         slots = slots_of(self._context)
         workers = workers_for(slots, self._master)
-        warnings = check_conf(self._conf, workers, self._model.n_params)
+        warnings = check_conf(self._conf, workers, self._model.n_params, self._master)
         progress = ProgressLine(enabled=self._show_progress)
         for warning in warnings:
             progress.say(f"sparkstrom warns: {warning}")
@@ -130,12 +130,7 @@ class SparkNetwork(Using):
         spark_job = SparkJob(self._context, group, runner)
         Fitting(master, spark_job, progress, epochs, watch).run()
         outcome = master.outcome()
-        if watch.best is None or watch.best.commit in (None, outcome.commits):
-            self._parameters, self._kept = theta.values.copy(), outcome.kept
-        else:  # what workers kept belongs to later parameters
-            self._parameters = watch.parameters
-        if isinstance(self._model, Buffered) and theta.buffers:
-            self._model.load_buffers_bytes(theta.buffers)
+        self._take(theta, outcome, watch.copy)
         self._epochs_trained += epochs if outcome.stop_reason is None else watch.finished
         return summarize(
             outcome,
@@ -153,6 +148,16 @@ class SparkNetwork(Using):
             best=watch.best,
             reports=spark_job.reports,
         )
+
+    def _take(self, theta: Theta, outcome: Outcome, best: Snapshot | None) -> None:
+        """Parameters and buffers as they are at the end, or as they were at the best epoch."""
+        if best is None or best.commit == outcome.commits:
+            self._parameters, self._kept = theta.values.copy(), outcome.kept
+            buffers = theta.buffers
+        else:  # what workers kept belongs to later parameters
+            self._parameters, buffers = best.parameters, best.buffers
+        if isinstance(self._model, Buffered) and buffers:
+            self._model.load_buffers_bytes(buffers)
 
     def _theta(self) -> Theta:
         """The parameters on the job's grid, which is chosen at the first fit and kept."""

@@ -1,8 +1,8 @@
 """Watching: the driver follows the epochs of a fit, ends it early, and keeps the best parameters.
 
 Workers measure theta each at its own epoch's end, so an epoch's figure belongs to as many thetas as
-there are partitions. The copy kept for it is the driver's replica at the first moment at which the
-driver knows that figure: one commit, whose number the summary tells.
+there are partitions. The copy kept for it is the driver's replica, with the model's buffers, at the
+first moment at which the driver knows that figure: one commit, whose number the summary tells.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from sparkstrom.base.errors import UsageError
 from sparkstrom.codec.messages import Phase
-from sparkstrom.models.base import Flat, FlatModel, Measured
+from sparkstrom.models.base import FlatModel, Measured
 from sparkstrom.observe.epochs import Epoch, EpochBook
 from sparkstrom.observe.stopping import LOSS, EarlyStopping, Judge
-from sparkstrom.runtime.master import MasterThread, Progress
+from sparkstrom.runtime.master import MasterThread, Progress, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class EpochWatch:
         self._training: frozenset[int] = frozenset()
         self._stopping = False
         self.best: Best | None = None
-        self.parameters: Flat = np.zeros(0, np.float32)  # of the best epoch, where wanted
+        self.copy: Snapshot | None = None  # of the best epoch, where wanted
 
     def look(self, progress: Progress) -> None:
         """Take note of what workers have reported; decide on epochs that are complete."""
@@ -69,9 +67,8 @@ class EpochWatch:
 
     def _keep(self, rule: EarlyStopping) -> None:
         assert self._judge.epoch is not None, "an epoch was the best"
-        commit = None
-        if rule.keep_best:
-            commit, self.parameters = self._master.snapshot()
+        self.copy = self._master.snapshot() if rule.keep_best else None
+        commit = self.copy.commit if self.copy else None
         self.best = Best(self._judge.epoch, rule.metric, self._judge.value, commit)
 
     def close(self, reports: Iterable[str]) -> None:

@@ -59,12 +59,12 @@ def test_a_snapshot_is_a_copy_with_its_commit(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
 ) -> None:
     theta = Theta(N, K)
-    theta.values[:], theta.commit = 0.5, 7
+    theta.values[:], theta.commit, theta.buffers = 0.5, 7, b"statistics"
     master, _ = make_master(theta)
-    commit, values = master.snapshot()
-    theta.values[:] = 1.0
-    assert commit == 7
-    np.testing.assert_array_equal(values, np.full(N, 0.5, np.float32))
+    made = master.snapshot()
+    theta.values[:], theta.buffers = 1.0, b"newer ones"
+    assert (made.commit, made.buffers) == (7, b"statistics")
+    np.testing.assert_array_equal(made.parameters, np.full(N, 0.5, np.float32))
 
 
 def test_of_a_broken_thread_it_raises_why(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from sparkstrom.spark.cluster import (
     workers_for,
 )
 from sparkstrom.spark.shared import SharedTrainingMaster
+from sparkstrom.spark.void import VoidConfiguration
 
 
 class FakeContext:
@@ -91,7 +94,7 @@ def test_a_connect_session_is_refused() -> None:
 
 def test_speculation_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--conf spark\.speculation=false"):
-        check_conf({"spark.speculation": "TRUE"}, 4, 1000)
+        check_conf({"spark.speculation": "TRUE"}, 4, 1000, SharedTrainingMaster())
 
 
 @pytest.mark.parametrize(
@@ -100,29 +103,60 @@ def test_speculation_is_refused() -> None:
         ({}, None),
         ({"spark.dynamicAllocation.enabled": "true"}, "spark.dynamicAllocation.enabled=false"),
         ({"spark.task.maxFailures": "1"}, "set it to 4"),
-        ({"spark.master": "yarn"}, None),
+        ({"spark.master": "yarn"}, "spark.executor.memoryOverhead=420m"),
         (
             {"spark.master": "yarn", "spark.executor.memoryOverhead": "200"},
-            "spark.executor.memoryOverhead=331m",
+            "spark.executor.memoryOverhead=420m",
         ),
-        ({"spark.master": "yarn", "spark.executor.memoryOverhead": "400"}, None),
+        ({"spark.master": "yarn", "spark.executor.memoryOverhead": "420"}, None),
         ({"spark.master": "yarn", "spark.executor.memory": "8g"}, None),
         ({"spark.master": "local[2]", "spark.executor.memoryOverhead": "1m"}, None),
     ],
 )
 def test_warnings_name_the_key_and_the_value(conf: dict[str, str], warning: str | None) -> None:
-    warnings = check_conf(conf, 4, 1000)
+    warnings = check_conf(conf, 4, 1000, SMALL)
     assert len(warnings) == (warning is not None)
     assert warning is None or warning in warnings[0]
 
 
-def test_more_parameters_and_slots_need_more_memory() -> None:
+SMALL = SharedTrainingMaster(
+    batch_memory_bytes=16 * MIB, void=VoidConfiguration(log_bytes=64 * MIB, window_bytes=6 * MIB)
+)
+DRIVER = 78  # MiB: a media driver with eight neighbours
+
+
+def advised(master: SharedTrainingMaster, workers: int = 4, n_params: int = 10 * MIB) -> int:
+    """MiB of overhead that an executor with four slots is advised to have."""
     conf = {"spark.master": "yarn", "spark.executor.cores": "4"}
-    (warning,) = check_conf(conf, 4, 10 * MIB)
-    assert "4 workers of 10,485,760 parameters" in warning
-    assert f"memoryOverhead={80 + 4 * (250 + 240)}m" in warning
-    advised = {"spark.executor.memoryOverhead": f"{80 + 4 * (250 + 240)}m"}
-    assert check_conf(conf | advised, 4, 10 * MIB) == []
+    (warning,) = check_conf(conf, workers, n_params, master)
+    (found,) = re.findall(r"memoryOverhead=(\d+)m", warning)
+    enough = conf | {"spark.executor.memoryOverhead": f"{found}m"}
+    assert check_conf(enough, workers, n_params, master) == []
+    return int(found)
+
+
+def test_more_parameters_and_slots_need_more_memory() -> None:
+    worker = 250 + 16 + 64 + 2 * 6  # interpreter, rows, log, own updates and inbox
+    assert advised(SMALL) == DRIVER + 4 * (worker + 240)
+    one = dataclasses.replace(SMALL, workers_per_node=1)
+    assert advised(one) == DRIVER + worker + 240
+
+
+def test_rows_and_logs_of_every_worker_count() -> None:
+    more_rows = dataclasses.replace(SMALL, batch_memory_bytes=100 * MIB)
+    assert advised(more_rows) == advised(SMALL) + 4 * 84
+    void = dataclasses.replace(SMALL.void, log_bytes=100 * MIB)
+    assert advised(dataclasses.replace(SMALL, void=void)) == advised(SMALL) + 4 * 36
+
+
+def test_neighbours_in_a_mesh_need_logs() -> None:
+    def mesh(fan_out: int) -> SharedTrainingMaster:
+        void = dataclasses.replace(SMALL.void, mesh_build_mode="mesh", mesh_fan_out=fan_out)
+        return dataclasses.replace(SMALL, void=void)
+
+    edge = 2 * 3 * (1 + 1 / 8)  # MiB: both streams in both directions, three terms each
+    assert advised(mesh(8)) - advised(SMALL) == pytest.approx(16 * edge, abs=1)
+    assert advised(mesh(24)) - advised(mesh(8)) == pytest.approx(16 * edge, abs=1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.models import DenseNetwork
 from sparkstrom.observe.epochs import EpochLog, Finished
 from sparkstrom.observe.stopping import EarlyStopping
-from sparkstrom.runtime.master import MasterThread, Progress
+from sparkstrom.runtime.master import MasterThread, Progress, Snapshot
 from sparkstrom.spark.watching import Best, EpochWatch, check_validation
 
 LOSSES = [5.0, 3.0, 4.0, 4.0, 2.0]
@@ -25,9 +25,10 @@ class Master:
     def __init__(self) -> None:
         self.commit, self.copies, self.stops = 0, 0, list[str]()
 
-    def snapshot(self) -> tuple[int, np.ndarray]:
+    def snapshot(self) -> Snapshot:
         self.copies += 1
-        return self.commit, np.full(3, self.commit, np.float32)
+        parameters = np.full(3, self.commit, np.float32)
+        return Snapshot(self.commit, parameters, b"%d" % self.commit)
 
     def request_stop(self, reason: str) -> None:
         self.stops.append(reason)
@@ -62,7 +63,8 @@ def test_an_epoch_counts_when_the_slowest_has_finished_it() -> None:
     made.finish(1, *LOSSES[:2])
     made.look()
     assert made.watch.best == Best(2, "loss", 3.0, commit=2)
-    assert made.watch.parameters.tolist() == [2, 2, 2]
+    assert made.watch.copy.parameters.tolist() == [2, 2, 2]
+    assert made.watch.copy.buffers == b"2"
     assert made.master.copies == 1  # two epochs came at once, both the best of their time
 
 

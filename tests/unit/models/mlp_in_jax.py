@@ -1,0 +1,58 @@
+"""What JaxModel's tests share: a small MLP of pure functions, its rows, and its way to Spark."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from pyspark import cloudpickle
+
+from sparkstrom.models.base import Batch
+from sparkstrom.models.jax import JaxModel
+
+cross_entropy = optax.softmax_cross_entropy_with_integer_labels
+
+
+def init(key: Any) -> Any:
+    """An MLP of 6 inputs and 3 outputs."""
+    first, second = jax.random.split(key)
+    return {
+        "hidden": [jax.random.normal(first, (6, 5)) / 2, jnp.zeros(5)],
+        "out": {"kernel": jax.random.normal(second, (5, 3)) / 2, "bias": jnp.zeros(3)},
+    }
+
+
+def apply(params: Any, features: Any) -> Any:
+    weights, biases = params["hidden"]
+    hidden = jax.nn.tanh(features @ weights + biases)
+    return hidden @ params["out"]["kernel"] + params["out"]["bias"]
+
+
+def apply_train(params: Any, features: Any, key: Any) -> Any:
+    kept = jax.random.bernoulli(key, 0.5, features.shape)
+    return apply(params, features * kept)
+
+
+def batch(rows: int = 8, seed: int = 3, *, weighted: bool = False) -> Batch:
+    random = np.random.default_rng(seed)
+    features = random.normal(size=(rows, 6)).astype(np.float32)
+    weights = random.integers(0, 3, rows).astype(np.float32) if weighted else None
+    return Batch(features, random.integers(0, 3, rows), weights)
+
+
+def bound(model: JaxModel) -> Any:
+    params = model.initial()
+    model.bind(params)
+    return params
+
+
+def make(optimizer: Any = None, **options: Any) -> JaxModel:
+    return JaxModel(init, apply, cross_entropy, optimizer or optax.adam(0.05), **options)
+
+
+def shipped(model: JaxModel) -> JaxModel:
+    """As Spark ships it: its cloudpickle."""
+    return cloudpickle.loads(cloudpickle.dumps(model))

@@ -1,0 +1,91 @@
+"""JaxModel: what cannot work is refused, in words that say what to do."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+
+pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom[jax]'")
+optax = pytest.importorskip("optax", reason="optax is not installed: 'sparkstrom[jax]'")
+pytest.importorskip("pyspark.cloudpickle", reason="what ships is pickled by Spark's")
+import jax.numpy as jnp  # noqa: E402
+
+from sparkstrom.models.jax import JaxModel  # noqa: E402
+from tests.unit.models.mlp_in_jax import apply, batch, cross_entropy, init, make  # noqa: E402
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"init": lambda key: {"w": jnp.zeros(3, jnp.bfloat16)}}, "parameter w is bfloat16"),
+        ({"init": lambda key: {"n": jnp.zeros(3, jnp.int32)}}, "parameter n is int32"),
+        ({"init": lambda key: {}}, "makes no arrays"),
+        (
+            {"init": lambda key: {"params": jnp.zeros(3), "batch_stats": jnp.zeros(3)}},
+            "init makes batch_stats beside params",
+        ),
+        ({"apply": 3}, "apply is a int"),
+        ({"optimizer": optax.adam}, "optimizer is a function"),
+        ({"outputs": "classes"}, "outputs='classes'"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(changed: dict[str, Any], words: str) -> None:
+    whole = {"init": init, "apply": apply, "loss": cross_entropy, "optimizer": optax.sgd(0.1)}
+    with pytest.raises(UsageError, match=words):
+        JaxModel(**(whole | changed))
+
+
+def with_value(array: Any, row: int, value: Any) -> Any:
+    changed = array.copy()
+    changed[row if array.ndim == 1 else (row, 4)] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "words"),
+    [
+        (lambda f: f[:, :5], lambda y: y, r"on rows of float32\[5\]: TypeError: dot"),
+        (partial(with_value, row=2, value=np.nan), lambda y: y, "feature 4 of row 2 is nan"),
+        (lambda f: f, partial(with_value, row=5, value=3), "label of row 5 is 3: with 3 outputs"),
+        (lambda f: f, partial(with_value, row=1, value=-1), "label of row 1 is -1"),
+        (lambda f: f, partial(with_value, row=1, value=2**40), "32 bits"),
+        (lambda f: f, lambda y: y[:7], "8 rows of features, but 7"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(features: Any, labels: Any, words: str) -> None:
+    rows = batch()
+    make().check(rows.features, rows.labels)
+    with pytest.raises(UsageError, match=words):
+        make().check(features(rows.features), labels(rows.labels))
+
+
+def test_a_loss_of_every_output_against_every_label_is_refused() -> None:
+    model = JaxModel(
+        lambda key: jnp.zeros((6, 1)),
+        lambda params, features: features @ params,
+        lambda outputs, labels: (outputs - labels) ** 2,
+        optax.sgd(0.1),
+    )
+    numbers = np.zeros(8, np.float32)
+    with pytest.raises(UsageError, match="broadcast"):
+        model.check(batch().features, numbers)
+    model.check(batch().features, numbers[:, None])
+
+
+def test_an_optimizer_that_evaluates_by_itself_is_refused_by_its_own_words() -> None:
+    with pytest.raises(UsageError, match="value_fn"):
+        make(optax.lbfgs()).check(batch().features, batch().labels)
+
+
+def test_a_description_names_the_arrays_and_makes_no_model() -> None:
+    from sparkstrom.models.registry import from_description
+
+    described = make().describe()
+    assert described["parameters"][0] == ["hidden/0", [6, 5]]
+    with pytest.raises(UsageError, match="make the model as before, and load"):
+        from_description(described)
