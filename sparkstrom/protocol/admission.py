@@ -19,7 +19,7 @@ from sparkstrom.protocol.placing import (
     closed_answer,
     find_place,
     on_knock,
-    order_places,
+    order_place,
 )
 
 DISMISSED = "its partition is trained already"
@@ -52,7 +52,7 @@ def _on_join_again(fit: Fit, member: Member, join: Join, now_s: float) -> list[E
     if join.knock == member.join.knock:
         return [] if member.order is None else [ev.Answer(join.address, member.order)]
     member.join = join
-    return on_knock(fit, member, now_s) + order_places(fit, now_s)
+    return on_knock(fit, member, now_s) + order_place(fit, member.node, now_s)
 
 
 def _refusal(fit: Fit, join: Join) -> Refused | None:
@@ -93,7 +93,7 @@ def _admit(fit: Fit, join: Join, now_s: float) -> list[Effect]:
     fit.members.add(Member(node, join, frozenset([*former, node])))
     fit.move(node, now_s)
     fit.phases.joined(now_s)
-    return effects + order_places(fit, now_s)
+    return effects + order_place(fit, node, now_s)
 
 
 def _refuse(join: Join, reason: str, *, fatal: bool) -> Refused:

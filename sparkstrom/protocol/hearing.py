@@ -13,7 +13,7 @@ from sparkstrom.protocol.placing import confirm
 LAG_LEAST = 32  # commits; less is a pause that passes
 
 
-def on_status(fit: Fit, status: Status) -> list[Effect]:
+def on_status(fit: Fit, status: Status, now_s: float) -> list[Effect]:
     """The newest words of a node count, and confirm the edge that they came by."""
     member = fit.members.live.get(status.node)
     if member is None or status.age <= member.age:
@@ -29,6 +29,7 @@ def on_status(fit: Fit, status: Status) -> list[Effect]:
     member.final = status.final
     if status.audit is not None:
         if member.audit is None:
+            fit.phases.progress_s = now_s
             fit.keeping.keep(member.join.executor, member.node, status.audit.kept)
         member.audit = status.audit
     effects: list[Effect] = _tell_lag(member, status.lag)

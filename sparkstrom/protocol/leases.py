@@ -29,6 +29,10 @@ class Leases:
         """Who has not been heard of for so long, each time it has been so long again."""
         return [n for n, at_s in self._heard_s.items() if now_s - at_s > seconds]
 
+    def silence(self, node: int, now_s: float) -> float:
+        """Seconds since this node was heard of."""
+        return now_s - self._heard_s.get(node, now_s)
+
     def drop(self, node: int) -> None:
         self._heard_s.pop(node, None)
 

@@ -45,13 +45,16 @@ class Ledger:
             del self._known[node], self._via[node]
             self._unheard.pop(node, None)
 
-    def heard(self, stamp: int) -> None:
-        """The parent has all news up to here."""
+    def heard(self, stamp: int) -> bool:
+        """The parent has all news up to here; True if it lacked some and there is more to tell."""
+        struck = False
         while self._unheard:
             node = next(iter(self._unheard))
             if self._unheard[node] > stamp:
-                return
+                return struck
             del self._unheard[node]
+            struck = True
+        return False
 
     def tell_all_again(self) -> None:
         """A new parent knows nothing."""

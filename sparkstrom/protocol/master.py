@@ -211,7 +211,7 @@ class Master:
             case Report():
                 effects: list[Effect] = []
                 for status in message.news:
-                    effects += on_status(fit, status)
+                    effects += on_status(fit, status, now_s)
                 return effects + fit.family.on_report(child, message, now_s)
             case Attach():
                 child.state_due = True

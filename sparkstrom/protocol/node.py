@@ -250,7 +250,7 @@ class Node:
     def _on_state(self, state: State, now_s: float) -> list[Effect]:
         """Phases only go forward: a state that was overtaken by a newer one is history."""
         me, known = self.standing, self.standing.state
-        me.ledger.heard(state.heard)
+        me.news = me.ledger.heard(state.heard) or me.news
         if me.node in state.closed:
             return [ev.Reopen()]  # the master will say what that means
         if known is not None and (state.phase, state.beat) < (known.phase, known.beat):

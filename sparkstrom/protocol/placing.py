@@ -26,6 +26,7 @@ FIRST_STREAM = 1000  # up streams of edges; below is room for the lobby
 STREAMS_PER_EDGE = 4  # control and data, by UDP and inside one media driver
 ORDER_RETRY_S = 0.5
 PROBE_SPACING_S = 0.5
+QUIET_PER_LEASE = 8  # who has spoken so lately is not asked: joiners knock by themselves
 
 
 def find_place(fit: Fit, node: int, executor: str) -> None:
@@ -45,14 +46,19 @@ def order_places(fit: Fit, now_s: float) -> list[Effect]:
     """
     effects: list[Effect] = []
     for node in list(fit.moving):
-        member = fit.members.live[node]
-        fit.doubted.setdefault(node, now_s)
-        if now_s < member.order_s + ORDER_RETRY_S and member.order is not None:
-            continue
-        parent = fit.tree.parent(node)
-        if parent == MASTER or fit.members.live[parent].placed:
-            effects += _order(fit, member, parent, now_s)
+        effects += order_place(fit, node, now_s)
     return effects
+
+
+def order_place(fit: Fit, node: int, now_s: float) -> list[Effect]:
+    """The same for one of them."""
+    member = fit.members.live[node]
+    fit.doubted.setdefault(node, now_s)
+    if now_s < member.order_s + ORDER_RETRY_S and member.order is not None:
+        return []
+    parent = fit.tree.parent(node)
+    above_is_placed = parent == MASTER or fit.members.live[parent].placed
+    return _order(fit, member, parent, now_s) if above_is_placed else []
 
 
 def _order(fit: Fit, member: Member, parent: int, now_s: float) -> list[Effect]:
@@ -138,7 +144,8 @@ def ask_again(fit: Fit, now_s: float) -> list[Effect]:
     """Questions and goodbyes may get lost."""
     effects: list[Effect] = []
     for node, asked_s in fit.doubted.items():
-        if now_s >= asked_s + PROBE_SPACING_S:
+        spoke = fit.leases.silence(node, now_s) < fit.limits.lease_s / QUIET_PER_LEASE
+        if now_s >= asked_s + PROBE_SPACING_S and not spoke:
             fit.doubted[node] = now_s
             effects.append(ev.Answer(fit.members.live[node].join.address, Probe(node)))
     for node, goodbye in list(fit.goodbyes.items()):
