@@ -26,7 +26,7 @@ from sparkstrom.codec.messages import (
     Welcome,
 )
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.placing import ORDER_RETRY_S, PROBE_SPACING_S
+from sparkstrom.protocol.placing import ORDER_RETRY_S, PROBE_SPACING_S, QUIET_PER_LEASE
 from tests.unit.protocol.spoken import aborted, answers, every, only, sent
 
 MESH = {"fan_out": 2, "depth": 4}
