@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
-from sparkstrom.codec.messages import Committed, Phase
+from sparkstrom.codec.messages import BUFFERS, Committed, Phase
 from sparkstrom.protocol.events import Abort
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.placing import SUPERSEDED
 from sparkstrom.protocol.replay import HEADER_BYTES
-from sparkstrom.simulation.process import FAILURE, SimProcess
-from sparkstrom.simulation.replica import SIZE, SimReplica, Theta, add
+from sparkstrom.simulation.process import FAILURE, UPDATER, SimProcess
+from sparkstrom.simulation.replica import SIZE, SimReplica, Theta, add, average
 
 DISMISSED = "its partition is trained already"
 LACKING = ("workers joined within", "has been without a worker for")
@@ -43,6 +43,8 @@ class Checks:
         self.commits: list[Committed] = []
         self._kept = kept  # files of an earlier fit and their mass
         self._sums: list[Theta] = [[0] * SIZE]  # theta at each commit
+        self._reports: dict[int, bytes] = {}  # partition -> its newest buffers
+        self.buffers = b""  # of all
         self._numbered: dict[int, int] = {}
         self._taken: dict[SimProcess, int] = {}  # how many of its updates are committed
         self._below: dict[SimProcess, int] = {}  # how many of them its replica's commit covers
@@ -71,7 +73,8 @@ class Checks:
         self._numbered[update.origin] = update.seq
         self.commits.append(update)
         theta = list(self._sums[-1])
-        add(theta, update.payload)
+        if update.form != BUFFERS:
+            add(theta, update.payload)
         self._sums.append(theta)
         taken = self._taken.get(process, 0)
         if taken == len(process.made):
@@ -80,7 +83,12 @@ class Checks:
         made = process.made[taken]
         self._taken[process] = taken + 1
         made.commit = update.commit
-        if made.payload != update.payload:
+        expected_payload = made.payload
+        if made.buffers:
+            self._reports[process.identity.partition] = made.payload
+            expected_payload = average([self._reports[p] for p in sorted(self._reports)])
+            self.buffers = expected_payload
+        if expected_payload != update.payload:
             self.violation(f"I2: commit {update.commit} is not what {process.name} made")
         trained = self._trained[process.identity.partition]
         if made.first < trained.last:
@@ -99,9 +107,20 @@ class Checks:
         self._below[process] = below
         expected = list(self._sums[commit])
         for update in made[below:]:
-            add(expected, update.payload)
+            if not update.buffers:
+                add(expected, update.payload)
         if expected != process.replica.theta:
             self.violation(f"I3: {process.name} is not what its commit {commit} says")
+
+    def borrowed(self, process: SimProcess) -> None:
+        """An updater's state is one copy, of somebody else, who has trained."""
+        for payload in process.borrowed:
+            if payload is None:
+                continue
+            halves = {payload[: UPDATER.size], payload[UPDATER.size :]}
+            attempt, steps = UPDATER.unpack(payload[: UPDATER.size])
+            if len(halves) > 1 or not steps or attempt == process.identity.attempt:
+                self.violation(f"I3: {process.name} borrowed {payload.hex()}")
 
     def bounds(self, master: Master, processes: list[SimProcess]) -> None:
         """What is bounded stays so, and what only grows does."""
@@ -124,7 +143,9 @@ class Checks:
     def _node_bounds(self, process: SimProcess) -> None:
         me = process.node.standing
         if len(me.uplink) > 1:
-            newest = HEADER_BYTES + len(me.uplink.uncommitted[-1].payload)
+            *_, before, last = me.uplink.uncommitted  # an epoch's end may add both at once
+            at_once = [before, last] if before.form == BUFFERS else [last]
+            newest = sum(HEADER_BYTES + len(update.payload) for update in at_once)
             if me.uplink.bytes - newest >= me.limits.window_bytes:
                 self.violation(f"I4: {process.name} has {me.uplink.bytes} bytes uncommitted")
         log = me.history.log
@@ -181,6 +202,7 @@ class Checks:
     def at_end(self, master: Master, replica: SimReplica, processes: list[SimProcess]) -> None:
         """I1 to I5, once the fit is over."""
         for process in processes:
+            self.borrowed(process)
             if not process.learner.conserves():
                 self.violation(f"I1: {process.name} lost mass")
             if process.alive and (master.aborted or master.fit.phases.phase is Phase.DONE):
@@ -189,6 +211,8 @@ class Checks:
             return
         if replica.theta != self._sums[-1]:
             self.violation("I2: the master's replica is not the sum of all commits")
+        if replica.buffers != self.buffers:
+            self.violation("I3: the master's buffers are not the average of the newest reports")
         if master.fit.phases.own_digest != replica.digest():
             self.violation("I3: the master's hash is not that of its replica")
         for node, digest in master.fit.phases.digests.items():

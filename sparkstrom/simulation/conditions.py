@@ -14,6 +14,7 @@ from sparkstrom.simulation.faults import NO_FAULTS, Faults
 from sparkstrom.simulation.sizes import Size
 
 CALM_SHARE = 0.05
+BUFFERED_SHARE = 0.3
 ROUGH_SHARE = 0.5
 
 
@@ -33,6 +34,7 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
     )
     if mode == "mesh":
         size = _meshed(size, random.Random(f"mesh of {seed}"))
+    size = replace(size, buffered=random.Random(f"buffers of {seed}").random() < BUFFERED_SHARE)
     luck = chance.random()
     if luck < CALM_SHARE:
         return size, NO_FAULTS

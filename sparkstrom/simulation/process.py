@@ -7,19 +7,25 @@ before it, and ends with an event that the machine may not have expected any mor
 from __future__ import annotations
 
 import random
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import Activity, Address, Kept
+from sparkstrom.codec.messages import BUFFERS, Activity, Address, AskUpdater, Kept, UpdaterChunk
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Effect, Order
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
 from sparkstrom.simulation.replica import SimLearner, SimReplica, Theta, mass
 
-Item = ev.Deliver | ev.Passed | ev.DeliverMerged | ev.Install | ev.Admitted
+Item = (
+    ev.Deliver | ev.Passed | ev.DeliverMerged | ev.Install | ev.InstallUpdater | ev.Admitted
+)  # fmt: skip
+BUFFER = struct.Struct("<III")  # partition, attempt, epoch
+UPDATER = struct.Struct("<II")  # attempt, steps
+COPY_CHUNKS = 2
 ITEMS = frozenset(get_args(Item))
 Perform = Callable[["SimProcess", Effect], None]
 FAILURE = "training raised"
@@ -33,6 +39,7 @@ class Made:
     last: int
     payload: bytes
     commit: int | None = None  # once it has one
+    buffers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class SimProcess:
         scratch: dict[str, Theta],
         now_s: float,
         clock: tuple[float, float] = (1.0, 0.0),
+        buffered: bool = False,
     ) -> None:
         self.name, self.identity, self.limits = name, identity, limits
         self._perform, self._wake, self._scratch = perform, wake, scratch
@@ -84,6 +92,9 @@ class SimProcess:
         self._activity = Activity.CATCHING_UP
         self._said: set[tuple[Order, int, int]] = set()
         self._stepping = False
+        self._buffered = buffered
+        self._copy = b""  # of its updater's state, once somebody has asked for it
+        self.borrowed: list[bytes | None] = []
         self.installed = False
         self._applied = 0  # as its machine knows it
         self.failing = False
@@ -215,6 +226,8 @@ class SimProcess:
                 pass  # back under a new id, with everything as it was
             case ev.Install():
                 self._install(item, now_s)
+            case ev.InstallUpdater(payload=payload):
+                self.borrowed.append(payload)
 
     def _install(self, install: ev.Install, now_s: float) -> None:
         self.replica.install(install)
@@ -227,13 +240,35 @@ class SimProcess:
         if self._activity is Activity.CATCHING_UP:
             self._say(self._idle, now_s)
 
+    def _publish_buffers(self, before: Position, now_s: float) -> None:
+        """An epoch's statistics, ahead of its last position."""
+        payload = BUFFER.pack(self.identity.partition, self.identity.attempt, before.epoch)
+        self.replica.publish_buffers()
+        self.made.append(Made(self._reached, self._reached, payload, buffers=True))
+        seen = self.replica.commit
+        self.feed(ev.Published(BUFFERS, 0, 0, payload, seen, *before, self.steps - 1), now_s)
+
+    # -- updaters --------------------------------------------------------------------------------
+
+    def lend(self, ask: AskUpdater) -> UpdaterChunk:
+        """Part of a copy of its updater's state, which both of its parts name."""
+        if not self._copy:
+            self._copy = UPDATER.pack(self.identity.attempt, self.steps)
+        number = 1 + self.identity.attempt
+        index = ask.index if ask.copy == number and ask.index < COPY_CHUNKS else 0
+        return UpdaterChunk(
+            asker=ask.asker, copy=number, index=index, count=COPY_CHUNKS, payload=self._copy
+        )
+
     def _finish_step(self, now_s: float) -> None:
         self.learner.step()
-        batch = self.position.batch + 1
+        before, batch = self.position, self.position.batch + 1
         whole = batch == self.identity.batches
         self.position = Position(self.position.epoch + whole, 0 if whole else batch)
         self.steps += 1
         self._unpublished += 1
+        if whole and self._buffered:
+            self._publish_buffers(before, now_s)
         payload = b""
         if self._unpublished >= self._publish_every or self.finished:
             self._unpublished = 0

@@ -12,12 +12,12 @@ import struct
 from collections import deque
 from collections.abc import Iterable
 
-from sparkstrom.codec.messages import Chunk, Committed, MergedRange
+from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange
 from sparkstrom.protocol.events import DeliverMerged, Install, SendMerged
 
 SIZE = 12
 CHUNK = 4
-CHUNKS = SIZE // CHUNK
+CHUNKS = SIZE // CHUNK + 1  # the last has the buffers
 PAIR = struct.Struct("<Bb")
 CELL = struct.Struct(f"<{CHUNK}q")
 SUM = struct.Struct(f"<{SIZE}q")
@@ -59,6 +59,11 @@ def merged_range(effect: SendMerged) -> MergedRange:
     )
 
 
+def average(reports: list[bytes]) -> bytes:
+    """One for all: here simply all of them, so that a wrong one is seen."""
+    return b"".join(reports)
+
+
 class SimReplica:
     """theta as integers; ``own``: what its trainer added and has not seen committed."""
 
@@ -66,11 +71,19 @@ class SimReplica:
         self.theta: Theta = [0] * SIZE
         self.commit = 0
         self.own: deque[bytes] = deque()
+        self.buffers = b""
 
     def apply(self, committed: Committed) -> None:
         """Add the next commit of somebody else."""
-        add(self.theta, committed.payload)
+        if committed.form == BUFFERS:
+            self.buffers = committed.payload
+        else:
+            add(self.theta, committed.payload)
         self.commit = committed.commit
+
+    def publish_buffers(self) -> None:
+        """Buffers of its own are under way: they add nothing."""
+        self.own.append(b"")
 
     def publish(self, payload: bytes) -> None:
         """Add an update of its own."""
@@ -94,27 +107,35 @@ class SimReplica:
 
     def install(self, install: Install) -> None:
         """Take a snapshot, what each chunk of it lacks, and the node's own uncommitted updates."""
-        self.theta = [value for chunk in install.chunks for value in CELL.unpack(chunk.payload)]
-        has = [chunk.commit for chunk in install.chunks]
+        *cells, buffers = install.chunks
+        self.theta = [value for chunk in cells for value in CELL.unpack(chunk.payload)]
+        self.buffers = buffers.payload
+        has = [chunk.commit for chunk in cells]
         for committed in install.held:
+            if committed.form == BUFFERS:
+                newer = committed.commit > buffers.commit
+                self.buffers = committed.payload if newer else self.buffers
+                continue
             for index, amount in PAIR.iter_unpack(committed.payload):
                 if committed.commit > has[index // CHUNK]:
                     self.theta[index] += amount
-        self.own = deque(update.payload for update in install.own)
+        self.own = deque(b"" if u.form == BUFFERS else u.payload for u in install.own)
         for payload in self.own:
             add(self.theta, payload)
         self.commit = install.commit
 
     def chunk(self, index: int) -> Chunk:
         """Part of this replica as of its commit: without its own uncommitted updates."""
+        if index == CHUNKS - 1:
+            return Chunk(index=index, commit=self.commit, payload=self.buffers)
         mine = total(self.own)
         cells = range(index * CHUNK, (index + 1) * CHUNK)
         part = [self.theta[i] - mine[i] for i in cells]
         return Chunk(index=index, commit=self.commit, payload=CELL.pack(*part))
 
     def digest(self) -> str:
-        """A hash of theta."""
-        return hashlib.sha256(repr(self.theta).encode()).hexdigest()
+        """A hash of theta and buffers."""
+        return hashlib.sha256(repr(self.theta).encode() + self.buffers).hexdigest()
 
 
 class SimLearner:

@@ -78,7 +78,7 @@ def _smaller(size: Size, faults: Faults) -> Iterator[tuple[Size, Faults]]:
         least = 0 if name in ("kept_files", "empty_partitions") else 1
         for value in sorted({least, now // 2, now - 1}):
             if least <= value < now:
-                yield replace(size, **{name: value}), faults
+                yield changed(size, faults, {name: value})
     for field in fields(faults):
         now = getattr(faults, field.name)
         if isinstance(now, int) and now > 1:
@@ -86,4 +86,4 @@ def _smaller(size: Size, faults: Faults) -> Iterator[tuple[Size, Faults]]:
                 yield size, replace(faults, **{field.name: value})
     for name, wide in WIDE.items():
         if getattr(size, name) != wide:
-            yield replace(size, **{name: wide}), faults
+            yield changed(size, faults, {name: wide})

@@ -26,6 +26,7 @@ class Size:
     merged_bytes: int = 1 << 30  # what the machines take a sum of commits to cost
     fan_out: int = FLAT[0]
     depth: int = FLAT[1]
+    buffered: bool = False  # the model has statistics beside its parameters
     per_executor: int = 2  # tasks
     empty_partitions: int = 0  # the last ones
     kept_files: int = 2  # of an earlier fit
@@ -66,4 +67,5 @@ class Size:
             downlink_bytes=self.downlink_bytes,
             merged_bytes=self.merged_bytes,
             max_lead=self.max_lead,
+            borrow_s=self.lease_s,
         )

@@ -19,7 +19,15 @@ from sparkstrom.simulation.checks import Checks
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.network import Network
 from sparkstrom.simulation.process import SimProcess
-from sparkstrom.simulation.replica import CHUNKS, SIZE, SimReplica, Theta, mass, merged_range
+from sparkstrom.simulation.replica import (
+    CHUNKS,
+    SIZE,
+    SimReplica,
+    Theta,
+    average,
+    mass,
+    merged_range,
+)
 from sparkstrom.simulation.shape import Shape
 from sparkstrom.simulation.sizes import Size
 from sparkstrom.simulation.timeline import Timeline
@@ -68,6 +76,7 @@ class World:
             limits=self.size.of_master(),
             now_s=0.0,
             kept=kept,
+            average=average,
         )
 
     # -- the run ---------------------------------------------------------------------------------
@@ -174,6 +183,7 @@ class World:
             scratch=self.scratch,
             now_s=self.time.now_s,
             clock=self._clock(),
+            buffered=self.size.buffered,
         )
         process.slowness_s = self.time.chance.uniform(STEP_S_MIN, self.faults.step_s_max)
         if partition < self.faults.slow:
@@ -288,6 +298,8 @@ class World:
                 self.network.close(process, node)
             case ev.SendChunk(to=to, index=index):
                 self.network.send(process, to, process.replica.chunk(index))
+            case ev.SendUpdater(to=to, ask=ask):
+                self.network.send(process, to, process.lend(ask))
             case ev.SendMerged(to=to):
                 self.network.send(process, to, merged_range(effect))
             case _:
