@@ -37,6 +37,7 @@ from sparkstrom.simulation.world import World
 KEPT = Path(__file__).parents[1] / "transcripts"
 WRITE = "SPARKSTROM_WRITE_TRANSCRIPTS"
 AFTER_S = 0.5  # of training
+LOOK_S = 0.001
 
 
 class Told(Network):
@@ -113,7 +114,11 @@ class Story(World):
 
 
 def inner_node_killed(world: Story) -> None:
+    """As soon as somebody below it has an update on its way."""
     victim = world.inner()
+    if not any(len(process.node.standing.uplink) for process in world.below(victim)):
+        world.time.after(LOOK_S, inner_node_killed, world)
+        return
     for process in world.below(victim):
         waiting = len(process.node.standing.uplink)
         world.time.say(f"{process.name} has {waiting} updates that are not committed")
