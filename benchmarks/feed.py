@@ -7,7 +7,9 @@ to ordered minibatches, the shuffle included, then one epoch of minibatches; the
 files, and once more beyond the memory limit. ``toPandas``: by Arrow, and a loop that takes
 minibatches out of it, as people write it. ``pyarrow``: one process reads the same Parquet and does
 nothing with it. ``waiting_share``: the part of the training steps of a fit with a
-``[features, 256, 256, 10]`` network that went into getting the minibatch.
+``[features, 256, 256, 10]`` network that went into getting the minibatch. ``peak_mib``: the most
+memory that a Python worker of Spark has had resident (VmHWM) once it had put its rows in order and
+gone through an epoch, with a limit of 16 MiB: for a quarter of that in rows, and for 20 times it.
 """
 
 from __future__ import annotations
@@ -30,13 +32,14 @@ from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.store import MEMORY_MIN_BYTES, Store
 from sparkstrom.spark.columns import Chosen
-from sparkstrom.spark.data import source_of, spread_out
+from sparkstrom.spark.data import Spread, source_of, spread_out
 from sparkstrom.spark.export import export, exported, remove
 from sparkstrom.spark.parcels import Blocks
 
 BATCH_ROWS = 64
 WORKERS = 2
 MEMORY_BYTES = 512 << 20
+WIDE = 1024  # features of a row where memory is measured
 
 
 def main() -> int:
@@ -72,20 +75,24 @@ def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any
         .getOrCreate()
     )
     try:
+        yield from (peak(session, times) for times in (0.25, 20))  # before workers grow by others
         frame = session.read.parquet(str(path))
         chosen = Chosen()
-        direct = spread_out(source_of(frame, chosen), WORKERS, 0, move=True)
-        direct.rdd.count()  # Python workers and the JIT are warm
+
+        def direct() -> Spread:  # a new one each time: Spark keeps what one has shuffled
+            return spread_out(source_of(frame, chosen), WORKERS, 0, move=True)
+
+        fed(direct(), MEMORY_BYTES)  # Python workers and the JIT are warm
         feeds: dict[str, Callable[[], float]] = {
             "pyarrow, reading alone": lambda: read_parquet(path),
             "toPandas and a loop": lambda: to_pandas(frame),
-            "ours, direct": lambda: fed(direct, MEMORY_BYTES),
-            "ours, direct, spilled": lambda: fed(direct, MEMORY_MIN_BYTES),
+            "ours, direct": lambda: fed(direct(), MEMORY_BYTES),
+            "ours, direct, spilled": lambda: fed(direct(), MEMORY_MIN_BYTES),
         }
         for way, feed in feeds.items():
             yield figures(way, args.rows, feed)
         began_s = time.perf_counter()
-        made = export(frame, chosen, WORKERS, direct, str(directory))
+        made = export(frame, chosen, WORKERS, direct(), str(directory))
         yield {"way": "ours, writing the export", **rate(args.rows, time.perf_counter() - began_s)}
         files = exported(session.sparkContext, made)
         yield figures("ours, from the export", args.rows, lambda: fed(files, MEMORY_BYTES))
@@ -134,7 +141,7 @@ def to_pandas(frame: Any) -> float:
     return total
 
 
-def fed(spread: Any, memory_bytes: int) -> float:
+def fed(spread: Spread, memory_bytes: int) -> float:
     """All minibatches of one epoch, in the workers."""
     read = partial(read_partition, spread.blocks, memory_bytes)
     return float(spread.rdd.mapPartitionsWithIndex(read).sum())
@@ -151,6 +158,28 @@ def read_partition(
     batches = Batches.of_store(store.finish(), batch_rows=BATCH_ROWS, seed=0, partition=index)
     yield sum(float(batches.get(0, i).labels.sum()) for i in range(batches.per_epoch))  # type: ignore[union-attr]
     batches.close()
+
+
+def peak(session: Any, times: float) -> dict[str, Any]:
+    """The peak of the largest Python worker; it is a process's own and never falls."""
+    from pyspark.sql import functions as sql
+
+    rows = int(times * MEMORY_MIN_BYTES * WORKERS) // (4 * WIDE + 8)
+    wide = sql.array_repeat(sql.rand(0).cast("float"), WIDE).alias("features")
+    frame = session.range(0, rows, 1, WORKERS).select(wide, sql.expr("id % 2 as label"))
+    spread = spread_out(source_of(frame, Chosen()), WORKERS, 0, move=True)
+    read = partial(read_and_look, spread.blocks, MEMORY_MIN_BYTES)
+    peak_mib = max(spread.rdd.mapPartitionsWithIndex(read).collect()) >> 20
+    return {"way": f"{times:g} times the limit for rows", "peak_mib": peak_mib}
+
+
+def read_and_look(
+    blocks: Blocks, memory_bytes: int, index: int, items: Iterable[Any]
+) -> Iterator[int]:
+    """``read_partition``; then VmHWM in bytes."""
+    list(read_partition(blocks, memory_bytes, index, items))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    yield next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) << 10
 
 
 def figures(way: str, rows: int, feed: Callable[[], float]) -> dict[str, Any]:
@@ -185,6 +214,8 @@ def line(result: dict[str, Any]) -> str:
     """For people."""
     if "waiting_share" in result:
         return f"{result['way']:<34}{result['waiting_share']:.2%} of a step"
+    if "peak_mib" in result:
+        return f"{result['way']:<34}{result['peak_mib']:>12,} MiB at the peak of a Python worker"
     return f"{result['way']:<34}{result['rows_per_s']:>12,} rows/s"
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sparkstrom import AdaptiveThreshold
@@ -100,18 +101,28 @@ def test_what_cannot_be_pickled_is_refused_before_the_job(spark, digits, make_ne
         make_network(model).fit(spark.sparkContext.parallelize(digits.rows()[:64], 2))
 
 
-def test_keras_with_dropout(spark, digits, make_network):
+def test_keras_with_batch_norm_and_dropout(spark, digits, make_network):
     pytest.importorskip("keras", reason="keras is not installed: pip install 'sparkstrom[keras]'")
     from sparkstrom.models.keras import KerasModel
     from sparkstrom.models.keras_objects import keras
 
     keras.utils.set_random_seed(1)
-    parts = [keras.layers.Dense(64, "relu"), keras.layers.Dropout(0.1)]
-    module = keras.Sequential([keras.Input((64,)), *parts, keras.layers.Dense(10)])
+    module = keras.Sequential(
+        [
+            keras.Input((64,)),
+            keras.layers.Dense(64),
+            keras.layers.BatchNormalization(momentum=0.9),
+            keras.layers.ReLU(),
+            keras.layers.Dropout(0.1),
+            keras.layers.Dense(10),
+        ]
+    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model = KerasModel(module, loss, keras.optimizers.Adam(3e-3))
     network = make_network(model, workers_per_node=1, threshold=AdaptiveThreshold(1e-3))
     summary = network.fit(spark.sparkContext.parallelize(digits.rows(), 2), epochs=EPOCHS)
     assert summary.replicas_equal, summary.hashes
     assert accuracy(network, digits) >= 0.95
+    statistics = network.module.layers[1]  # of what comes out of the first layer
+    assert np.abs(statistics.moving_mean.numpy()).max() > 0.1
     network.close()
