@@ -10,6 +10,7 @@ Each size runs in a process of its own, so that its peak of memory is its own.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import multiprocessing
 import resource
@@ -170,7 +171,8 @@ class Scale(World):
 
 
 def measure(nodes: int) -> Figures:
-    """Play one size."""
+    """Play one size; looking for cycles among millions of objects would take a third of the time."""
+    gc.disable()
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
     world = Scale(nodes)
     violations = world.run()

@@ -96,9 +96,11 @@ class Here(msgspec.Struct, frozen=True, tag="here"):
 class Failed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
     """Training failed here and must end everywhere."""
 
-    node: U32
+    node: U32  # 0: it has not got an id yet
     reason: Trace
     trace: Trace
+    host: Text = ""
+    partition: U32 = 0
 
 
 # -- up: over the edge to the parent -----------------------------------------------------------

@@ -151,7 +151,8 @@ class Master:
         member = fit.members.live.get(node)
         match message:
             case Failed(node=0) if fit.phases.phase is not Phase.DONE:
-                return [ev.Abort(message.reason, message.trace)]  # it has not got an id yet
+                where = (message.host, message.partition)
+                return [ev.Abort(message.reason, message.trace, *where)]
             case _ if member is None:
                 fit.sequencer.dropped["stranger"] += 1
                 return []

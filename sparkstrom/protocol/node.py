@@ -146,7 +146,14 @@ class Node:
                 me.leaving_s = now_s
                 return [ev.Tell(me.leaving)]
             case ev.TrainerFailed(reason=reason, trace=trace):
-                me.failed = Failed(node=max(0, me.node), reason=reason, trace=trace)
+                who = me.identity
+                me.failed = Failed(
+                    node=max(0, me.node),
+                    host=who.host,
+                    partition=who.partition,
+                    reason=reason,
+                    trace=trace,
+                )
                 me.failed_s = now_s
                 return [ev.Tell(me.failed)]
             case _:

@@ -204,5 +204,6 @@ def test_somebody_unknown_in_the_lobby_moves_a_counter(master: Any) -> None:
 
 def test_a_failure_without_an_id_ends_the_fit_too(master: Any, make: Any) -> None:
     """Its snapshot could not be installed, say, or its task failed before its place was known."""
-    effects = master.running().step(ev.Received(-1, Failed(node=0, reason="no room", trace="t")))
-    assert ev.Abort("no room", "t") in effects
+    failed = Failed(node=0, reason="no room", trace="t", host="h", partition=1)
+    effects = master.running().lobby(failed)
+    assert ev.Abort("no room", "t", "h", 1) in effects

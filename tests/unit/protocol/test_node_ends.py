@@ -144,7 +144,7 @@ def test_a_released_one_leaves_unheard_after_a_while(node: Any) -> None:
 
 def test_a_failure_is_repeated_until_it_was_heard(node: Any, make: Any) -> None:
     node.training()
-    failed = Failed(node=1, reason="NaN", trace="t")
+    failed = Failed(node=1, reason="NaN", trace="t", host="h")
     assert said(node.step(ev.TrainerFailed("NaN", "t")), Failed) == [failed]
     assert said(node.tick(REPEAT_S + 2.5), Failed) == [failed]
     assert node.order is not Order.FAIL
@@ -154,7 +154,7 @@ def test_a_failure_is_repeated_until_it_was_heard(node: Any, make: Any) -> None:
 
 def test_a_failure_is_told_also_without_a_parent(node: Any) -> None:
     node.training().opened()
-    failed = Failed(node=1, reason="NaN", trace="t")
+    failed = Failed(node=1, reason="NaN", trace="t", host="h")
     node.step(ev.TrainerFailed("NaN", "t"))
     assert said(node.tick(0.6), Failed) == [failed]
 
