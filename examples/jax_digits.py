@@ -39,7 +39,7 @@ def main() -> int:
 
     spark = SparkSession.builder.appName("digits with JAX").getOrCreate()
     data = spark.sparkContext.parallelize([(features[i], int(labels[i])) for i in train])
-    schedule = optax.cosine_decay_schedule(5e-3, decay_steps=500)
+    schedule = optax.cosine_decay_schedule(2e-3, decay_steps=200)  # of each worker's minibatches
     model = JaxModel(
         init, apply, optax.softmax_cross_entropy_with_integer_labels, optax.adam(schedule), seed=1
     )
