@@ -19,6 +19,7 @@ from sparkstrom.codec.messages import (
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.catchup import Catchup
 from sparkstrom.protocol.events import Effect, Send
+from sparkstrom.protocol.replay import last_of
 from sparkstrom.protocol.standing import Standing
 
 ASK_SPACING_S = 0.05
@@ -69,6 +70,8 @@ def on_merged(me: Standing, merged: MergedRange, now_s: float) -> list[Effect]:
 
 def _take(me: Standing, entry: Committed | MergedRange, now_s: float) -> None:
     me.history.append(entry)
+    if len(me.transit):
+        me.transit.committed(last_of((entry,)), now_s)
     me.news, me.fed_s, me.got_s = True, now_s, now_s
 
 
@@ -115,6 +118,7 @@ def begin_catchup(me: Standing, base: int, last: LastSeqs, now_s: float) -> list
     """Fetch a replica as of ``base`` or later; commits after ``base`` are held meanwhile."""
     me.uplink.strike_up_to(last, set(me.ids), now_s)
     me.history.begin_at(base, last)
+    me.transit.committed(last, now_s)
     me.news, me.fed_s, me.got_s = True, now_s, now_s
     me.pauses += 1
     me.paused = False

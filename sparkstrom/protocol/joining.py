@@ -57,6 +57,7 @@ def drop_child(me: Standing, node: int, edge: int | None = None) -> list[Effect]
     effects = me.family.disown(node, edge)
     if effects:
         me.ledger.forget(node)
+        me.transit.forget()
     return effects
 
 
@@ -125,6 +126,7 @@ def on_attached(me: Standing, attached: Attached, now_s: float) -> list[Effect]:
     me.attached, me.news = True, True
     me.opened_s = now_s
     me.ledger.tell_all_again()
+    me.transit.forget()
     effects: list[Effect] = []
     if attached.snapshot:
         effects += begin_catchup(me, attached.base, attached.last, now_s)

@@ -51,6 +51,8 @@ def on_child(me: Standing, child: Child, message: Message, now_s: float) -> list
             child.state_due = True
             return me.family.on_attach(child, message, now_s)
         case Update() if me.attached:
+            if message.seq > me.history.last.get(message.origin, 0):
+                me.transit.passed(message.origin, message.seq, now_s)
             return [Send(me.parent, message)]
         case Report():
             for status in message.news:

@@ -20,6 +20,7 @@ from sparkstrom.protocol.family import Family
 from sparkstrom.protocol.leases import Leases
 from sparkstrom.protocol.ledger import Ledger
 from sparkstrom.protocol.replay import History, Log
+from sparkstrom.protocol.transit import Transit
 from sparkstrom.protocol.uplink import Uplink
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class Standing:
     history: History = field(init=False)
     family: Family = field(init=False)
     ledger: Ledger = field(default_factory=Ledger)
+    transit: Transit = field(default_factory=Transit)
 
     # its replica
     has_replica: bool = False

@@ -26,6 +26,7 @@ def forget_sleep(me: Standing, now_s: float) -> None:
         me.done_s = later(me.done_s)
     me.failed_s, me.leaving_s = later(me.failed_s), later(me.leaving_s)
     me.uplink.progress_s = later(me.uplink.progress_s)
+    me.transit.progress_s = later(me.transit.progress_s)
     if me.catchup is not None:
         me.catchup.progress_s = later(me.catchup.progress_s)
         me.catchup.took_s = later(me.catchup.took_s)
@@ -46,6 +47,7 @@ def is_edge_dead(me: Standing, now_s: float) -> bool:
         return False
     silences = (
         (len(me.uplink) > 0, me.uplink.progress_s),
+        (len(me.transit) > 0, me.transit.progress_s),
         (me.behind, me.got_s),
         (me.catchup is not None, me.catchup.took_s if me.catchup is not None else now_s),
     )

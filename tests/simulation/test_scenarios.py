@@ -96,6 +96,9 @@ FOUND = [
 
 FOUND_IN_A_MESH: list[tuple[str, int, int, dict[str, Any]]] = [
     ("a stream from the parent broke before its first word; the master's were heard", 135, 12, {}),
+    ("a closed node heard done from a parent that still had it", 220, 12, {}),
+    ("training raised before the node had an id", 273, 12, {}),
+    ("a relay with nothing of its own to send had a dead stream upwards", 2494, 12, {}),
 ]
 
 

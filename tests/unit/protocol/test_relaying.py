@@ -285,3 +285,28 @@ def test_what_only_parents_or_the_master_say_is_nothing_from_a_child(relay: Any,
         assert relay.hear(message, sender=5) == []
     assert relay.me.received == 0
     assert relay.me.parent == PARENT != MASTER
+
+
+def reopens(relay: Any, leases: float) -> bool:
+    """Does it open fresh streams while the master is heard all the time?"""
+    for _ in range(int(10 * leases)):
+        relay.alive()
+        if every(relay.tick(relay.me.limits.lease_s / 10), ev.Reopen):
+            return True
+    return False
+
+
+def test_a_stream_upwards_is_dead_when_nothing_handed_up_ever_comes_down(
+    relay: Any, make: Any
+) -> None:
+    """It has nothing of its own to send, and would not notice otherwise."""
+    assert not reopens(relay, 2.5)
+    relay.hear(make.update(5, 1), sender=5)
+    assert reopens(relay, 2.5)
+
+
+def test_what_came_down_with_a_number_was_handed_up(relay: Any, make: Any) -> None:
+    relay.hear(make.update(5, 1), sender=5)
+    relay.hear(make.committed(1, 5))
+    relay.hear(make.update(5, 1), sender=5)  # again, and numbered already
+    assert not reopens(relay, 2.5)
