@@ -9,7 +9,7 @@ minibatches out of it, as people write it. ``pyarrow``: one process reads the sa
 nothing with it. ``waiting_share``: the part of the training steps of a fit with a
 ``[features, 256, 256, 10]`` network that went into getting the minibatch. ``peak_mib``: the most
 memory that a Python worker of Spark has had resident (VmHWM) once it had put its rows in order and
-gone through an epoch, with a limit of 16 MiB: for a quarter of that in rows, and for 20 times it.
+gone through an epoch, with a limit of 16 MiB: for a quarter of that in rows, 5 and 20 times it.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any
         .getOrCreate()
     )
     try:
-        yield from (peak(session, times) for times in (0.25, 20))  # before workers grow by others
+        yield from (
+            peak(session, times) for times in (0.25, 5, 20)
+        )  # before workers grow by others
         frame = session.read.parquet(str(path))
         chosen = Chosen()
 
