@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from sparkstrom.models.base import Batch
 torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
 )
+from pyspark import cloudpickle  # noqa: E402
 from torch import nn  # noqa: E402
 
 from sparkstrom.models.torch import TorchModel  # noqa: E402
@@ -32,6 +34,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_value() -> Iterator[None]:
+    """Classes of this module travel with their code: executors cannot import tests."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture
@@ -135,7 +145,8 @@ def test_four_workers_train_batch_norm_and_dropout_as_well_as_one_process(train,
         ones.append(
             accuracy(alone(twin, digits.features, digits.labels, EPOCHS, 32), features, labels)
         )
-        network = train(model, digits.rows(), EPOCHS, rng_seed=seed, threshold=FixedThreshold(1e-3))
+        options = {"rng_seed": seed, "threshold": FixedThreshold(1e-3), "max_lead": 2}
+        network = train(model, digits.rows(), EPOCHS, **options)
         fours.append(accuracy(network.model, features, labels))
     assert np.mean(fours) >= np.mean(ones) - 0.005, (fours, ones)
 
@@ -220,15 +231,17 @@ def test_embeddings_learn_in_the_rows_that_occur_and_nowhere_else(train):
     chance = np.random.default_rng(0)
     users, items = chance.normal(size=(USERS, 2)), chance.normal(size=(ITEMS, 2))
     pairs = np.stack([chance.integers(0, USERS // 2, 4000), chance.integers(0, ITEMS, 4000)], 1)
-    ratings = (users[pairs[:, 0]] * items[pairs[:, 1]]).sum(1).astype(np.float32)
+    clean = (users[pairs[:, 0]] * items[pairs[:, 1]]).sum(1)
+    ratings = (clean + 0.3 * chance.normal(size=len(pairs))).astype(np.float32)  # nobody gets to 0
     torch.manual_seed(0)
     model = TorchModel(Ratings(), nn.MSELoss(), partial(torch.optim.SGD, lr=1.0))
-    one = alone(copy.deepcopy(model), pairs, ratings, 8, 32)
+    one = alone(copy.deepcopy(model), pairs, ratings, 12, 32)
     rows = list(zip(pairs, ratings, strict=True))
-    network = train(model, rows, 8, threshold=FixedThreshold(0.03))
+    network = train(model, rows, 12, threshold=FixedThreshold(0.03))
     whole = Batch(pairs, ratings)
     wanted, loss = (m.loss(whole)[0] / len(pairs) for m in (one, network.model))
-    assert max(wanted, loss) < 0.1 * float(np.square(ratings).mean()), (loss, wanted)
+    assert wanted < 0.1 * float(np.square(ratings).mean())
+    assert loss < 1.5 * wanted, (loss, wanted)
     moved = np.abs(network.parameters - model.initial()) > 1e-6  # the grid rounds by less
     assert moved[: USERS * 4].reshape(USERS, 4).any(1).tolist() == [
         n < USERS // 2 for n in range(USERS)

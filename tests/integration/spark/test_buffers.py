@@ -1,0 +1,57 @@
+"""Buffers of real modules on real executors: one average for everybody, and for the driver."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom import EarlyStopping
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
+)
+from torch import nn  # noqa: E402
+
+from sparkstrom.models.torch import TorchModel  # noqa: E402
+
+WORKERS, ROWS, BATCH = 4, 1280, 32  # ten whole minibatches for each worker
+STEPS = ROWS // WORKERS // BATCH
+
+
+def make(**options: Any) -> TorchModel:
+    """The statistics are plain means over all minibatches that a worker has seen."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.BatchNorm1d(64, momentum=None), nn.Linear(64, 10))
+    return TorchModel(module, nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.05, **options))
+
+
+def test_statistics_are_those_of_all_workers_rows(spark, digits, make_network):
+    network = make_network(make())
+    data = spark.sparkContext.parallelize(digits.rows()[:ROWS], WORKERS)
+    for fit in (1, 2):  # the second goes on from the first one's average
+        summary = network.fit(data, epochs=1)
+        made = network.parameters.tobytes() + network.model.buffers_bytes()
+        assert set(summary.hashes.values()) == {hashlib.sha256(made).hexdigest()}
+        assert len(summary.hashes) == WORKERS + 1
+        statistics = network.module[0]
+        assert statistics.num_batches_tracked == fit * STEPS
+        mean = digits.features[:ROWS].mean(0)
+        np.testing.assert_allclose(statistics.running_mean, mean, atol=1e-5)
+    network.close()
+
+
+def test_the_best_epoch_s_statistics_come_with_its_parameters(spark, digits, make_network):
+    network = make_network(make(maximize=True), debug_longer_iterations=20)
+    data = spark.sparkContext.parallelize(digits.rows()[:ROWS], WORKERS)
+    rule = EarlyStopping(patience=6)
+    summary = network.fit(data, epochs=100, validation=0.2, early_stopping=rule)
+    assert summary.best.epoch == 1  # from there on the loss grows
+    assert summary.best.commit < summary.updates
+    steps = -(-summary.rows_trained // WORKERS // BATCH)
+    seen = network.module[0].num_batches_tracked
+    assert 0 < seen < (summary.history[-1].epoch - 1) * steps  # not the last ones
+    network.close()
