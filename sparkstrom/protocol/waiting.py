@@ -8,6 +8,7 @@ from sparkstrom.protocol.standing import NOBODY, Standing
 
 DOUBLINGS_MAX = 3  # of the patience with an edge that stays silent, on a network that is slow
 LEVELS_ABOVE = 4  # in a mesh: each may have to fetch its replica before the next gets its place
+TRANSIT_LEASES = 3  # the edges of those below, or further up, have their turn first
 FAREWELL_S = 5.0  # how long a failing or leaving node waits for the master to have heard
 
 
@@ -46,13 +47,14 @@ def is_edge_dead(me: Standing, now_s: float) -> bool:
     if not me.attached or not steady:
         return False
     silences = (
-        (len(me.uplink) > 0, me.uplink.progress_s),
-        (len(me.transit) > 0, me.transit.progress_s),
-        (me.behind, me.got_s),
-        (me.catchup is not None, me.catchup.took_s if me.catchup is not None else now_s),
+        (len(me.uplink) > 0, me.uplink.progress_s, lease_s),
+        (len(me.transit) > 0, me.transit.progress_s, TRANSIT_LEASES * lease_s),
+        (me.behind, me.got_s, lease_s),
+        (me.catchup is not None, me.catchup.took_s if me.catchup is not None else now_s, lease_s),
     )
     return any(
-        waiting and now_s - max(since_s, me.steady_s) > lease_s for waiting, since_s in silences
+        waiting and now_s - max(since_s, me.steady_s) > patience_s
+        for waiting, since_s, patience_s in silences
     )
 
 

@@ -300,13 +300,13 @@ def test_a_stream_upwards_is_dead_when_nothing_handed_up_ever_comes_down(
     relay: Any, make: Any
 ) -> None:
     """It has nothing of its own to send, and would not notice otherwise."""
-    assert not reopens(relay, 2.5)
+    assert not reopens(relay, 3.5)
     relay.hear(make.update(5, 1), sender=5)
-    assert reopens(relay, 2.5)
+    assert reopens(relay, 3.5)
 
 
 def test_what_came_down_with_a_number_was_handed_up(relay: Any, make: Any) -> None:
     relay.hear(make.update(5, 1), sender=5)
     relay.hear(make.committed(1, 5))
     relay.hear(make.update(5, 1), sender=5)  # again, and numbered already
-    assert not reopens(relay, 2.5)
+    assert not reopens(relay, 3.5)
