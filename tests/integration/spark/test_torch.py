@@ -192,7 +192,7 @@ def test_a_transformer_reads_the_standard_library(train):
     model = TorchModel(Characters(), nn.CrossEntropyLoss(), fast, clip_norm=1.0)
     one = alone(copy.deepcopy(model), text, following, 10, 8)
     rows = list(zip(text, following, strict=True))
-    options = {"batch_size_per_worker": 8, "threshold": FixedThreshold(3e-3)}
+    options = {"batch_size_per_worker": 8, "threshold": FixedThreshold(3e-3), "max_lead": 2}
     network = train(model, rows, 10, **options)
     whole = Batch(text, following)
     wanted, loss, fresh = (
