@@ -11,7 +11,8 @@ except ImportError:
 
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import BinaryClassificationEvaluator
-from pyspark.ml.feature import StandardScaler, VectorAssembler
+from pyspark.ml.feature import StandardScaler
+from pyspark.ml.linalg import Vectors
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import SparkSession
 from sklearn.datasets import load_breast_cancer
@@ -29,17 +30,16 @@ def network(rate: float) -> DenseNetwork:
 
 def main(folder: str) -> int:
     table = load_breast_cancer()
-    names = [name.replace(" ", "_") for name in table.feature_names]
-    rows = [(*map(float, row), int(y)) for row, y in zip(table.data, table.target, strict=True)]
+    rows = [(Vectors.dense(row), int(y)) for row, y in zip(table.data, table.target, strict=True)]
     spark = SparkSession.builder.appName("pipeline").getOrCreate()
-    train, test = spark.createDataFrame(rows, [*names, "label"]).randomSplit([0.8, 0.2], seed=1)
+    frame = spark.createDataFrame(rows, ["measured", "label"]).cache()
+    train, test = frame.randomSplit([0.8, 0.2], seed=1)
 
     # One worker per executor, so that two fits find slots at the same time.
     master = SharedTrainingMaster(workers_per_node=1, threshold=AdaptiveThreshold(1e-2))
     estimator = SparkstromEstimator(featuresCol="scaled", epochs=5, batchSize=16, master=master)
-    assembler = VectorAssembler(inputCols=names, outputCol="all")
-    scaler = StandardScaler(inputCol="all", outputCol="scaled", withMean=True)
-    pipeline = Pipeline(stages=[assembler, scaler, estimator])
+    scaler = StandardScaler(inputCol="measured", outputCol="scaled", withMean=True)
+    pipeline = Pipeline(stages=[scaler, estimator])
     evaluator = BinaryClassificationEvaluator()
     grid = ParamGridBuilder().addGrid(estimator.model, [network(0.001), network(0.1)]).build()
     search = CrossValidator(
