@@ -107,4 +107,5 @@ def test_tasks_of_one_executor_share_memory_and_relays_relay(real_mesh: Any) -> 
     published = sum(values["update_bytes"] for values in outcome.stats.values())
     sent = {node: values["wire_bytes"] for node, values in outcome.stats.items()}
     assert min(sent[node] for node in inner) > published  # everything, to a child at least
-    assert 2 * published < outcome.traffic.wire_bytes < 4 * published
+    # To two children, some of it again where one is slow; not to all sixteen.
+    assert 2 * published < outcome.traffic.wire_bytes < 8 * published

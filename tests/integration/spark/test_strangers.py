@@ -16,10 +16,14 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import KEY_BYTES, Header, Seal
 from sparkstrom.codec.messages import Leaving, Report
 from sparkstrom.codec.wire import encode
+from sparkstrom.protocol.placing import FIRST_STREAM, STREAMS_PER_EDGE
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver import ensure_driver
 
-UP_STREAMS = range(1002, 1012)  # of the first edges that a master opens
+# Control and data, of the first edges that a master opens.
+UP_STREAMS = [
+    FIRST_STREAM + STREAMS_PER_EDGE * edge + data for edge in range(1, 5) for data in range(2)
+]
 
 
 @pytest.fixture
@@ -89,9 +93,9 @@ def forged_frame(i: int) -> bytes:
     """Well formed, and sealed with another key: a node says it leaves, or is somewhere else."""
     seal = Seal(secrets.token_bytes(KEY_BYTES), secrets.randbits(63))
     message = (
-        Leaving("done", None)
+        Leaving(node=1, reason="done", kept=None)
         if i % 2
-        else Report(edge=1, received=10**6, after_seq=0, epoch=99, batch=0, steps=10**6, activity=3)
+        else Report(received=10**6, catching=False, stamp=10**6, news=[])
     )
     kind, body = encode(message)
     return seal.close(Header(kind, 1 + i // 2, 0, 1, 10**6 + i, 0, 1), body)
