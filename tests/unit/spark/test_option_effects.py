@@ -22,6 +22,7 @@ from sparkstrom.models.base import Batch
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Order
 from sparkstrom.runtime.inbox import Inbox, Item
+from sparkstrom.runtime.lending import Lender
 from sparkstrom.runtime.records import form_of
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.station import Station
@@ -178,6 +179,7 @@ def train(job_of: MakeJob) -> Callable[..., Playing]:
             schedule_of(job),
             keep=lambda replica: None,
             grant=lambda replica, paths: None,
+            lender=Lender(),
         ).run()
         return station
 
@@ -230,6 +232,6 @@ def test_max_chunk_size(
     job = job_of(void=VoidConfiguration(max_chunk_size=max_chunk_size))
     session = executor.Session(job, PLACE, batches_of(job, PLACE, all_rows()))
     mail = session.thread._mail
-    mail.connect(MASTER, 1, Address("127.0.0.1", 2, 11, 12))
+    mail.open_edge(MASTER, 1, Address("127.0.0.1", 1, 21, 22), Address("127.0.0.1", 2, 11, 12))
     mail.send(MASTER, Chunk(index=0, commit=0, payload=bytes(10_000 - 16)))
     assert mail.waiting == frames

@@ -70,7 +70,6 @@ def test_one_field_under_two_names_is_refused() -> None:
         ("aggregation", "average", "one of sum, mean, sqrt"),
         ("max_lead", 0, "at least 1, the value of publish_every"),
         ("repartition", "num_partitions_workers_differs", "one of always, never"),
-        ("rdd_training_approach", "export", "write 'direct'"),
         ("rdd_training_approach", "Direct", "one of direct"),
         ("rng_seed", -1, "at least 0"),
         ("min_workers", 0, "at least 1"),
