@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import Join, LastSeqs
+from sparkstrom.codec.messages import Join
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.family import Family
 from sparkstrom.protocol.keeping import Keeping
@@ -123,11 +123,6 @@ class Fit:
             where = f"partition {partition.index} on {member.join.host}"
             effects.append(ev.Note(f"node {node} ({where}) left: {reason}"))
         return effects
-
-    def last_of(self, nodes: list[int]) -> LastSeqs:
-        """Per id its newest committed seq."""
-        known = {**self.sequencer.closed, **self.sequencer.last}
-        return [(node, known[node]) for node in sorted(set(nodes))]
 
 
 def _moved(before: Tree, after: Tree, gone: Iterable[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -22,11 +22,9 @@ from sparkstrom.protocol.replay import Entry, Log, cost
 from sparkstrom.protocol.sequencer import Sequencer
 from sparkstrom.protocol.uplink import Uplink
 from sparkstrom.simulation.process import SimProcess
-from sparkstrom.simulation.replica import SIZE, SimLearner, SimReplica
+from sparkstrom.simulation.replica import SimReplica
 from sparkstrom.simulation.runs import play
-
-Plant = Callable[[pytest.MonkeyPatch], None]
-SEEDS = range(60)  # one of them must catch it; most bugs show in the first
+from tests.simulation.planted import SEEDS, Plant, drops_a_residual
 
 
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
@@ -35,17 +33,6 @@ def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
 
 
 # -- I1: nothing is lost on the way ------------------------------------------------------------
-
-
-def drops_a_residual(patch: pytest.MonkeyPatch) -> None:
-    publish = SimLearner.publish
-
-    def lossy(self: SimLearner) -> bytes:
-        payload = publish(self)
-        self.residual = [0] * SIZE
-        return payload
-
-    patch.setattr(SimLearner, "publish", lossy)
 
 
 def grants_a_file_twice(patch: pytest.MonkeyPatch) -> None:

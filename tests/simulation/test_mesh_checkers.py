@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,28 +17,15 @@ from sparkstrom.protocol.fit import Fit
 from sparkstrom.protocol.replay import Downlink
 from sparkstrom.protocol.tree import Tree
 from sparkstrom.simulation.faults import NO_FAULTS
-from sparkstrom.simulation.replica import SIZE, SimLearner, SimReplica
+from sparkstrom.simulation.replica import SimReplica
 from sparkstrom.simulation.runs import play
 from sparkstrom.simulation.shape import Shape
-
-Plant = Callable[[pytest.MonkeyPatch], None]
-SEEDS = range(60)  # one of them must catch it; most bugs show in the first
+from tests.simulation.planted import SEEDS, Plant, drops_a_residual
 
 
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
     for seed in seeds:
         yield from play(seed, 9, "mesh", given).violations
-
-
-def drops_a_residual(patch: pytest.MonkeyPatch) -> None:
-    publish = SimLearner.publish
-
-    def lossy(self: SimLearner) -> bytes:
-        payload = publish(self)
-        self.residual = [0] * SIZE
-        return payload
-
-    patch.setattr(SimLearner, "publish", lossy)
 
 
 def misses_the_tenth(patch: pytest.MonkeyPatch, times: int) -> None:

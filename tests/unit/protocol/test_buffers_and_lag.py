@@ -1,0 +1,46 @@
+"""What travels as an update and adds to no parameter; and who is named for being slow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sparkstrom.codec.messages import BUFFERS
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.hearing import LAG_LEAST
+from tests.unit.protocol.spoken import every
+
+
+def test_the_average_is_there_before_its_commit_counts(node: Any, make: Any) -> None:
+    """Between the two a copy of this replica may be read."""
+    node.training()
+    node.step(ev.Published(BUFFERS, 0, 0, b"mine", 0, 0, 1, 1))
+    average = msgspec.structs.replace(make.committed(1, 1, b"ours"), form=BUFFERS)
+    assert node.hear(average)[:2] == [ev.Deliver(average), ev.Passed(1)]
+
+
+def test_the_master_commits_the_average_of_the_newest_of_each_partition(
+    master: Any, make: Any
+) -> None:
+    master.running()
+    master.machine._average = b"+".join
+    commits = [
+        every(master.hear(node, make.update(node, seq, payload, form=BUFFERS)), ev.Deliver)[0]
+        for node, seq, payload in ((2, 1, b"b"), (1, 1, b"a"), (2, 2, b"c"))
+    ]
+    assert [deliver.update.payload for deliver in commits] == [b"b", b"a+b", b"a+c"]
+
+
+def notes(master: Any, node: int, lag: int) -> list[str]:
+    return [note.text for note in every(master.say(node, lag=lag), ev.Note)]
+
+
+def test_a_slow_node_is_named_and_again_when_it_is_much_worse(master: Any) -> None:
+    master.running()
+    assert notes(master, 1, LAG_LEAST // 2) == []
+    assert [text.split(": ")[0] for text in notes(master, 1, LAG_LEAST)] == [
+        "node 1 (partition 0 on h) is slow"
+    ]
+    assert notes(master, 1, 2 * LAG_LEAST) == []
+    assert len(notes(master, 1, 4 * LAG_LEAST)) == 1
