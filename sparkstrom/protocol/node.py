@@ -42,6 +42,7 @@ from sparkstrom.protocol.events import Command, Effect, Order, Send
 from sparkstrom.protocol.following import (
     ask_if_hungry,
     catch_up,
+    hand_up,
     on_behind,
     on_chunk,
     on_committed,
@@ -176,7 +177,7 @@ class Node:
             payload=made.payload,
         )
         me.uplink.add(update, now_s)
-        return [Send(me.parent, update)] if me.attached else []
+        return [hand_up(me, update, now_s)] if me.attached else []
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -258,6 +259,7 @@ class Node:
         """Phases only go forward: a state that was overtaken by a newer one is history."""
         me, known = self.standing, self.standing.state
         me.news = me.ledger.heard(state.heard) or me.news
+        me.handed.taken(state.taken)
         if me.node in state.closed:
             return [ev.Reopen()]  # the master will say what that means
         if known is not None and (state.phase, state.beat) < (known.phase, known.beat):
@@ -266,7 +268,7 @@ class Node:
             if now_s - me.heard_s > me.limits.lease_s / 2:
                 me.steady_s = now_s
             me.heard_s, me.unanswered = now_s, 0
-        if not me.behind:
+        if not me.behind and me.catchup is None:
             me.got_s = now_s
         me.state = state
         if known is None or _shared(state) != _shared(known):
@@ -327,4 +329,4 @@ class Node:
 
 def _shared(state: State) -> State:
     """What of a state is the same for all who hear it."""
-    return msgspec.structs.replace(state, head=0, heard=0)
+    return msgspec.structs.replace(state, head=0, heard=0, taken=0)
