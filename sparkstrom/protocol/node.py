@@ -186,16 +186,25 @@ class Node:
         me = self.standing
         if sender == MASTER:
             me.heard_s = now_s
-        if sender == me.parent:
-            me.unanswered = 0
-        if sender == (me.parent if me.parent != NOBODY else MASTER):
-            me.edge_heard_s = now_s  # what the master says directly says nothing of another's edge
+        if self._is_by_the_edge(sender, message):
+            me.edge_heard_s = now_s
+            me.unanswered = 0 if sender == me.parent else me.unanswered
         child = me.family.children.get(sender)
         if child is not None:
             return on_child(me, child, message, now_s)
         if sender == MASTER and (effects := self._on_direct(message, now_s)) is not None:
             return effects
         return self._on_parent(message, now_s) if sender == me.parent else []
+
+    def _is_by_the_edge(self, sender: int, message: Message) -> bool:
+        """Does this show that the edge's control stream, or without an edge the lobby, is alive?
+
+        What the master says directly shows nothing, nor does data, which has a stream of its own.
+        """
+        parent = self.standing.parent
+        if parent == NOBODY:
+            return sender == MASTER
+        return sender == parent and isinstance(message, State | Attached)
 
     def _on_direct(self, message: Message, now_s: float) -> list[Effect] | None:
         """What only the master says, whoever stands between; None for anything else."""

@@ -208,6 +208,19 @@ def test_where_the_master_is_silent_the_edge_is_not_to_blame(node: Any, make: An
     assert not every(effects, ev.Reopen)
 
 
+@pytest.mark.parametrize("attached", [True, False])
+def test_neither_data_nor_the_masters_direct_words_hide_a_dead_control_stream(
+    node: Any, make: Any, attached: bool
+) -> None:
+    node.training()
+    if not attached:
+        node.hear(make.welcome(edge=2))
+    effects: list[ev.Effect] = []
+    for commit in range(1, 15):
+        effects += node.hear(make.committed(commit)) + node.hear(Probe(1)) + node.tick(0.5)
+    assert every(effects, ev.Reopen)
+
+
 # -- training ----------------------------------------------------------------------------------
 
 
