@@ -60,15 +60,16 @@ def _parts(
                 row_bytes = max(1, form.row_bytes, batch.nbytes // batch.num_rows)
                 count = max(1, BLOCK_BYTES // row_bytes)
             part = batch.slice(at, count)
-            form, records = _read(reading, part, begin + at, where, form)
+            form, records = read_batch(reading, part, begin + at, where, form)
             yield form, records
             at += part.num_rows
         begin += batch.num_rows
 
 
-def _read(
+def read_batch(
     reading: Reading, batch: pa.RecordBatch, first: int, where: str, before: Form | None
 ) -> tuple[Form, Records]:
+    """A batch whose first row has number ``first`` as records; ``before``: of earlier rows."""
     leaves, arrays = [], []
     for i, take in enumerate(reading.takes):
         expected = before.leaves[i].shape if before else None
@@ -108,7 +109,9 @@ class _Reader:
             self._refuse(0, f"is {list(shape)}, in earlier rows it is {list(self._expected)}")
         if self._take.role == WEIGHT:
             bad = ~((array >= 0) & np.isfinite(array))
-            self._refuse_first(bad, "is no weight: give 0 or above")
+            if bad.any():
+                row = int(np.argmax(bad))
+                self._refuse(row, f"is {array[row]}, which is no weight: give 0 or above")
             array = array.astype(np.float32)
         elif self._take.role == HELD_OUT:
             array = array.astype(np.uint8)
@@ -192,10 +195,6 @@ class _Reader:
         if column.null_count:
             bad = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             self._refuse(bad, "is null: fill or drop it", name)
-
-    def _refuse_first(self, bad: NDArray[np.bool_], why: str) -> None:
-        if bad.any():
-            self._refuse(int(np.argmax(bad)), why)
 
     def _refuse(self, row: int, why: str, name: str | None = None) -> None:
         column = name or _name(self._take)
