@@ -30,7 +30,7 @@ DENSE_MAX = 1024  # a longer vector is kept as its entries: 8 bytes each instead
 def blocks_of_arrow(reading: Reading, partition: int, messages: Iterable[bytes]) -> Iterator[Block]:
     """Arrow messages of one partition as blocks. Raises UsageError naming column and row."""
     where = f"partition {partition}"
-    return gathered(_parts(reading, messages, where), where)
+    return gathered(parts_of(reading, _batches(reading, messages), where), where)
 
 
 def count_arrow(reading: Reading, messages: Iterable[bytes]) -> Iterator[int]:
@@ -46,13 +46,13 @@ def _batches(reading: Reading, messages: Iterable[bytes]) -> Iterator[pa.RecordB
         yield pa.ipc.read_record_batch(pa.py_buffer(message), schema)
 
 
-def _parts(
-    reading: Reading, messages: Iterable[bytes], where: str
+def parts_of(
+    reading: Reading, batches: Iterable[pa.RecordBatch], where: str
 ) -> Iterator[tuple[Form, Records]]:
     """Slices of batches, small enough also when they are images or vectors of zeros."""
     form: Form | None = None
     begin = 0
-    for batch in _batches(reading, messages):
+    for batch in batches:
         at = 0
         while at < batch.num_rows:
             count = 1
@@ -60,16 +60,15 @@ def _parts(
                 row_bytes = max(1, form.row_bytes, batch.nbytes // batch.num_rows)
                 count = max(1, BLOCK_BYTES // row_bytes)
             part = batch.slice(at, count)
-            form, records = read_batch(reading, part, begin + at, where, form)
+            form, records = _read(reading, part, begin + at, where, form)
             yield form, records
             at += part.num_rows
         begin += batch.num_rows
 
 
-def read_batch(
+def _read(
     reading: Reading, batch: pa.RecordBatch, first: int, where: str, before: Form | None
 ) -> tuple[Form, Records]:
-    """A batch whose first row has number ``first`` as records; ``before``: of earlier rows."""
     leaves, arrays = [], []
     for i, take in enumerate(reading.takes):
         expected = before.leaves[i].shape if before else None

@@ -6,6 +6,7 @@ and by the row's number in its own partition.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import numbers
 from collections.abc import Callable, Iterable, Iterator
@@ -87,6 +88,25 @@ def gathered(parts: Iterable[tuple[Form, Records]], where: str) -> Iterator[Bloc
 def _block(form: Form, held: list[Records], begin: int, where: str) -> Block:
     records = held[0] if len(held) == 1 else np.concatenate(held)
     return Block(form, records, np.arange(begin, begin + len(records)), where)
+
+
+def of_rows(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
+    """Consecutive blocks joined until they have so many rows: images are few to a block."""
+    held: list[Block] = []
+    for block in blocks:
+        held.append(block)
+        if sum(len(one.records) for one in held) >= rows:
+            yield _joined(held)
+            held = []
+    if held:
+        yield _joined(held)
+
+
+def _joined(blocks: list[Block]) -> Block:
+    form = functools.reduce(Form.joined, (block.form for block in blocks))
+    records = [block.form.widened(block.records, form) for block in blocks]
+    numbers = np.concatenate([block.numbers for block in blocks])
+    return Block(form, np.concatenate(records), numbers, blocks[0].where)
 
 
 # -- rows of an RDD --------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.models.base import Batch, FlatModel, Measured
 from sparkstrom.models.flat import one_array
 from sparkstrom.models.outputs import (
+    BLOCK_ROWS,
     VALUES,
     Outputs,
     blocks_of,
@@ -30,7 +31,7 @@ from sparkstrom.models.outputs import (
 )
 from sparkstrom.observe.exact import ExactSum
 from sparkstrom.observe.metrics import Classification, Regression, Roc
-from sparkstrom.spark.blocks import check_block
+from sparkstrom.spark.blocks import check_block, of_rows
 from sparkstrom.spark.data import Source
 from sparkstrom.spark.inference import opened
 from sparkstrom.spark.parcels import Blocks
@@ -160,7 +161,7 @@ def evaluate_partition(
     """
     model, parts = opened(shipped.value), []
     try:
-        for block in blocks(index, items):
+        for block in of_rows(blocks(index, items), BLOCK_ROWS):
             check_block(model, block)
             parts.append(evaluate_batch(model, wanted, block.form.batch(block.records)))
     except (UsageError, SetupError) as error:

@@ -29,9 +29,15 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.models.base import Buffered, Columns, Flat, FlatModel, arrays_of
 from sparkstrom.models.outputs import BLOCK_ROWS, predict_in_blocks
-from sparkstrom.runtime.records import Form
-from sparkstrom.spark.arrow import read_batch
-from sparkstrom.spark.blocks import BLOCK_BYTES, Block, as_array, blocks_of_features
+from sparkstrom.spark.arrow import parts_of
+from sparkstrom.spark.blocks import (
+    BLOCK_BYTES,
+    Block,
+    as_array,
+    blocks_of_features,
+    gathered,
+    of_rows,
+)
 from sparkstrom.spark.columns import Chosen, Names, Reading, wanted_columns
 from sparkstrom.spark.shipping import packed
 
@@ -41,7 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 Outputs = dict[str | int, Flat]  # f32[rows, width] by the model's names, or by place from 0
-Make = Callable[[Outputs], Any]  # -> Series or DataFrame; of no rows it gets an empty dictionary
+Make = Callable[[Outputs], Any]  # -> Series or DataFrame
 
 MODELS_MAX = 4  # that one Python worker keeps
 
@@ -139,8 +145,6 @@ def outputs_of(model: FlatModel, block: Block) -> Outputs:
                 f"the model fails on rows of {block.where} with features {_shapes(block)}: {error}"
             ) from error
         _refuse_nan(block, first, features, parts[-1])
-    if not parts:
-        return {}
     cuts = np.cumsum(list(side.widths.values()))[:-1]
     return dict(zip(side.widths, np.split(np.concatenate(parts), cuts, axis=1), strict=True))
 
@@ -168,7 +172,7 @@ def _shapes(block: Block) -> str:
 def predict_rows(shipped: Any, index: int, rows: Iterable[Any]) -> Iterator[Any]:
     """For each row of a partition f32[outputs]; of several outputs a tuple or dictionary."""
     model = opened(shipped.value)
-    for block in blocks_of_features(index, rows):
+    for block in of_rows(blocks_of_features(index, rows), BLOCK_ROWS):
         outputs = outputs_of(model, block)
         several = zip(*outputs.values(), strict=True)
         if list(outputs) == [0]:
@@ -185,20 +189,24 @@ def predict_rows(shipped: Any, index: int, rows: Iterable[Any]) -> Iterator[Any]
 def predict_columns(
     shipped: Any, make: Make, reading: Reading, where: str, batches: Iterable[Any]
 ) -> Iterator[Any]:
-    """What ``make`` makes of the outputs, for each batch of pandas columns of one partition."""
+    """What ``make`` makes of the outputs of one partition's pandas columns.
+
+    It comes in other batches than the columns came in.
+    """
+    model = opened(shipped.value)
+    parts = parts_of(reading, _arrow_batches(reading, batches), where)
+    for block in of_rows(gathered(parts, where), BLOCK_ROWS):
+        yield make(outputs_of(model, block))
+
+
+def _arrow_batches(reading: Reading, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
-    model, schema = opened(shipped.value), pa.ipc.read_schema(pa.py_buffer(reading.schema))
-    form: Form | None = None
-    first = 0
+    schema = pa.ipc.read_schema(pa.py_buffer(reading.schema))
     for columns in batches:
         given = columns if isinstance(columns, tuple) else (columns,)
         arrays = [arrow_of(one, field.type) for one, field in zip(given, schema, strict=True)]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
-        numbers = np.arange(first, first + batch.num_rows)
-        form, records = read_batch(reading, batch, first, where, form)
-        first += batch.num_rows
-        yield make(outputs_of(model, Block(form, records, numbers, where)))
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def arrow_of(column: Any, kind: pa.DataType) -> pa.Array:
@@ -250,14 +258,14 @@ def plain(names: dict[str | int, str], outputs: Outputs) -> pd.Series[Any] | pd.
     """Outputs as a column of lists; several as the fields of a struct, o0, o1 ..."""
     import pandas as pd
 
-    if outputs and set(outputs) != set(names):
+    if set(outputs) != set(names):
         raise UsageError(
             f"the model puts out {_said(outputs)}, the columns for it are {names}: name one "
             "column for each output: a tuple for a tuple, a dictionary for a dictionary"
         )
-    columns = [list(outputs[name]) if outputs else [] for name in names]
+    columns = [list(outputs[name]) for name in names]
     if len(columns) == 1:
-        return pd.Series(columns[0], dtype=object)
+        return pd.Series(columns[0])
     return pd.DataFrame({f"o{i}": one for i, one in enumerate(columns)})
 
 

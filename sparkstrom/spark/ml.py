@@ -209,8 +209,6 @@ def classified(kind: str, outputs: Outputs) -> pd.DataFrame:
     """Outputs as the fields of ``CLASSES``."""
     import pandas as pd
 
-    if not outputs:
-        return pd.DataFrame({"prediction": [], "raw": [], "probability": []})
     scores = only(outputs)
     return pd.DataFrame(
         {
@@ -225,8 +223,6 @@ def values(outputs: Outputs, *, several: bool) -> pd.Series[Any]:
     """Outputs as a column of numbers, or of lists of them."""
     import pandas as pd
 
-    if not outputs:
-        return pd.Series([], dtype=object if several else np.float64)
     wide = only(outputs).astype(np.float64)
     if not several and wide.shape[1] != 1:
         raise UsageError(

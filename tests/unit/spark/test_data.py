@@ -77,7 +77,7 @@ def test_rows_are_dealt_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_no_data_is_refused() -> None:
-    with pytest.raises(UsageError, match="data is a builtins.list: pass an RDD"):
+    with pytest.raises(UsageError, match=r"data is a builtins\.list: pass an RDD"):
         check_data([1, 2])
 
 

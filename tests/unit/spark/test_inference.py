@@ -16,7 +16,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Batch
 from sparkstrom.models.outputs import predict_in_blocks
-from sparkstrom.spark import inference
+from sparkstrom.spark import arrow, blocks, inference
 from sparkstrom.spark.columns import FEATURES as ROLE
 from sparkstrom.spark.columns import Reading, Take
 from sparkstrom.spark.evaluation import Wanted, evaluate_batch, merged, wanted_for
@@ -190,7 +190,7 @@ def test_several_inputs_and_outputs() -> None:
     reading = reading_of(schema)
     ship = SimpleNamespace(value=Trained.of(Swapped(), np.ones(1, np.float32)))  # type: ignore[arg-type]
     make = partial(plain, output_names({"a": "first", "b": "second"}))
-    (frame,) = predict_columns(ship, make, reading, "here", [batch])
+    frame = pd.concat(predict_columns(ship, make, reading, "here", [batch]))
     assert [list(row) for row in frame["o0"]] == [[1, 1], [1, 1]]
     assert [list(row) for row in frame["o1"]] == [[2], [4]]
     for wrong in ("one", ("x", "y"), {"a": "only"}):
@@ -203,6 +203,30 @@ def test_several_inputs_and_outputs() -> None:
         {"b": [2], "a": [1, 2]},
         {"b": [6], "a": [0, 2]},
     ]
+
+
+def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of Spark's is 10,000 rows, decoded they may not find room; but the model computes
+    256 rows at once, however few it is given: no fewer are."""
+    for module in (arrow, blocks):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 1200)
+    seen: list[int] = []
+    schema = pa.schema([("raw", pa.binary())])
+    column = pd.Series([bytes([i, 1, 2]) * 100 for i in range(700 // 3)] * 3)
+    ship = SimpleNamespace(
+        value=Trained.of(DenseNetwork([300, 2]), DenseNetwork([300, 2]).initial())
+    )
+
+    def make(outputs: Any) -> Any:
+        seen.append(len(outputs[0]))
+        return outputs[0]
+
+    found = list(predict_columns(ship, make, reading_of(schema), "here", [column]))
+    rows = np.array([list(one) for one in column], np.float32)
+    wanted = predict_in_blocks(ship.value.open(), rows)
+    np.testing.assert_array_equal(np.concatenate(found), wanted)
+    assert [rows // 8 for rows in seen] == [32, 32, 23]
+    assert sum(seen) == len(column)
 
 
 @pytest.mark.parametrize("output", ["", (), {}, None, ("a", ""), 3])
