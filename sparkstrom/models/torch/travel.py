@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import dis
+import itertools
 import types
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -20,7 +22,9 @@ from torch.nn.utils import parametrize
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.torch.parameters import Named
 
-DEPTH_MAX = 6  # functions in partials in objects
+LOOKED_AT_MAX = 10_000  # objects, nearest first: a function may hold a whole program
+
+EMPTY = types.CellType()  # equal to the cell of a name that has no value yet
 
 
 def without_storage(module: nn.Module, named: Named) -> nn.Module:
@@ -83,12 +87,16 @@ def refuse_holders(module: nn.Module, **functions: Any) -> None:
             )
 
 
-def _held(function: Any, depth: int = 0) -> Iterator[Any]:
+def _held(function: Any) -> Iterator[Any]:
     """What a function brings along: closures, defaults, globals that it reads, attributes."""
-    yield function
-    if depth < DEPTH_MAX:
-        for part in _parts(function):
-            yield from _held(part, depth + 1)
+    waiting, seen = deque([function]), {id(function)}
+    while waiting and len(seen) < LOOKED_AT_MAX:
+        thing = waiting.popleft()
+        yield thing
+        for part in itertools.islice(_parts(thing), LOOKED_AT_MAX):
+            if id(part) not in seen:
+                seen.add(id(part))
+                waiting.append(part)
 
 
 def _parts(thing: Any) -> Iterator[Any]:
@@ -98,7 +106,7 @@ def _parts(thing: Any) -> Iterator[Any]:
         yield from (thing.__self__, thing.__func__)
     elif isinstance(thing, types.FunctionType):
         yield from thing.__defaults__ or ()
-        yield from (cell.cell_contents for cell in thing.__closure__ or () if _is_full(cell))
+        yield from (cell.cell_contents for cell in thing.__closure__ or () if cell != EMPTY)
         yield from _globals_of(thing)
     elif isinstance(thing, list | tuple):
         yield from thing
@@ -106,13 +114,6 @@ def _parts(thing: Any) -> Iterator[Any]:
         yield from thing.values()
     elif not isinstance(thing, nn.Module | torch.Tensor | type | types.ModuleType):
         yield from getattr(thing, "__dict__", {}).values()
-
-
-def _is_full(cell: types.CellType) -> bool:
-    try:
-        return cell.cell_contents is not cell
-    except ValueError:  # a name that has no value yet
-        return False
 
 
 def _globals_of(function: types.FunctionType) -> Iterator[Any]:
