@@ -72,7 +72,13 @@ class SparkstromEstimator(
 
     @keyword_only
     def setParams(self, **values: Any) -> SparkstromEstimator:
-        """Set several Params by keyword."""
+        """Set several Params by keyword. Raise UsageError for a name that is none."""
+        for name in values:
+            if not self.hasParam(name):
+                known = ", ".join(param.name for param in self.params)
+                raise UsageError(
+                    f"setParams({name}=...): there is no such Param; there are {known}"
+                )
         return self._set(**self._input_kwargs)
 
     def _fit(self, dataset: DataFrame) -> SparkstromModel:

@@ -184,6 +184,8 @@ def test_several_columns_are_features_and_labels_and_saved(spark, tmp_path):
 def test_what_is_missing_is_named(spark, frame, tmp_path):
     with pytest.raises(UsageError, match="model is not set"):
         SparkstromEstimator(labelCol="digit").fit(frame)
+    with pytest.raises(UsageError, match=r"setParams\(epoch=...\): there is no such Param"):
+        SparkstromEstimator().setParams(epoch=3)
     with pytest.raises(ValueError, match="model=3: pass a model"):
         SparkstromEstimator(model=3)
     estimator = SparkstromEstimator(model=MODEL, labelCol="digit")
