@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from decimal import Decimal
 
 import numpy as np
 import pytest
+from pyspark import cloudpickle
 from pyspark.errors import PythonException
 from pyspark.sql import functions as sql
 from sklearn import metrics as sk
@@ -126,6 +128,15 @@ def list_of_blocks(frame, features):
     return np.concatenate([b.form.batch(b.records).features for b in blocks(0, messages)])
 
 
+@pytest.fixture
+def by_value():
+    """Executors cannot import this module."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.usefixtures("by_value")
 def test_several_inputs_and_outputs_of_a_dataframe(spark, make_network):
     network = make_network(TwoInputs([3, 3], seed=1))
     chosen = {"a": "x", "b": ["short"]}

@@ -158,7 +158,7 @@ def test_several_columns_are_features_and_labels_and_saved(spark, tmp_path):
     frame = spark.createDataFrame(rows, ["a", "b.c", "sums"]).cache()
     estimator = SparkstromEstimator(
         model=DenseNetwork([2, 2], loss="squared_error", updater=Sgd(0.1), seed=1),
-        featuresCol=["a", "b.c"], labelCol="sums", epochs=10, master=TWO,
+        featuresCol=["a", "b.c"], labelCol="sums", epochs=30, batchSize=8, master=TWO,
     )  # fmt: skip
     estimator.save(str(tmp_path / "estimator"))
     model = SparkstromEstimator.load(str(tmp_path / "estimator")).fit(frame)
