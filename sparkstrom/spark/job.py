@@ -37,6 +37,7 @@ class TrainingJob:
     rows: tuple[int, ...] = ()  # per partition, where rows stayed and so were counted
     fraction: float = 0.0  # of the rows is held out, by chance
     metric: str = LOSS  # of held-out rows
+    keep: bool = True  # residuals and updaters' states for the next fit, on the executors' scratch
 
     def seal(self) -> Seal:
         """What closes and opens this job's frames."""

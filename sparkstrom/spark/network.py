@@ -47,8 +47,9 @@ from sparkstrom.spark.watching import EpochWatch, check_validation
 class SparkNetwork(Using):
     """Trains a model on Spark executors, again and again, and holds its parameters.
 
-    ``spark`` is a SparkSession or SparkContext; ``progress=False`` is silent. Raises UsageError
-    for options, configuration or a session that cannot work, before any work starts.
+    ``spark`` is a SparkSession or SparkContext; ``progress=False`` is silent. With ``keep=False``
+    workers leave nothing for a next fit, which saves files, and the job that removes them. Raises
+    UsageError for options, configuration or a session that cannot work, before any work starts.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class SparkNetwork(Using):
         master: SharedTrainingMaster | None = None,
         *,
         progress: bool = True,
+        keep: bool = True,
     ) -> None:
         refuse_connect(spark)
         if not isinstance(model, FlatModel):
@@ -75,7 +77,7 @@ class SparkNetwork(Using):
         self._parameters: Flat = np.ascontiguousarray(model.initial(), np.float32)
         self._k: int | None = None
         self._kept: KeptFiles = {}
-        self._may_have_files = False
+        self._keep, self._may_have_files = keep, False
         self._exports = Exports(self._context, self._master.export_directory)
         self._epochs_trained = 0
         self._id = secrets.token_hex(8)
@@ -127,7 +129,10 @@ class SparkNetwork(Using):
         runner = spread.rdd.mapPartitionsWithIndex(run).collect
         group = f"sparkstrom-{job_id:016x}"
         submitted_s = time.monotonic()
-        self._kept, self._may_have_files = {}, True  # granted once: a fit that fails uses them up
+        self._kept, self._may_have_files = (
+            {},
+            self._keep,
+        )  # granted once: a fit that fails uses them up
         spark_job = SparkJob(self._context, group, runner)
         Fitting(master, spark_job, progress, epochs, watch).run()
         outcome = master.outcome()
@@ -247,6 +252,7 @@ class SparkNetwork(Using):
             rows=spread.rows,
             fraction=fraction,
             metric=metric,
+            keep=self._keep,
         )
 
     # -- the result ------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -56,6 +58,23 @@ def test_three_fits_carry_residual_threshold_and_updater_state(spark, digits, ma
     publications = 2 * 13  # at most, of one worker in one fit
     assert summary.tau > 1e-5 / adaptive.decay**publications  # out of reach for one fit alone
     network.close()
+
+
+def test_a_network_that_keeps_nothing_starts_each_fit_afresh(spark, digits):
+    network = SparkNetwork(spark, DenseNetwork([64, 32, 10]), progress=False, keep=False)
+    data = spark.sparkContext.parallelize(digits.rows()[:200], 4)
+    for _ in range(2):
+        summary = network.fit(data, epochs=1)
+        check_whole(summary, 1)
+        assert summary.residual_norm > 0
+        assert summary.grants == summary.mass_lost == 0
+
+
+def test_workers_look_for_no_garbage_among_modules(spark, digits, make_network):
+    make_network().fit(spark.sparkContext.parallelize(digits.rows()[:200], 4), epochs=1)
+    slots = spark.sparkContext.parallelize(range(4), 4)
+    spared = slots.mapPartitions(lambda _: [gc.get_freeze_count()]).collect()
+    assert max(spared) > 50_000
 
 
 def test_replica_rule_of_dl4j(spark, digits, make_network):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Share
-from sparkstrom.spark.executor import Place, gpu_of, settle
+from sparkstrom.spark.executor import Place, gpu_of, settle, spare_collections
 from sparkstrom.spark.job import TrainingJob
 
 
@@ -63,3 +64,12 @@ def test_the_gpu_is_the_first_that_spark_names_by_index(
 
 def test_no_gpu_without_the_resource() -> None:
     assert gpu_of({"fpga": SimpleNamespace(addresses=["0"])}) is None
+
+
+def test_what_is_imported_is_spared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append(None))
+    spare_collections.cache_clear()
+    spare_collections()
+    spare_collections()
+    assert len(calls) == 1
