@@ -1,6 +1,6 @@
 """Rows that are expensive to make are made once: python examples/export.py
 
-Images as Spark has them, weights by class, a tenth held out, and three fits of one export.
+Images as Spark has them, weights by class, a tenth held out, and two fits of one export.
 """
 
 import io
@@ -45,8 +45,8 @@ def main() -> int:
     )
     network = SparkNetwork(spark, DenseNetwork([64, 64, 10], updater=Sgd(0.1), seed=1), master)
     columns = {"features": "pixels", "label": "digit", "weight": "weight", "validation": "held_out"}
-    for _ in range(3):
-        summary = network.fit(frame, epochs=5, **columns)
+    for _ in range(2):
+        summary = network.fit(frame, epochs=8, **columns)
         print(f"prepared in {summary.phase_seconds['prepare']:.1f} s, loss {summary.loss:.3f}")
     print(f"rows in {summary.export_directory}\n{summary.table()}")
     figures = network.evaluate(frame.where("held_out"), features="pixels", label="digit")
