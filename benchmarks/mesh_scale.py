@@ -23,8 +23,8 @@ from typing import Any
 from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol.tree import DEPTH, FAN_OUT
 from sparkstrom.simulation.faults import NO_FAULTS
-from sparkstrom.simulation.network import MASTERS_HOST, Network, Traffic
-from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.network import Network
+from sparkstrom.simulation.process import SimProcess, Traffic
 from sparkstrom.simulation.replica import TAU, SimLearner
 from sparkstrom.simulation.sizes import Size
 from sparkstrom.simulation.world import World
@@ -40,6 +40,7 @@ WAKE_S = 1.0  # idle trainers take in what came
 STEADY_S = 6.0  # training without a death comes first
 DYING_S = 4.0  # then they die within this
 STEP_S_MAX = 4.0
+DELAY_MS_MAX = 1.0  # on top of half a millisecond: a LAN
 LOOK_S = 0.25
 SEED = 1
 
@@ -107,7 +108,7 @@ class Scale(World):
             starts_s=10.0,
             end_s=2_000.0,
         )
-        faults = replace(NO_FAULTS, delay_ms_max=0, step_s_max=STEP_S_MAX)
+        faults = replace(NO_FAULTS, delay_ms_max=DELAY_MS_MAX, step_s_max=STEP_S_MAX)
         super().__init__(SEED, size, faults)
         self.network = Network(self.time, faults, self._arrive_at_master, measured=True)
         self.publishers = publishers
@@ -116,9 +117,9 @@ class Scale(World):
         self.began_s = 0.0
         self.depth = 0
         self.deaths = max(1, round(DEATHS_SHARE * nodes))
-        self.before: dict[str, Traffic] = {}
-        self.steady_traffic: dict[str, Traffic] = {}
-        self.inner: set[str] = set()  # relays with as many children as the root
+        self.before: dict[SimProcess | None, Traffic] = {}
+        self.steady_traffic: dict[SimProcess | None, Traffic] = {}
+        self.inner: set[SimProcess] = set()  # relays with as many children as the root
         self.time.at(LOOK_S, self._look)
 
     def start(self, partition: int) -> None:
@@ -139,19 +140,21 @@ class Scale(World):
             self.stable_s = now_s if self._is_stable() else None
         self.time.after(LOOK_S, self._look)
 
-    def _traffic(self) -> dict[str, Traffic]:
-        return {host: replace(traffic) for host, traffic in self.network.traffic.items()}
+    def _traffic(self) -> dict[SimProcess | None, Traffic]:
+        """By process; None: the master."""
+        now = {None: replace(self.network.masters_traffic)}
+        return now | {process: replace(process.traffic) for process in self.processes}
 
     def _end_steady(self) -> None:
         after = self._traffic()
         self.steady_traffic = {
-            host: Traffic(t.messages - b.messages, t.bytes - b.bytes)
-            for host, t in after.items()
-            if (b := self.before.get(host)) is not None
+            end: Traffic(t.messages - b.messages, t.bytes - b.bytes)
+            for end, t in after.items()
+            if (b := self.before.get(end)) is not None
         }
         full = len(self.master.fit.family.children)
         relays = (p for p in self.alive if len(p.node.standing.family.children) == full)
-        self.inner = {p.name for p in relays}
+        self.inner = set(relays)
         self.died_s = self.time.now_s + DYING_S
         for victim in self.time.chance.sample(self.alive, self.deaths):
             self.time.after(self.time.chance.uniform(0, DYING_S), self._kill, victim)
@@ -177,10 +180,9 @@ def measure(nodes: int) -> Figures:
     world = Scale(nodes)
     violations = world.run()
     wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
-    traffic = dict(world.network.traffic)
-    root = traffic.pop(MASTERS_HOST)
-    steady_root = world.steady_traffic.get(MASTERS_HOST, Traffic())
-    relays = [world.steady_traffic[h] for h in world.inner if h in world.steady_traffic]
+    traffic, root = [p.traffic for p in world.processes], world.network.masters_traffic
+    steady_root = world.steady_traffic.get(None, Traffic())
+    relays = [world.steady_traffic[p] for p in world.inner if p in world.steady_traffic]
     children = max(1, len(world.master.fit.tree.nodes.keys() & set(range(1, FAN_OUT + 1))))
     per_child = children * STEADY_S
     return Figures(
@@ -190,8 +192,8 @@ def measure(nodes: int) -> Figures:
         deaths=world.time.faults["crashes"],
         depth=world.depth,
         violations=violations,
-        messages_per_node=statistics.fmean(t.messages for t in traffic.values()),
-        bytes_per_node=statistics.fmean(t.bytes for t in traffic.values()),
+        messages_per_node=statistics.fmean(t.messages for t in traffic),
+        bytes_per_node=statistics.fmean(t.bytes for t in traffic),
         root_messages=root.messages,
         root_bytes=root.bytes,
         steady_root_messages_s=steady_root.messages / STEADY_S,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import BUFFERS, Activity, Address, AskUpdater, Kept, UpdaterChunk
+from sparkstrom.codec.messages import BUFFERS, Activity, AskUpdater, Kept, UpdaterChunk
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Effect, Order
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
@@ -47,7 +47,24 @@ class Slot:
     """One end of an edge."""
 
     edge: int
-    peer: Address
+    target: SimProcess | None  # who is at the other end; None: the master
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A worker is out of reach."""
+
+    until_s: float
+    up: bool  # what it sends is lost
+    down: bool  # what is sent to it is lost
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one host sent and received."""
+
+    messages: int = 0
+    bytes: int = 0
 
 
 class SimProcess:
@@ -91,7 +108,7 @@ class SimProcess:
         self.left: Kept | None = None  # what it has left for the next fit
         self._activity = Activity.CATCHING_UP
         self._said: set[tuple[Order, int, int]] = set()
-        self._stepping = False
+        self.stepping = False  # inside a step, which began under an earlier command
         self._buffered = buffered
         self._copy = b""  # of its updater's state, once somebody has asked for it
         self.borrowed: list[bytes | None] = []
@@ -100,6 +117,9 @@ class SimProcess:
         self.failing = False
         self.port = 0  # a new one with each media driver, and each time it listens anew
         self.slots: dict[int, Slot] = {}  # its neighbours
+        self.newest_s: dict[SimProcess | None, float] = {}  # when what it sent last arrives, by whom
+        self.cut: Cut | None = None
+        self.traffic = Traffic()
         self.awake_s = now_s
         self.turn = 0  # of its trainer: what was due for an earlier one is not done any more
         self.ticks, self.tick_s = 0, 0.0  # how many were planned, and for when the newest is
@@ -132,11 +152,6 @@ class SimProcess:
     def finished(self) -> bool:
         return self.position >= self._end
 
-    @property
-    def stepping(self) -> bool:
-        """It is inside a step, which began under an earlier command."""
-        return self._stepping
-
     # -- the trainer's loop ----------------------------------------------------------------------
 
     def boundary(self, now_s: float) -> bool:
@@ -144,9 +159,9 @@ class SimProcess:
 
         Return whether the replica may have changed.
         """
-        changed = self._stepping or bool(self._inbox)
-        if self._stepping:
-            self._stepping = False
+        changed = self.stepping or bool(self._inbox)
+        if self.stepping:
+            self.stepping = False
             self._finish_step(now_s)
         if self.failing:
             return changed
@@ -169,7 +184,7 @@ class SimProcess:
         beyond = command.steps_max is not None and self.steps >= command.steps_max
         match command.order:
             case Order.TRAIN if not (self.finished or beyond):
-                self._stepping = True
+                self.stepping = True
                 self._say(Activity.STEPPING, now_s)
                 return
             case Order.PAUSE:
