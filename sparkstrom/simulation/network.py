@@ -10,7 +10,7 @@ from sparkstrom.codec.messages import Address, Data, Direct, Message
 from sparkstrom.codec.wire import encode
 from sparkstrom.protocol import events as ev
 from sparkstrom.simulation.faults import Faults
-from sparkstrom.simulation.process import Cut, SimProcess, Slot, Traffic
+from sparkstrom.simulation.process import Cut, Link, SimProcess, Slot
 from sparkstrom.simulation.timeline import Timeline
 
 DELAY_S_MIN = 0.0005
@@ -46,8 +46,7 @@ class Network:
         self._master_slots: dict[int, Slot] = {}
         self._measured = measured
         self._sized: tuple[Message | None, int] = None, 0
-        self.masters_traffic = Traffic()
-        self._masters_newest_s: dict[SimProcess | None, float] = {}
+        self.masters_links: dict[SimProcess | None, Link] = {}
         self._free_s: dict[SimProcess | None, float] = {}  # when what one has sent is on its way
         self._broken: set[tuple[int, bool, bool]] = set()  # edge, upwards, data
         self._splits: list[Split] = []
@@ -131,8 +130,12 @@ class Network:
         start_s = time.now_s
         if self._splits and self._separates(owner, target):
             return
+        links = self.masters_links if owner is None else owner.links
+        link = links.get(target)
+        if link is None:
+            link = links[target] = Link()
         if self._measured:
-            self._count(owner, target, message)
+            self._count(link, message)
         if faults.bandwidth:
             start_s = self._leaves_s(owner, message)
         if owner is not None and owner.cut is not None and self._swallows(owner.cut, up=True):
@@ -146,28 +149,21 @@ class Network:
                 return
             time.faults["repeated"] += 1
             copies = 2
-        newest_s = self._masters_newest_s if owner is None else owner.newest_s
         for _ in range(copies):
             at_s = start_s + DELAY_S_MIN + random() * faults.delay_ms_max / 1000
             if not quiet and random() < faults.late:
                 time.faults["late"] += 1
                 at_s += random() * LATE_S_MAX
             else:
-                at_s = max(at_s, newest_s.get(target, 0.0))
-                newest_s[target] = at_s
+                link.newest_s = at_s = max(at_s, link.newest_s)
             time.at(at_s, arrive, target, sender, edge, message)
 
-    def _count(
-        self, owner: SimProcess | None, target: SimProcess | None, message: Message
-    ) -> None:
-        """Note what travels; what goes on unchanged from node to node is encoded once."""
+    def _count(self, link: Link, message: Message) -> None:
+        """Note what travels; what goes to several neighbours in turn is encoded once."""
         if message is not self._sized[0]:
             self._sized = message, len(encode(message)[1])
-        size = self._sized[1]
-        for end in (owner, target):
-            traffic = self.masters_traffic if end is None else end.traffic
-            traffic.messages += 1
-            traffic.bytes += size
+        link.messages += 1
+        link.bytes += self._sized[1]
 
     def _leaves_s(self, owner: SimProcess | None, message: Message) -> float:
         """When it has left, which takes its time on a narrow link."""

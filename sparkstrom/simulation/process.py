@@ -60,9 +60,10 @@ class Cut:
 
 
 @dataclass(slots=True)
-class Traffic:
-    """What one host sent and received."""
+class Link:
+    """What one end has sent to another one, over whatever edges they had."""
 
+    newest_s: float = 0.0  # when the last of it arrives
     messages: int = 0
     bytes: int = 0
 
@@ -117,9 +118,8 @@ class SimProcess:
         self.failing = False
         self.port = 0  # a new one with each media driver, and each time it listens anew
         self.slots: dict[int, Slot] = {}  # its neighbours
-        self.newest_s: dict[SimProcess | None, float] = {}  # when what it sent last arrives, by whom
+        self.links: dict[SimProcess | None, Link] = {}  # to whomever it has sent
         self.cut: Cut | None = None
-        self.traffic = Traffic()
         self.awake_s = now_s
         self.turn = 0  # of its trainer: what was due for an earlier one is not done any more
         self.ticks, self.tick_s = 0, 0.0  # how many were planned, and for when the newest is
