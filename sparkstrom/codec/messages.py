@@ -283,6 +283,7 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     nodes: U32  # live ones, in the whole mesh
     closed: list[U32]  # ids closed a moment ago, whose owners may not know it
     heard: U63  # newest stamp of your reports
+    taken: U63  # updates that came from you by this edge, repeats too
 
 
 class Again(msgspec.Struct, frozen=True, tag="again"):

@@ -27,7 +27,6 @@ class Catchup:
         self._asked_s: dict[int, float] = {}
         self._held = held  # the node's log, which begins at the snapshot's base
         self._most: int = before._most if before is not None else 0
-        self.took_s = now_s  # the newest chunk, whatever it is worth
         self.progress_s: float = before.progress_s if before is not None else now_s
 
     def forget_old(self) -> None:
@@ -38,7 +37,6 @@ class Catchup:
     def take(self, chunk: Chunk, now_s: float) -> None:
         if chunk.index >= self._count or chunk.commit < self._held.base:
             return
-        self.took_s = now_s
         self._asked_s.pop(chunk.index, None)
         self._chunks.setdefault(chunk.index, chunk)
         if len(self._chunks) > self._most:
@@ -61,7 +59,7 @@ class Catchup:
         """Could be installed now; waiting for the trainer is not this wait."""
         if not self._complete():
             return False
-        self.progress_s = self.took_s = now_s
+        self.progress_s = now_s
         return True
 
     def _complete(self) -> bool:
@@ -79,7 +77,6 @@ class Catchup:
         held = tuple(self._held.after(self._held.base))
         return tuple(entry for entry in held if isinstance(entry, Committed))
 
-    def resume(self, now_s: float) -> None:
+    def resume(self) -> None:
         """There is another parent: what was asked for will not come any more."""
         self._asked_s.clear()
-        self.took_s = now_s

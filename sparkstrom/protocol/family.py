@@ -52,6 +52,7 @@ class Child:
     own: frozenset[int] = frozenset()  # every id that its process has had
     catching: bool = False  # it takes a snapshot: commits one by one, no sums
     heard: int = 0  # stamp of its news
+    taken: int = 0  # updates that came by this edge, repeats too
     state_due: bool = True
     state_s: float = -1.0
     again_s: dict[int, float] = field(default_factory=dict)  # origin -> not before
@@ -187,7 +188,8 @@ class Family:
             out += self.feed(child, now_s)
             if child.state_due and now_s >= child.state_s + STATE_SPACING_S:
                 child.state_due, child.state_s = False, now_s
-                out.append(Send(child.node, msgspec.structs.replace(state, heard=child.heard)))
+                own = msgspec.structs.replace(state, heard=child.heard, taken=child.taken)
+                out.append(Send(child.node, own))
         return out
 
     def tell_all(self) -> None:

@@ -19,7 +19,6 @@ from sparkstrom.codec.messages import (
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.catchup import Catchup
 from sparkstrom.protocol.events import Effect, Send
-from sparkstrom.protocol.replay import last_of
 from sparkstrom.protocol.standing import Standing
 
 ASK_SPACING_S = 0.05
@@ -70,8 +69,6 @@ def on_merged(me: Standing, merged: MergedRange, now_s: float) -> list[Effect]:
 
 def _take(me: Standing, entry: Committed | MergedRange, now_s: float) -> None:
     me.history.append(entry)
-    if len(me.transit):
-        me.transit.committed(last_of((entry,)), now_s)
     me.news, me.fed_s, me.got_s = True, now_s, now_s
 
 
@@ -92,7 +89,13 @@ def ask_if_hungry(me: Standing, now_s: float) -> list[Effect]:
 
 def send_all(me: Standing, now_s: float, *, force: bool = False) -> list[Effect]:
     """All own uncommitted updates, again."""
-    return [Send(me.parent, update) for update in me.uplink.again(me.node, now_s, force=force)]
+    return [hand_up(me, update, now_s) for update in me.uplink.again(me.node, now_s, force=force)]
+
+
+def hand_up(me: Standing, update: Update, now_s: float) -> Effect:
+    """One update goes to the parent."""
+    me.handed.up(now_s)
+    return Send(me.parent, update)
 
 
 def send_overdue(me: Standing, now_s: float) -> list[Effect]:
@@ -118,7 +121,6 @@ def begin_catchup(me: Standing, base: int, last: LastSeqs, now_s: float) -> list
     """Fetch a replica as of ``base`` or later; commits after ``base`` are held meanwhile."""
     me.uplink.strike_up_to(last, set(me.ids), now_s)
     me.history.begin_at(base, last)
-    me.transit.committed(last, now_s)
     me.news, me.fed_s, me.got_s = True, now_s, now_s
     me.pauses += 1
     me.paused = False
@@ -130,6 +132,7 @@ def on_chunk(me: Standing, chunk: Chunk, now_s: float) -> list[Effect]:
     """Part of the snapshot is here."""
     if me.catchup is None:
         return []
+    me.got_s = now_s
     me.catchup.take(chunk, now_s)
     return catch_up(me, now_s)
 
@@ -139,7 +142,10 @@ def catch_up(me: Standing, now_s: float) -> list[Effect]:
     catchup = me.catchup
     if catchup is None or me.installing or not me.attached:
         return []
-    if not (catchup.ready(now_s) and me.paused):
+    ready = catchup.ready(now_s)
+    if ready:
+        me.got_s = now_s
+    if not (ready and me.paused):
         return [Send(me.parent, AskChunk(index)) for index in catchup.wanted(now_s)]
     me.installing, me.catchup, me.news, me.activity_s = True, None, True, now_s
     return [ev.Install(catchup.chunks, catchup.held, me.uplink.uncommitted, me.received)]

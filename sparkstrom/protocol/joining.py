@@ -20,6 +20,7 @@ from sparkstrom.codec.messages import (
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Effect, Order, Send
 from sparkstrom.protocol.following import begin_catchup, catch_up, send_all
+from sparkstrom.protocol.handed import Handed
 from sparkstrom.protocol.reporting import report
 from sparkstrom.protocol.standing import NOBODY, Standing
 
@@ -57,7 +58,6 @@ def drop_child(me: Standing, node: int, edge: int | None = None) -> list[Effect]
     effects = me.family.disown(node, edge)
     if effects:
         me.ledger.forget(node)
-        me.transit.forget()
     return effects
 
 
@@ -98,6 +98,7 @@ def on_welcome(me: Standing, welcome: Welcome, now_s: float) -> list[Effect]:
         effects += leave_parent(me)
     me.parent, me.edge, me.attached = welcome.parent, welcome.edge, False
     me.opened_s = me.edge_heard_s = me.steady_s = now_s
+    me.handed = Handed()
     me.alone = False
     effects.append(ev.OpenEdge(me.parent, me.edge, me.address, welcome.up))
     if welcome.node != me.node:
@@ -126,12 +127,11 @@ def on_attached(me: Standing, attached: Attached, now_s: float) -> list[Effect]:
     me.attached, me.news = True, True
     me.opened_s = now_s
     me.ledger.tell_all_again()
-    me.transit.forget()
     effects: list[Effect] = []
     if attached.snapshot:
         effects += begin_catchup(me, attached.base, attached.last, now_s)
     elif me.catchup is not None:
-        me.catchup.resume(now_s)
+        me.catchup.resume()
         effects += catch_up(me, now_s)
     effects += send_all(me, now_s, force=True)
     for child in me.family.children:

@@ -236,6 +236,7 @@ class Master:
         return []
 
     def _on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
+        child.taken += 1
         fit, member = self.fit, self.fit.members.live.get(update.origin)
         committed = fit.sequencer.number(update, self._payload_of)
         if member is None:
@@ -297,6 +298,7 @@ class Master:
             nodes=len(fit.members.live),
             closed=list(fit.goodbyes),
             heard=0,
+            taken=0,
         )
 
     def _ask_to_release(self, now_s: float) -> list[Effect]:

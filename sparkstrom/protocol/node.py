@@ -42,6 +42,7 @@ from sparkstrom.protocol.events import Command, Effect, Order, Send
 from sparkstrom.protocol.following import (
     ask_if_hungry,
     catch_up,
+    hand_up,
     on_behind,
     on_chunk,
     on_committed,
@@ -176,7 +177,7 @@ class Node:
             payload=made.payload,
         )
         me.uplink.add(update, now_s)
-        return [Send(me.parent, update)] if me.attached else []
+        return [hand_up(me, update, now_s)] if me.attached else []
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -185,16 +186,25 @@ class Node:
         me = self.standing
         if sender == MASTER:
             me.heard_s = now_s
-        if sender == me.parent:
-            me.unanswered = 0
-        if sender == (me.parent if me.parent != NOBODY else MASTER):
-            me.edge_heard_s = now_s  # what the master says directly says nothing of another's edge
+        if self._is_by_the_edge(sender, message):
+            me.edge_heard_s = now_s
+            me.unanswered = 0 if sender == me.parent else me.unanswered
         child = me.family.children.get(sender)
         if child is not None:
             return on_child(me, child, message, now_s)
         if sender == MASTER and (effects := self._on_direct(message, now_s)) is not None:
             return effects
         return self._on_parent(message, now_s) if sender == me.parent else []
+
+    def _is_by_the_edge(self, sender: int, message: Message) -> bool:
+        """Does this show that the edge's control stream, or without an edge the lobby, is alive?
+
+        What the master says directly shows nothing, nor does data, which has a stream of its own.
+        """
+        parent = self.standing.parent
+        if parent == NOBODY:
+            return sender == MASTER
+        return sender == parent and isinstance(message, State | Attached)
 
     def _on_direct(self, message: Message, now_s: float) -> list[Effect] | None:
         """What only the master says, whoever stands between; None for anything else."""
@@ -258,6 +268,7 @@ class Node:
         """Phases only go forward: a state that was overtaken by a newer one is history."""
         me, known = self.standing, self.standing.state
         me.news = me.ledger.heard(state.heard) or me.news
+        me.handed.taken(state.taken)
         if me.node in state.closed:
             return [ev.Reopen()]  # the master will say what that means
         if known is not None and (state.phase, state.beat) < (known.phase, known.beat):
@@ -266,7 +277,7 @@ class Node:
             if now_s - me.heard_s > me.limits.lease_s / 2:
                 me.steady_s = now_s
             me.heard_s, me.unanswered = now_s, 0
-        if not me.behind:
+        if not me.behind and me.catchup is None:
             me.got_s = now_s
         me.state = state
         if known is None or _shared(state) != _shared(known):
@@ -327,4 +338,4 @@ class Node:
 
 def _shared(state: State) -> State:
     """What of a state is the same for all who hear it."""
-    return msgspec.structs.replace(state, head=0, heard=0)
+    return msgspec.structs.replace(state, head=0, heard=0, taken=0)

@@ -23,7 +23,7 @@ from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.borrowing import on_ask_updater, on_updater
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.family import Child
-from sparkstrom.protocol.following import send_all
+from sparkstrom.protocol.following import hand_up, send_all
 from sparkstrom.protocol.joining import drop_child
 from sparkstrom.protocol.standing import Standing
 
@@ -46,14 +46,13 @@ def on_disown(me: Standing, order: Disown) -> list[Effect]:
 def on_child(me: Standing, child: Child, message: Message, now_s: float) -> list[Effect]:
     """What comes up from below."""
     me.family.leases.renew(child.node, now_s)
+    child.taken += isinstance(message, Update)
     match message:
         case Attach():
             child.state_due = True
             return me.family.on_attach(child, message, now_s)
         case Update() if me.attached:
-            if message.seq > me.history.last.get(message.origin, 0):
-                me.transit.passed(message.origin, message.seq, now_s)
-            return [Send(me.parent, message)]
+            return [hand_up(me, message, now_s)]
         case Report():
             for status in message.news:
                 me.news = me.ledger.put(status, child.node) or me.news

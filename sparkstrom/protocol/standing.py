@@ -17,10 +17,10 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol.catchup import Catchup
 from sparkstrom.protocol.family import Family
+from sparkstrom.protocol.handed import Handed
 from sparkstrom.protocol.leases import Leases
 from sparkstrom.protocol.ledger import Ledger
 from sparkstrom.protocol.replay import History, Log
-from sparkstrom.protocol.transit import Transit
 from sparkstrom.protocol.uplink import Uplink
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ class Standing:
     edge_heard_s: float = 0.0
     opened_s: float = 0.0  # the present edge
     steady_s: float = 0.0  # since then signs of the master have come without a gap
+    handed: Handed = field(default_factory=Handed)
     unanswered: int = 0  # edges opened since anything was heard: each gets twice the patience
     ticked_s: float = 0.0
 
@@ -94,11 +95,10 @@ class Standing:
     history: History = field(init=False)
     family: Family = field(init=False)
     ledger: Ledger = field(default_factory=Ledger)
-    transit: Transit = field(default_factory=Transit)
 
     # its replica
     has_replica: bool = False
-    got_s: float = 0.0  # the newest commit; or, since then nothing was missing until now
+    got_s: float = 0.0  # the newest data; or, since then nothing was missing until now
     fed_s: float = 0.0
     level_s: float = 0.0  # when it was last where its parent is
     ask_due_s: float = 0.0

@@ -8,7 +8,6 @@ from sparkstrom.protocol.standing import NOBODY, Standing
 
 DOUBLINGS_MAX = 3  # of the patience with an edge that stays silent, on a network that is slow
 LEVELS_ABOVE = 4  # in a mesh: each may have to fetch its replica before the next gets its place
-TRANSIT_LEASES = 3  # the edges of those below, or further up, have their turn first
 FAREWELL_S = 5.0  # how long a failing or leaving node waits for the master to have heard
 
 
@@ -27,10 +26,10 @@ def forget_sleep(me: Standing, now_s: float) -> None:
         me.done_s = later(me.done_s)
     me.failed_s, me.leaving_s = later(me.failed_s), later(me.leaving_s)
     me.uplink.progress_s = later(me.uplink.progress_s)
-    me.transit.progress_s = later(me.transit.progress_s)
+    if me.handed.since_s is not None:
+        me.handed.since_s = later(me.handed.since_s)
     if me.catchup is not None:
         me.catchup.progress_s = later(me.catchup.progress_s)
-        me.catchup.took_s = later(me.catchup.took_s)
 
 
 def is_edge_dead(me: Standing, now_s: float) -> bool:
@@ -46,16 +45,10 @@ def is_edge_dead(me: Standing, now_s: float) -> bool:
     steady = now_s - max(me.opened_s, me.steady_s) > lease_s and now_s - me.heard_s <= lease_s / 2
     if not me.attached or not steady:
         return False
-    silences = (
-        (len(me.uplink) > 0, me.uplink.progress_s, lease_s),
-        (len(me.transit) > 0, me.transit.progress_s, TRANSIT_LEASES * lease_s),
-        (me.behind, me.got_s, lease_s),
-        (me.catchup is not None, me.catchup.took_s if me.catchup is not None else now_s, lease_s),
-    )
-    return any(
-        waiting and now_s - max(since_s, me.steady_s) > patience_s
-        for waiting, since_s, patience_s in silences
-    )
+    waits = [me.got_s] if me.behind or me.catchup is not None else []
+    if me.handed.since_s is not None:
+        waits.append(me.handed.since_s)
+    return any(now_s - max(since_s, me.steady_s) > lease_s for since_s in waits)
 
 
 def waited_too_long(me: Standing, now_s: float) -> Command | None:

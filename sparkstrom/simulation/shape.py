@@ -23,7 +23,7 @@ CALM_MARGIN_S = 1.5  # one until the master is sure; then some orders and attach
 class Course:
     """How far one process was when it was last seen to go on."""
 
-    commit: int
+    reached: tuple[bool, int]  # has it a replica; its commit
     since_s: float
 
 
@@ -80,18 +80,37 @@ class Shape:
                     self._violation(f"I4: node {node} has {size} bytes under way to {child.node}")
 
     def goes_on(self, processes: list[SimProcess], head: int, now_s: float) -> None:
-        """In quiet times everybody takes part again, two leases after the last trouble."""
-        for process in processes:
-            if not (process.alive and process.installed):
-                continue
-            commit = process.node.standing.received
+        """In quiet times everybody takes part again, two leases after the last trouble.
+
+        Who stands under a node that takes a snapshot waits for that, as long as it goes on.
+        """
+        alive = {p.node.node: p for p in processes if p.alive}
+        for process in alive.values():
+            me = process.node.standing
+            reached = process.installed, me.received
             course = self._courses.get(process)
-            fine = process.node.standing.attached and commit >= head
-            if course is None or commit > course.commit or fine:
-                self._courses[process] = Course(commit, now_s)
-                continue
+            fine = me.attached and me.received >= head
+            if course is None or reached > course.reached or fine:
+                self._courses[process] = Course(reached, now_s)
+        for process in alive.values():
+            course = self._courses[process]
+            if self._above_copies(process, alive, now_s):
+                course.since_s = now_s
             quiet_s = now_s - max(course.since_s, self.trouble_s)
-            if quiet_s > self._patience_s:
-                self._courses[process] = Course(commit, now_s)
-                where = f"at commit {commit} of {head}, {quiet_s:.1f} s after the last trouble"
-                self._violation(f"I4: {process.name} is cut off {where}")
+            if process.installed and quiet_s > self._patience_s:
+                course.since_s = now_s
+                where = f"{course.reached[1]} of {head}, {quiet_s:.1f} s after the last trouble"
+                self._violation(f"I4: {process.name} is cut off at commit {where}")
+
+    def _above_copies(
+        self, process: SimProcess, alive: dict[int, SimProcess], now_s: float
+    ) -> bool:
+        """Is one of those above it on its way to a whole replica?"""
+        above = alive.get(process.node.standing.parent)
+        for _ in alive:
+            if above is None:
+                return False
+            if not above.node.standing.history.whole:
+                return now_s - self._courses[above].since_s <= self._patience_s
+            above = alive.get(above.node.standing.parent)
+        return False

@@ -99,6 +99,8 @@ FOUND_IN_A_MESH: list[tuple[str, int, int, dict[str, Any]]] = [
     ("a closed node heard done from a parent that still had it", 220, 12, {}),
     ("training raised before the node had an id", 273, 12, {}),
     ("a relay with nothing of its own to send had a dead stream upwards", 2494, 12, {}),
+    ("own updates that came down late were taken for a dead stream upwards", 6512, 12, {}),
+    ("data that flowed hid that the control stream from the parent was dead", 1343, 12, {}),
 ]
 
 

@@ -215,3 +215,30 @@ def test_a_partition_without_a_worker_has_a_deadline(master_with: Any, make: Any
     abort = aborted(tick_alive(master, 31))
     assert (abort.kind, abort.partition) == ("setup", 1)
     assert abort.reason.startswith("partition 1 has been without a worker for 3")
+
+
+def test_ten_thousand_drain_and_the_audit_names_those_that_differ(
+    master_with: Any, make: Any
+) -> None:
+    master = master_with(partitions=10_000, fan_out=8, depth=5)
+    for partition in range(10_000):
+        master.enter(partition, executor=f"e{partition}")
+    nodes = sorted(master.fit.members.live)
+    for node in nodes:
+        master.say(node, activity=Activity.WAITING)
+    master.tick(1.0)
+    assert master.phase is Phase.RUNNING
+    assert max(map(master.fit.tree.depth, nodes)) == 5
+    for node in nodes:
+        master.say(node, epoch=2, batch=0, activity=Activity.FINISHED)
+    master.tick(1.0)
+    assert master.phase is Phase.DRAINING
+    for node in nodes:
+        master.say(node, final=0)
+    assert every(master.tick(1.0), ev.Hash) == [ev.Hash(0)]
+    master.step(ev.Hashed(0, "d", None))
+    for node in nodes:
+        master.say(node, audit=AuditAnswer(0, "odd" if node in (3, 7777) else "d", None))
+    assert every(master.tick(1.0), ev.Complete) == [ev.Complete()]
+    digests = master.fit.phases.digests
+    assert [node for node in nodes if digests[node] != "d"] == [3, 7777]

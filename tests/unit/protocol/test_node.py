@@ -173,9 +173,21 @@ def test_an_edge_on_which_all_is_well_stays(node: Any) -> None:
     assert not rejoins(node.training())
 
 
-def test_updates_that_are_never_committed_open_another_edge(node: Any, make: Any) -> None:
+def test_updates_that_never_arrive_open_another_edge(node: Any, make: Any) -> None:
     node.training().step(make.published(1))
     assert rejoins(node)
+
+
+def test_updates_that_arrive_and_are_not_numbered_yet_leave_the_edge_alone(
+    node: Any, make: Any
+) -> None:
+    """A mesh that is slow gets no faster by opening everything anew."""
+    node.training().step(make.published(1))
+    effects: list[ev.Effect] = []
+    for taken in range(1, 49):
+        effects += node.alive(taken=taken) + node.tick(0.5)
+    assert node.me.uplink.uncommitted
+    assert not every(effects, ev.Reopen)
 
 
 def test_commits_that_never_arrive_open_another_edge(node: Any) -> None:
@@ -194,6 +206,19 @@ def test_where_the_master_is_silent_the_edge_is_not_to_blame(node: Any, make: An
     for _ in range(24):
         effects += node.hear(make.state()) + node.tick(0.5)
     assert not every(effects, ev.Reopen)
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_neither_data_nor_the_masters_direct_words_hide_a_dead_control_stream(
+    node: Any, make: Any, attached: bool
+) -> None:
+    node.training()
+    if not attached:
+        node.hear(make.welcome(edge=2))
+    effects: list[ev.Effect] = []
+    for commit in range(1, 15):
+        effects += node.hear(make.committed(commit)) + node.hear(Probe(1)) + node.tick(0.5)
+    assert every(effects, ev.Reopen)
 
 
 # -- training ----------------------------------------------------------------------------------

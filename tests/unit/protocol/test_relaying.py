@@ -287,26 +287,45 @@ def test_what_only_parents_or_the_master_say_is_nothing_from_a_child(relay: Any,
     assert relay.me.parent == PARENT != MASTER
 
 
-def reopens(relay: Any, leases: float) -> bool:
+def reopens(relay: Any, leases: float, **state: Any) -> bool:
     """Does it open fresh streams while the master is heard all the time?"""
     for _ in range(int(10 * leases)):
-        relay.alive()
+        relay.alive(**state)
         if every(relay.tick(relay.me.limits.lease_s / 10), ev.Reopen):
             return True
     return False
 
 
-def test_a_stream_upwards_is_dead_when_nothing_handed_up_ever_comes_down(
-    relay: Any, make: Any
-) -> None:
+def test_a_stream_upwards_is_dead_when_nothing_handed_up_arrives(relay: Any, make: Any) -> None:
     """It has nothing of its own to send, and would not notice otherwise."""
-    assert not reopens(relay, 3.5)
+    assert not reopens(relay, 1.5)
     relay.hear(make.update(5, 1), sender=5)
-    assert reopens(relay, 3.5)
+    assert reopens(relay, 1.5)
 
 
-def test_what_came_down_with_a_number_was_handed_up(relay: Any, make: Any) -> None:
+def test_what_the_parent_has_counted_was_handed_up(relay: Any, make: Any) -> None:
+    """Whether it has a number by now is not this edge's affair."""
     relay.hear(make.update(5, 1), sender=5)
-    relay.hear(make.committed(1, 5))
-    relay.hear(make.update(5, 1), sender=5)  # again, and numbered already
-    assert not reopens(relay, 3.5)
+    assert not reopens(relay, 3.5, taken=1)
+    relay.hear(make.update(5, 1), sender=5)  # again; the count says nothing new
+    assert reopens(relay, 1.5, taken=1)
+
+
+def test_a_fresh_edge_counts_from_nothing(relay: Any, make: Any) -> None:
+    relay.hear(make.update(5, 1), sender=5)
+    relay.alive(taken=1)
+    assert relay.me.handed.since_s is None
+    relay.hear(make.welcome(edge=50, parent=PARENT), sender=MASTER)
+    relay.hear(make.attached(snapshot=False))
+    relay.hear(make.update(5, 1), sender=5)
+    assert relay.me.handed.since_s is not None
+    relay.alive(taken=1)
+    assert relay.me.handed.since_s is None
+
+
+def test_a_child_hears_how_many_of_its_updates_came(relay: Any, make: Any) -> None:
+    relay.hear(make.update(5, 1), sender=5)
+    relay.hear(make.update(5, 1), sender=5)
+    relay.hear(make.report(), sender=5)
+    state = sent(relay.alive() + relay.tick(0.1), State)[0]
+    assert state.taken == 2

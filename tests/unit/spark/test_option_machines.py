@@ -51,7 +51,8 @@ def running_node(job_of: Callable[..., TrainingJob]) -> RunningNode:
 
 def state_at(beat: int, nodes: int = 1) -> State:
     return State(
-        phase=Phase.RUNNING, beat=beat, head=0, final=0, slowest=0, nodes=nodes, closed=[], heard=0
+        phase=Phase.RUNNING, beat=beat, head=0, final=0, slowest=0, nodes=nodes, closed=[],
+        heard=0, taken=0,
     )  # fmt: skip
 
 
