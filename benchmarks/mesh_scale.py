@@ -17,6 +17,7 @@ import resource
 import statistics
 import sys
 import time
+from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol.tree import DEPTH, FAN_OUT
 from sparkstrom.simulation.faults import NO_FAULTS
 from sparkstrom.simulation.network import Network
-from sparkstrom.simulation.process import SimProcess, Traffic
+from sparkstrom.simulation.process import SimProcess
 from sparkstrom.simulation.replica import TAU, SimLearner
 from sparkstrom.simulation.sizes import Size
 from sparkstrom.simulation.world import World
@@ -43,6 +44,14 @@ STEP_S_MAX = 4.0
 DELAY_MS_MAX = 1.0  # on top of half a millisecond: a LAN
 LOOK_S = 0.25
 SEED = 1
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one end has sent and what was sent to it."""
+
+    messages: int = 0
+    bytes: int = 0
 
 
 class Steady(SimLearner):
@@ -117,7 +126,6 @@ class Scale(World):
         self.began_s = 0.0
         self.depth = 0
         self.deaths = max(1, round(DEATHS_SHARE * nodes))
-        self.before: dict[SimProcess | None, Traffic] = {}
         self.steady_traffic: dict[SimProcess | None, Traffic] = {}
         self.inner: set[SimProcess] = set()  # relays with as many children as the root
         self.time.at(LOOK_S, self._look)
@@ -134,23 +142,26 @@ class Scale(World):
         if self.phase is not Phase.GATHERING and not self.began_s:
             self.began_s = now_s
             self.depth = max(map(self.master.fit.tree.depth, self.master.fit.members.live))
-            self.before = self._traffic()
-            self.time.after(STEADY_S, self._end_steady)
+            self.time.after(STEADY_S, self._end_steady, self.traffic())
         if self.died_s is not None and self.stable_s is None and now_s > self.died_s:
             self.stable_s = now_s if self._is_stable() else None
         self.time.after(LOOK_S, self._look)
 
-    def _traffic(self) -> dict[SimProcess | None, Traffic]:
-        """By process; None: the master."""
-        now = {None: replace(self.network.masters_traffic)}
-        return now | {process: replace(process.traffic) for process in self.processes}
+    def traffic(self) -> dict[SimProcess | None, Traffic]:
+        """Until now, by process; None: the master."""
+        out: dict[SimProcess | None, Traffic] = defaultdict(Traffic)
+        sent = [(None, self.network.masters_links), *((p, p.links) for p in self.processes)]
+        for source, links in sent:
+            for target, link in links.items():
+                for end in (source, target):
+                    out[end].messages += link.messages
+                    out[end].bytes += link.bytes
+        return out
 
-    def _end_steady(self) -> None:
-        after = self._traffic()
+    def _end_steady(self, before: dict[SimProcess | None, Traffic]) -> None:
         self.steady_traffic = {
-            end: Traffic(t.messages - b.messages, t.bytes - b.bytes)
-            for end, t in after.items()
-            if (b := self.before.get(end)) is not None
+            end: Traffic(t.messages - before[end].messages, t.bytes - before[end].bytes)
+            for end, t in self.traffic().items()
         }
         full = len(self.master.fit.family.children)
         relays = (p for p in self.alive if len(p.node.standing.family.children) == full)
@@ -180,9 +191,10 @@ def measure(nodes: int) -> Figures:
     world = Scale(nodes)
     violations = world.run()
     wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
-    traffic, root = [p.traffic for p in world.processes], world.network.masters_traffic
-    steady_root = world.steady_traffic.get(None, Traffic())
-    relays = [world.steady_traffic[p] for p in world.inner if p in world.steady_traffic]
+    traffic = world.traffic()
+    root = traffic.pop(None)
+    steady_root = world.steady_traffic[None]
+    relays = [world.steady_traffic[p] for p in world.inner]
     children = max(1, len(world.master.fit.tree.nodes.keys() & set(range(1, FAN_OUT + 1))))
     per_child = children * STEADY_S
     return Figures(
@@ -192,8 +204,8 @@ def measure(nodes: int) -> Figures:
         deaths=world.time.faults["crashes"],
         depth=world.depth,
         violations=violations,
-        messages_per_node=statistics.fmean(t.messages for t in traffic),
-        bytes_per_node=statistics.fmean(t.bytes for t in traffic),
+        messages_per_node=statistics.fmean(t.messages for t in traffic.values()),
+        bytes_per_node=statistics.fmean(t.bytes for t in traffic.values()),
         root_messages=root.messages,
         root_bytes=root.bytes,
         steady_root_messages_s=steady_root.messages / STEADY_S,

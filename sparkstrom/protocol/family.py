@@ -180,16 +180,17 @@ class Family:
     # -- time ------------------------------------------------------------------------------------
 
     def tick(self, state: State, now_s: float) -> list[Effect]:
-        """Repeat what was not acknowledged; tell the state where it is due."""
+        """Repeat what was not acknowledged; tell the state, with what there is here, if due."""
         out: list[Effect] = []
+        head = self._history.log.head if self._history.whole else 0
         for child in self.children.values():
             if child.downlink.overdue(now_s):
                 child.downlink.back_off(now_s)
             out += self.feed(child, now_s)
             if child.state_due and now_s >= child.state_s + STATE_SPACING_S:
                 child.state_due, child.state_s = False, now_s
-                own = msgspec.structs.replace(state, heard=child.heard, taken=child.taken)
-                out.append(Send(child.node, own))
+                told = {"head": head, "heard": child.heard, "taken": child.taken}
+                out.append(Send(child.node, msgspec.structs.replace(state, **told)))
         return out
 
     def tell_all(self) -> None:

@@ -27,7 +27,7 @@ class Sequencer:
         return self.history.log.head
 
     def admit(self, node: int) -> None:
-        assert node not in self.last and node not in self.closed, "ids are never reused"
+        assert not (node in self.last or node in self.closed), "ids are never reused"
         self.last[node] = 0
         self._own[node] = deque()
 

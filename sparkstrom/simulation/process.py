@@ -16,7 +16,7 @@ from typing import get_args
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import BUFFERS, Activity, AskUpdater, Kept, UpdaterChunk
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Command, Effect, Order
+from sparkstrom.protocol.events import ENDS, Command, Effect, Order
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
 from sparkstrom.simulation.replica import SimLearner, SimReplica, Theta, mass
 
@@ -171,7 +171,7 @@ class SimProcess:
         if self.replica.commit != self._applied:
             self._applied = self.replica.commit
             self.feed(ev.Applied(self._applied), now_s)
-        if command.order not in (Order.END, Order.FAIL):
+        if command.order not in ENDS:
             self._obey(command, now_s)
         return changed
 
@@ -227,10 +227,10 @@ class SimProcess:
 
     def _take(self, item: Item, now_s: float) -> None:
         match item:
+            case ev.Deliver():
+                self.replica.apply(item.update)
             case ev.Passed(commit=commit):
                 self.replica.passed(commit)
-            case ev.Deliver(update=update):
-                self.replica.apply(update)
             case ev.DeliverMerged():
                 self.replica.apply_merged(item)
             case ev.Admitted(returned=False):
