@@ -123,7 +123,7 @@ class Family:
     def feed(self, child: Child, now_s: float) -> list[Effect]:
         """Send down what this child misses and has room for."""
         log, downlink = self._history.log, child.downlink
-        if child.answer is None:
+        if child.answer is None or downlink.sent >= log.head:
             return []
         out: list[Effect] = []
         while downlink.sent < log.head:

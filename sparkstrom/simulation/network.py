@@ -44,6 +44,7 @@ class Network:
         self._time, self._faults, self._to_master = time, faults, to_master
         self._processes: dict[str, SimProcess] = {}  # by the host part of their addresses
         self._master_slots: dict[int, Slot] = {}
+        self._random = time.chance.random
         self._measured = measured
         self._sized: tuple[Message | None, int] = None, 0
         self.masters_links: dict[SimProcess | None, Link] = {}
@@ -126,8 +127,7 @@ class Network:
 
         As Aeron's streams do, a link keeps the order; what is late is overtaken by what follows.
         """
-        time, faults, quiet = self._time, self._faults, self.quiet
-        start_s = time.now_s
+        start_s = self._time.now_s
         if self._splits and self._separates(owner, target):
             return
         links = self.masters_links if owner is None else owner.links
@@ -136,27 +136,28 @@ class Network:
             link = links[target] = Link()
         if self._measured:
             self._count(link, message)
-        if faults.bandwidth:
+        if self._faults.bandwidth:
             start_s = self._leaves_s(owner, message)
         if owner is not None and owner.cut is not None and self._swallows(owner.cut, up=True):
             return
-        random = time.chance.random
+        random, copies = self._random, 1
         luck = random()
-        copies = 1
-        if not quiet and luck < faults.loss + faults.repeat:
-            if luck < faults.loss:
-                time.faults["lost"] += 1
+        if not self.quiet and luck < self._faults.loss + self._faults.repeat:
+            if luck < self._faults.loss:
+                self._time.faults["lost"] += 1
                 return
-            time.faults["repeated"] += 1
+            self._time.faults["repeated"] += 1
             copies = 2
         for _ in range(copies):
-            at_s = start_s + DELAY_S_MIN + random() * faults.delay_ms_max / 1000
-            if not quiet and random() < faults.late:
-                time.faults["late"] += 1
+            at_s = start_s + DELAY_S_MIN + random() * self._faults.delay_ms_max / 1000
+            if not self.quiet and random() < self._faults.late:
+                self._time.faults["late"] += 1
                 at_s += random() * LATE_S_MAX
+            elif at_s > link.newest_s:
+                link.newest_s = at_s
             else:
-                link.newest_s = at_s = max(at_s, link.newest_s)
-            time.at(at_s, arrive, target, sender, edge, message)
+                at_s = link.newest_s
+            self._time.at(at_s, arrive, target, sender, edge, message)
 
     def _count(self, link: Link, message: Message) -> None:
         """Note what travels; what goes to several neighbours in turn is encoded once."""
