@@ -129,11 +129,11 @@ class Family:
         while downlink.sent < log.head:
             if not log.reaches(downlink.sent):
                 return [*out, *self._fall_behind(child, now_s)]
-            if self._is_cheaper_merged(child):
+            if log.head - downlink.sent > 1 and self._is_cheaper_merged(child):
                 out.append(self._send_merged(child, now_s))
                 continue
             entry = log.next(downlink.sent)
-            if isinstance(entry, MergedRange) and child.catching:
+            if child.catching and isinstance(entry, MergedRange):
                 return [*out, *self._fall_behind(child, now_s)]
             if not downlink.put(entry.commit, cost(entry), now_s):
                 break
@@ -145,7 +145,7 @@ class Family:
     def _is_cheaper_merged(self, child: Child) -> bool:
         """Does one sum take less than all that this child misses? Only if nothing is under way."""
         log, downlink = self._history.log, child.downlink
-        if child.catching or not downlink.idle or log.head - downlink.sent < 2:
+        if child.catching or not downlink.idle:
             return False
         if log.bytes_after(downlink.sent) <= HEADER_BYTES + self._merged_bytes:
             return False

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import Address, Data, Direct, Message
-from sparkstrom.codec.wire import encode
+from sparkstrom.codec.messages import Address, Direct, Message
+from sparkstrom.codec.wire import encode, is_data
 from sparkstrom.protocol import events as ev
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.process import Cut, Link, SimProcess, Slot
@@ -65,9 +65,8 @@ class Network:
         """``owner`` (None: the master) speaks with this neighbour over this edge from now on."""
         slots = self._master_slots if owner is None else owner.slots
         host = effect.peer.host
-        slots[effect.node] = Slot(
-            effect.edge, None if host == MASTERS_HOST else self._processes[host]
-        )
+        target = None if host == MASTERS_HOST else self._processes[host]
+        slots[effect.node] = Slot(effect.edge, target, self._link(owner, target))
 
     def close(self, owner: SimProcess | None, node: int) -> None:
         slots = self._master_slots if owner is None else owner.slots
@@ -84,22 +83,28 @@ class Network:
         slot = (self._master_slots if owner is None else owner.slots).get(to)
         if slot is None:
             return
-        sender, up = MASTER, False
-        if owner is not None:
-            sender, up = owner.node.node, to == owner.node.standing.parent
-        if self._broken and (slot.edge, up, isinstance(message, Data)) in self._broken:
-            return
+        if self._broken:
+            up = owner is not None and to == owner.node.standing.parent
+            if (slot.edge, up, is_data(message)) in self._broken:
+                return
+        sender = MASTER if owner is None else owner.node.node
         arrive = self._arrive_at_root if slot.target is None else self._arrive_at_edge
-        self._transmit(owner, slot.target, arrive, sender, slot.edge, message)
+        self._transmit(owner, slot.target, slot.link, arrive, sender, slot.edge, message)
 
     def tell(self, process: SimProcess, message: Direct) -> None:
         """To the master's lobby."""
-        self._transmit(process, None, self._arrive_in_lobby, NOBODY, 0, message)
+        link = self._link(process, None)
+        self._transmit(process, None, link, self._arrive_in_lobby, NOBODY, 0, message)
 
     def answer(self, address: Address, message: Message) -> None:
         """From the master, directly."""
         target = self._processes[address.host]
-        self._transmit(None, target, self._arrive_directly, MASTER, address.port, message)
+        link = self._link(None, target)
+        self._transmit(None, target, link, self._arrive_directly, MASTER, address.port, message)
+
+    def _link(self, owner: SimProcess | None, target: SimProcess | None) -> Link:
+        links = self.masters_links if owner is None else owner.links
+        return links.setdefault(target, Link())
 
     def calm_down(self) -> None:
         """From now on every message arrives, once and in time."""
@@ -118,6 +123,7 @@ class Network:
         self,
         owner: SimProcess | None,
         target: SimProcess | None,
+        link: Link,
         arrive: Arrive,
         sender: int,
         edge: int,
@@ -130,12 +136,11 @@ class Network:
         start_s = self._time.now_s
         if self._splits and self._separates(owner, target):
             return
-        links = self.masters_links if owner is None else owner.links
-        link = links.get(target)
-        if link is None:
-            link = links[target] = Link()
         if self._measured:
-            self._count(link, message)
+            if message is not self._sized[0]:  # what goes to several in turn is encoded once
+                self._sized = message, len(encode(message)[1])
+            link.messages += 1
+            link.bytes += self._sized[1]
         if self._faults.bandwidth:
             start_s = self._leaves_s(owner, message)
         if owner is not None and owner.cut is not None and self._swallows(owner.cut, up=True):
@@ -158,13 +163,6 @@ class Network:
             else:
                 at_s = link.newest_s
             self._time.at(at_s, arrive, target, sender, edge, message)
-
-    def _count(self, link: Link, message: Message) -> None:
-        """Note what travels; what goes to several neighbours in turn is encoded once."""
-        if message is not self._sized[0]:
-            self._sized = message, len(encode(message)[1])
-        link.messages += 1
-        link.bytes += self._sized[1]
 
     def _leaves_s(self, owner: SimProcess | None, message: Message) -> float:
         """When it has left, which takes its time on a narrow link."""

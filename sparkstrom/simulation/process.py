@@ -48,6 +48,7 @@ class Slot:
 
     edge: int
     target: SimProcess | None  # who is at the other end; None: the master
+    link: Link  # to it
 
 
 @dataclass(frozen=True, slots=True)
