@@ -1,4 +1,4 @@
-"""Laws of sharing: a map that never changes answers as a dict would, and what was made of it, too."""
+"""Laws of sharing: a map that never changes, and what was made of it, answer as dicts would."""
 
 from __future__ import annotations
 
