@@ -29,6 +29,16 @@ def description_path(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
 
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """The path. Raise UsageError for an address: it would become a folder of that name here."""
+    if "://" in os.fspath(path):
+        raise UsageError(
+            f"{os.fspath(path)} is an address, and models are saved as local files: save to a local"
+            " path and copy NAME and what begins with NAME. there, or copy them here to load"
+        )
+    return Path(path)
+
+
 def save_model(
     path: Path,
     model: dict[str, Any],

@@ -7,7 +7,7 @@ see one array, and nothing is copied.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -176,6 +176,7 @@ class DenseNetwork:
             "updater": {"name": self._updater.name, **asdict(self._updater)},  # type: ignore[call-overload]
             "seed": self._seed,
             "l2": self._l2,
+            "parameters": [[name, list(shape)] for name, shape in self._named_shapes()],
         }
 
     @classmethod
@@ -197,6 +198,12 @@ class DenseNetwork:
     @property
     def _shapes(self) -> list[tuple[int, int]]:
         return list(zip(self._widths, self._widths[1:], strict=False))
+
+    def _named_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Of the arrays in the flat vector, in order: for readers without this package."""
+        for layer, shape in enumerate(self._shapes, 1):
+            yield f"layer {layer} weights", shape
+            yield f"layer {layer} biases", shape[1:]
 
     def _bound(self) -> Flat:
         assert self._params is not None, "bind parameters first"

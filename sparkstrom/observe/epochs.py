@@ -113,6 +113,10 @@ class EpochBook:
         weight = math.fsum(one.held_weight for one in parts)
         return math.fsum(one.held_sum for one in parts) / weight if weight else math.nan
 
+    def held_weight(self, epoch: int) -> float:
+        """Of the held-out rows that were measured in an epoch; 0: there are none."""
+        return math.fsum(one.held_weight for one in self._latest(epoch))
+
     def _latest(self, epoch: int) -> list[Finished]:
         """Of each partition the newest attempt that finished this epoch."""
         newest: dict[int, tuple[int, Finished]] = {}

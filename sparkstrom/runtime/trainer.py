@@ -119,6 +119,7 @@ class Trainer:
                 self._once(command, ev.Hashed(command.commit, self._replica.theta.digest(), kept))
             case Order.RELEASE if (Order.RELEASE, 0, 0) not in self._said:
                 self._tell_stats(now=True)
+                self._take_grants()  # it may have to go before it had a replica
                 self._once(command, ev.Released(self._keep(self._replica)))
             case _:
                 pass
@@ -171,12 +172,16 @@ class Trainer:
 
     def _install(self, install: ev.Install) -> None:
         self._replica.install(install)
-        if self._grants:
-            self._grant(self._replica, self._grants)
-            self._grants = ()
+        self._take_grants()
         self._station.post(ev.Installed())
         if self._activity is Activity.CATCHING_UP:
             self._say(Activity.FINISHED if self._finished else Activity.WAITING)
+
+    def _take_grants(self) -> None:
+        """Add what earlier fits left on this executor, once."""
+        if self._grants:
+            self._grant(self._replica, self._grants)
+            self._grants = ()
 
     def _install_updater(self, payload: bytes | None) -> None:
         """Go on with another worker's updater state, or with a fresh one, which is counted."""

@@ -206,6 +206,7 @@ class SimProcess:
                 hashed = ev.Hashed(command.commit, self.replica.digest(), self._keep())
                 self._once(command, hashed, now_s)
             case Order.RELEASE if not self._has_said(command):
+                self._take_grants()  # it may have to go before it had a replica
                 self._once(command, ev.Released(self._keep()), now_s)
             case _:
                 pass
@@ -256,14 +257,17 @@ class SimProcess:
 
     def _install(self, install: ev.Install, now_s: float) -> None:
         self.replica.install(install)
-        for path in self._grants:
-            self.learner.add(self._scratch[path])
-            self.added.append(path)
-        self._grants = ()
+        self._take_grants()
         self.installed = True
         self.feed(ev.Installed(), now_s)
         if self._activity is Activity.CATCHING_UP:
             self._say(self._idle, now_s)
+
+    def _take_grants(self) -> None:
+        for path in self._grants:
+            self.learner.add(self._scratch[path])
+            self.added.append(path)
+        self._grants = ()
 
     def _publish_buffers(self, before: Position, now_s: float) -> None:
         """An epoch's statistics, ahead of its last position."""

@@ -30,7 +30,7 @@ DENSE_MAX = 1024  # a longer vector is kept as its entries: 8 bytes each instead
 def blocks_of_arrow(reading: Reading, partition: int, messages: Iterable[bytes]) -> Iterator[Block]:
     """Arrow messages of one partition as blocks. Raises UsageError naming column and row."""
     where = f"partition {partition}"
-    return gathered(_parts(reading, messages, where), where)
+    return gathered(parts_of(reading, _batches(reading, messages), where), where)
 
 
 def count_arrow(reading: Reading, messages: Iterable[bytes]) -> Iterator[int]:
@@ -46,13 +46,13 @@ def _batches(reading: Reading, messages: Iterable[bytes]) -> Iterator[pa.RecordB
         yield pa.ipc.read_record_batch(pa.py_buffer(message), schema)
 
 
-def _parts(
-    reading: Reading, messages: Iterable[bytes], where: str
+def parts_of(
+    reading: Reading, batches: Iterable[pa.RecordBatch], where: str
 ) -> Iterator[tuple[Form, Records]]:
     """Slices of batches, small enough also when they are images or vectors of zeros."""
     form: Form | None = None
     begin = 0
-    for batch in _batches(reading, messages):
+    for batch in batches:
         at = 0
         while at < batch.num_rows:
             count = 1
@@ -108,7 +108,9 @@ class _Reader:
             self._refuse(0, f"is {list(shape)}, in earlier rows it is {list(self._expected)}")
         if self._take.role == WEIGHT:
             bad = ~((array >= 0) & np.isfinite(array))
-            self._refuse_first(bad, "is no weight: give 0 or above")
+            if bad.any():
+                row = int(np.argmax(bad))
+                self._refuse(row, f"is {array[row]}, which is no weight: give 0 or above")
             array = array.astype(np.float32)
         elif self._take.role == HELD_OUT:
             array = array.astype(np.uint8)
@@ -192,10 +194,6 @@ class _Reader:
         if column.null_count:
             bad = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
             self._refuse(bad, "is null: fill or drop it", name)
-
-    def _refuse_first(self, bad: NDArray[np.bool_], why: str) -> None:
-        if bad.any():
-            self._refuse(int(np.argmax(bad)), why)
 
     def _refuse(self, row: int, why: str, name: str | None = None) -> None:
         column = name or _name(self._take)

@@ -6,9 +6,10 @@ and by the row's number in its own partition.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import numbers
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,8 +51,10 @@ def _named(model: FlatModel, block: Block, error: UsageError) -> UsageError:
     found = _refusal(model, block, first, end)
     if found is None:
         return UsageError(f"{error} (in {block.where})")
+    columns = ", ".join(repr(leaf.name) for leaf in block.form.leaves)
     return UsageError(
-        f"row {block.numbers[first]} of {block.where}: {str(found).replace(' of row 0', '')}"
+        f"row {block.numbers[first]} of {block.where}: {str(found).replace(' of row 0', '')} "
+        f"(columns {columns})"
     )
 
 
@@ -87,6 +90,25 @@ def _block(form: Form, held: list[Records], begin: int, where: str) -> Block:
     return Block(form, records, np.arange(begin, begin + len(records)), where)
 
 
+def of_rows(blocks: Iterable[Block], rows: int) -> Iterator[Block]:
+    """Consecutive blocks joined until they have so many rows: images are few to a block."""
+    held: list[Block] = []
+    for block in blocks:
+        held.append(block)
+        if sum(len(one.records) for one in held) >= rows:
+            yield _joined(held)
+            held = []
+    if held:
+        yield _joined(held)
+
+
+def _joined(blocks: list[Block]) -> Block:
+    form = functools.reduce(Form.joined, (block.form for block in blocks))
+    records = [block.form.widened(block.records, form) for block in blocks]
+    numbers = np.concatenate([block.numbers for block in blocks])
+    return Block(form, np.concatenate(records), numbers, blocks[0].where)
+
+
 # -- rows of an RDD --------------------------------------------------------------------------------
 
 
@@ -97,22 +119,49 @@ def blocks_of_rows(partition: int, rows: Iterable[Any]) -> Iterator[Block]:
     a tuple or list of numbers is one array. Raises UsageError naming the row.
     """
     where = f"partition {partition}"
-    return gathered(_parts(iter(rows), where), where)
+    return gathered(_parts(iter(rows), where, _labelled), where)
 
 
-def _parts(rows: Iterator[Any], where: str) -> Iterator[tuple[Form, Records]]:
+def blocks_of_features(partition: int, rows: Iterable[Any]) -> Iterator[Block]:
+    """Features without labels, of the same kinds, as blocks. Raises UsageError naming the row."""
+    where = f"partition {partition}"
+    return gathered(_parts(iter(rows), where, _unlabelled), where)
+
+
+class Row(NamedTuple):
+    """One row's arrays, and how its features and labels are arranged."""
+
+    features: Nest
+    labels: Nest
+    weighted: bool
+    arrays: list[NDArray[Any]]
+
+
+def _parts(
+    rows: Iterator[Any], where: str, opened: Callable[[Any, int, str], Row]
+) -> Iterator[tuple[Form, Records]]:
     form: Form | None = None
     begin, count = 0, 1
     while chunk := list(itertools.islice(rows, count)):
-        columns = [_leaves(row, begin + i, where) for i, row in enumerate(chunk)]
-        form = form or _form_of_row(columns[0], chunk[0])
+        columns = [opened(row, begin + i, where) for i, row in enumerate(chunk)]
+        form = form or _form_of_row(columns[0])
         yield form, form.pack(_stacked(form, columns, chunk, begin, where))
         begin += len(chunk)
         count = max(1, min(ROWS_AT_ONCE, BLOCK_BYTES // max(1, form.row_bytes)))
 
 
-def _leaves(row: Any, number: int, where: str) -> tuple[Nest, Nest, list[NDArray[Any]]]:
-    """One row's arrays, and how its features and labels are arranged."""
+def _unlabelled(row: Any, number: int, where: str) -> Row:
+    nest, values = _several(row)
+    try:
+        return Row(nest, 0, False, [as_array(value) for value in values])
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"row {number} of {where} is {short(row)}: features must be numbers, an array, or a "
+            f"tuple or dictionary of these ({error})"
+        ) from None
+
+
+def _labelled(row: Any, number: int, where: str) -> Row:
     if not (isinstance(row, tuple | list) and len(row) in (2, 3)):
         raise UsageError(
             f"row {number} of {where} is {short(row)}: an element must be a pair (features, "
@@ -123,7 +172,7 @@ def _leaves(row: Any, number: int, where: str) -> tuple[Nest, Nest, list[NDArray
     n_features = len(features[1])
     try:
         arrays = [
-            _as_array(value, is_label=n_features <= i < n_features + len(label[1]))
+            as_array(value, is_label=n_features <= i < n_features + len(label[1]))
             for i, value in enumerate(values)
         ]
     except (TypeError, ValueError) as error:
@@ -133,7 +182,7 @@ def _leaves(row: Any, number: int, where: str) -> tuple[Nest, Nest, list[NDArray
         ) from None
     if len(row) == 3 and not (arrays[-1].shape == () and 0 <= arrays[-1] < np.inf):
         raise UsageError(f"row {number} of {where} has weight {short(row[2])}: give 0 or above")
-    return features[0], label[0], arrays
+    return Row(features[0], label[0], len(row) == 3, arrays)
 
 
 def _several(value: Any) -> tuple[Nest, list[Any]]:
@@ -144,7 +193,7 @@ def _several(value: Any) -> tuple[Nest, list[Any]]:
     return (len(value), list(value)) if many else (None, [value])
 
 
-def _as_array(value: Any, *, is_label: bool) -> NDArray[Any]:
+def as_array(value: Any, *, is_label: bool = False) -> NDArray[Any]:
     """Lists and floats as f32; arrays of whole numbers, and whole labels, as they are."""
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
@@ -153,18 +202,18 @@ def _as_array(value: Any, *, is_label: bool) -> NDArray[Any]:
     return array if whole else array.astype(np.float32)
 
 
-def _form_of_row(row: tuple[Nest, Nest, list[NDArray[Any]]], given: Any) -> Form:
-    features, labels, arrays = row
+def _form_of_row(row: Row) -> Form:
+    features, labels, weighted, arrays = row
     names = [*names_of("features", features), *names_of("label", labels), "weight"]
     n_features = width_of(features)
     leaves = []
     for i, array in enumerate(arrays):
         is_label = n_features <= i < n_features + width_of(labels)
-        weight = len(given) == 3 and i == len(arrays) - 1
+        weight = weighted and i == len(arrays) - 1
         stored = "<f4" if weight else "<i8" if is_label and array.dtype.kind in "biu" else None
         stored = stored or array.dtype.str
         leaves.append(Leaf(names[i], array.shape, stored, given_dtype(stored)))
-    return Form(tuple(leaves), features, labels, len(given) == 3)
+    return Form(tuple(leaves), features, labels, weighted)
 
 
 def names_of(role: str, nest: Nest) -> list[str]:
@@ -181,13 +230,13 @@ def given_dtype(stored: str) -> str:
 
 def _stacked(
     form: Form,
-    columns: list[tuple[Nest, Nest, list[NDArray[Any]]]],
+    columns: list[Row],
     chunk: list[Any],
     begin: int,
     where: str,
 ) -> list[NDArray[Any]]:
     """The rows' arrays, one per leaf. Raise UsageError naming the first row of another kind."""
-    for i, (features, labels, arrays) in enumerate(columns):
+    for i, (features, labels, _, arrays) in enumerate(columns):
         if (features, labels, len(arrays)) != (form.features, form.labels, len(form.leaves)):
             raise UsageError(
                 f"row {begin + i} of {where} is {short(chunk[i])}: it has other parts than row 0"
@@ -199,7 +248,7 @@ def _stacked(
                     f"row {begin + i} of {where} has {leaf.name} {kind_of(array)}, row 0 has "
                     f"{np.dtype(leaf.stored).name}{list(leaf.shape)}: all rows need the same"
                 )
-    return [np.stack([arrays[i] for _, _, arrays in columns]) for i in range(len(form.leaves))]
+    return [np.stack([row.arrays[i] for row in columns]) for i in range(len(form.leaves))]
 
 
 def kind_of(array: NDArray[Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkstrom.base.errors import UsageError
@@ -30,7 +31,7 @@ class Chosen(NamedTuple):
     @property
     def fraction(self) -> float:
         """Of the rows to hold out by chance."""
-        return float(self.validation) if isinstance(self.validation, int | float) else 0.0
+        return float(self.validation) if isinstance(self.validation, numbers.Real) else 0.0
 
 
 class Take(NamedTuple):
@@ -56,12 +57,19 @@ class Reading(NamedTuple):
 def check_chosen(chosen: Chosen, dataframe: bool) -> None:
     """Raise UsageError for a weight or validation that cannot be meant."""
     value, weight = chosen.validation, chosen.weight
-    if isinstance(value, bool) or not isinstance(value, int | float | str | None):
+    _refuse_none(LABEL, chosen.label)
+    if isinstance(value, bool) or not isinstance(value, numbers.Real | str | None):
         raise UsageError(
             f"validation={value!r}: give a fraction such as 0.1, or the name of a boolean column"
         )
     if not 0 <= chosen.fraction < 1:
         raise UsageError(f"validation={value!r}: a fraction must be at least 0 and below 1")
+    for role, names in ((FEATURES, chosen.features), (LABEL, chosen.label)):
+        if not dataframe and names != role:
+            raise UsageError(
+                f"{role}={names!r}: an RDD has no columns; make its elements (features, label), "
+                "where either may be a tuple or dictionary of arrays"
+            )
     if not dataframe and isinstance(value, str):
         raise UsageError(f"validation={value!r}: an RDD has no columns; give a fraction")
     if not dataframe and weight is not None:
@@ -72,7 +80,14 @@ def check_chosen(chosen: Chosen, dataframe: bool) -> None:
 
 def chosen_columns(frame: DataFrame, chosen: Chosen) -> tuple[DataFrame, Reading]:
     """The columns that the job needs, and how to read them. Raise UsageError naming a wrong one."""
+    columns, reading = wanted_columns(frame, chosen)
+    return frame.select(*columns), reading
+
+
+def wanted_columns(frame: DataFrame, chosen: Chosen) -> tuple[list[Column], Reading]:
+    """What to select of the frame, and how to read it. Raise UsageError naming a wrong column."""
     takes: list[Take] = []
+    _refuse_none(FEATURES, chosen.features)
     used: list[str] = []
     for role, names in (
         (FEATURES, chosen.features),
@@ -82,16 +97,21 @@ def chosen_columns(frame: DataFrame, chosen: Chosen) -> tuple[DataFrame, Reading
     ):
         for one in [] if names is None else _each(names):
             takes.append(_take(frame, role, one, used))
-    selected = frame.select(*(_column(frame, name).alias(f"c{i}") for i, name in enumerate(used)))
+    columns = [_column(frame, name).alias(f"c{i}") for i, name in enumerate(used)]
     reading = Reading(
-        _schema(selected).serialize().to_pybytes(),
+        _schema(frame.select(*columns)).serialize().to_pybytes(),
         tuple(takes),
         nest_of(chosen.features),
         nest_of(chosen.label),
         chosen.weight is not None,
         isinstance(chosen.validation, str),
     )
-    return selected, reading
+    return columns, reading
+
+
+def _refuse_none(role: str, names: Names) -> None:
+    if not names:
+        raise UsageError(f"{role}={names!r}: give a column's name, or several")
 
 
 def _each(names: Names) -> list[str | list[str]]:
@@ -108,18 +128,29 @@ def _take(frame: DataFrame, role: str, one: Any, used: list[str]) -> Take:
             "dictionary of these"
         )
     for name in names:
-        if name not in frame.columns:
-            raise UsageError(
-                f"there is no column {name!r} for {role}; the DataFrame has {frame.columns}"
-            )
+        _check_name(frame, role, name)
         _check_kind(role, name, frame.schema[name].dataType, side_by_side=not isinstance(one, str))
         if name not in used:
             used.append(name)
     return Take(role, tuple(names), tuple(map(used.index, names)), not isinstance(one, str))
 
 
+def _check_name(frame: DataFrame, role: str, name: str) -> None:
+    if name not in frame.columns:
+        raise UsageError(
+            f"there is no column {name!r} for {role}; the DataFrame has {frame.columns}"
+        )
+    exact = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+    same = [c for c in frame.columns if c == name or (not exact and c.lower() == name.lower())]
+    if len(same) > 1:
+        raise UsageError(
+            f"{role} column {name!r} could be any of {same}, for Spark they are the same name: "
+            "rename one of them, with toDF(...) where both are called alike, or drop it"
+        )
+
+
 def _check_kind(role: str, name: str, kind: Any, *, side_by_side: bool) -> None:
-    from pyspark.sql.types import BinaryType, BooleanType, NumericType
+    from pyspark.sql.types import BinaryType, BooleanType, NumericType, StringType
 
     number = isinstance(kind, NumericType | BooleanType)
     said = f"{role} column {name!r} is {kind.simpleString()}"
@@ -136,6 +167,8 @@ def _check_kind(role: str, name: str, kind: Any, *, side_by_side: bool) -> None:
         fits = number or _is_array(kind) or is_vector(kind) or is_image(kind)
         fits = fits or isinstance(kind, BinaryType)
         wanted = "an array of numbers, an ml vector, an image, a number, or a list of numbers"
+    if isinstance(kind, StringType):
+        wanted += "; pyspark.ml.feature.StringIndexer makes numbers of strings"
     if not fits:
         raise UsageError(f"{said}: it must be {wanted}")
 
@@ -149,6 +182,14 @@ def _is_array(kind: Any) -> bool:
         if isinstance(kind, NumericType | BooleanType):
             return True
     return False
+
+
+def is_one_number(frame: DataFrame, label: Names) -> bool:
+    """Is a row's label one number, and not an array or vector of them, or several?"""
+    if not isinstance(label, str):
+        return False
+    kind = frame.schema[label].dataType
+    return not (_is_array(kind) or is_vector(kind))
 
 
 def is_vector(kind: Any) -> bool:

@@ -58,8 +58,9 @@ def check_data(data: Any) -> None:
     """Raise UsageError for what is neither."""
     if not (is_dataframe(data) or hasattr(data, "mapPartitions")):
         raise UsageError(
-            f"cannot train on {type(data).__name__}: pass an RDD of (features, label) or a "
-            "DataFrame with features=... and label=... columns"
+            f"data is a {type(data).__module__}.{type(data).__name__}: pass an RDD of (features, "
+            "label) or a Spark DataFrame with features=... and label=... columns; "
+            "spark.createDataFrame(...) makes one of a pandas DataFrame or a list of rows"
         )
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.models.base import Batch, FlatModel, Measured
 from sparkstrom.models.flat import one_array
 from sparkstrom.models.outputs import (
+    BLOCK_ROWS,
     VALUES,
     Outputs,
     blocks_of,
@@ -30,7 +31,7 @@ from sparkstrom.models.outputs import (
 )
 from sparkstrom.observe.exact import ExactSum
 from sparkstrom.observe.metrics import Classification, Regression, Roc
-from sparkstrom.spark.blocks import check_block
+from sparkstrom.spark.blocks import check_block, of_rows
 from sparkstrom.spark.data import Source
 from sparkstrom.spark.inference import opened
 from sparkstrom.spark.parcels import Blocks
@@ -153,17 +154,29 @@ def _classified(outputs: Outputs, labels: NDArray[Any]) -> Classification:
 
 def evaluate_partition(
     shipped: Any, wanted: Wanted, blocks: Blocks, index: int, items: Iterable[Any]
-) -> Iterator[Evaluation]:
-    """The figures of one partition, whatever its rows come from; runs on an executor."""
+) -> Iterator[Evaluation | UsageError | SetupError]:
+    """The figures of one partition, whatever its rows come from; runs on an executor.
+
+    What is wrong with the rows is an answer: Spark would try a task that fails again.
+    """
     model, parts = opened(shipped.value), []
-    for block in blocks(index, items):
-        check_block(model, block)
-        parts.append(evaluate_batch(model, wanted, block.form.batch(block.records)))
+    try:
+        for block in of_rows(blocks(index, items), BLOCK_ROWS):
+            check_block(model, block)
+            parts.append(evaluate_batch(model, wanted, block.form.batch(block.records)))
+    except (UsageError, SetupError) as error:
+        yield error
+        return
     if parts:
         yield merged(parts)
 
 
 def evaluate_source(shipped: Any, wanted: Wanted, source: Source) -> Evaluation:
-    """The figures of all partitions."""
+    """The figures of all partitions. Raise UsageError naming a row that does not fit."""
     run = partial(evaluate_partition, shipped, wanted, source.blocks)
-    return merged(source.rdd.mapPartitionsWithIndex(run).collect())
+    parts: list[Evaluation] = []
+    for part in source.rdd.mapPartitionsWithIndex(run).collect():
+        if not isinstance(part, Evaluation):
+            raise part
+        parts.append(part)
+    return merged(parts)

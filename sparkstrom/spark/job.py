@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import Seal
 from sparkstrom.encoding.layers import Layers
-from sparkstrom.models.base import FlatModel
+from sparkstrom.models.base import Buffered, FlatModel
 from sparkstrom.observe.stopping import LOSS
 from sparkstrom.protocol.tree import Tree
 from sparkstrom.spark.shared import SharedTrainingMaster
@@ -50,4 +50,13 @@ class TrainingJob:
     @property
     def message_bytes_max(self) -> int:
         """No message of this job is longer."""
-        return FRAME_ROOM_BYTES + BYTES_PER_PARAM_MAX * self.n_params
+        buffers = len(self.model.buffers_bytes()) if isinstance(self.model, Buffered) else 0
+        return message_bytes_max(self.n_params, buffers)
+
+
+def message_bytes_max(n_params: int, buffers_bytes: int) -> int:
+    """The longest message of a fit: of parameters, or of buffers, which may be larger than these.
+
+    Buffers go in one piece, both from a worker and as the average of all.
+    """
+    return FRAME_ROOM_BYTES + max(BYTES_PER_PARAM_MAX * n_params, buffers_bytes)

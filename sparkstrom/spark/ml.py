@@ -14,13 +14,13 @@ from pyspark import keyword_only
 from pyspark.ml import Estimator, Model
 from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.serializers import CloudPickleSerializer
-from pyspark.sql.types import ArrayType
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Flat, FlatModel
 from sparkstrom.models.outputs import VALUES, classes_of, kind_of, probabilities_of, raw_of
 from sparkstrom.observe.stopping import EarlyStopping
-from sparkstrom.spark.inference import Trained, column_of, feature_column
+from sparkstrom.spark.columns import Names, is_one_number
+from sparkstrom.spark.inference import Outputs, Trained, column_of, features_of, with_outputs
 from sparkstrom.spark.ml_files import EstimatorReader, EstimatorWriter, ModelReader, ModelWriter
 from sparkstrom.spark.ml_params import EstimatorParams, OutputParams
 from sparkstrom.spark.network import SparkNetwork
@@ -51,9 +51,9 @@ class SparkstromEstimator(
         self,
         *,
         model: FlatModel | None = None,
-        featuresCol: str = "features",
-        labelCol: str = "label",
-        predictionCol: str = "prediction",
+        featuresCol: Names = "features",
+        labelCol: Names = "label",
+        predictionCol: str | tuple[str, ...] | dict[str, str] = "prediction",
         probabilityCol: str = "probability",
         rawPredictionCol: str = "rawPrediction",
         weightCol: str | None = None,
@@ -72,7 +72,13 @@ class SparkstromEstimator(
 
     @keyword_only
     def setParams(self, **values: Any) -> SparkstromEstimator:
-        """Set several Params by keyword."""
+        """Set several Params by keyword. Raise UsageError for a name that is none."""
+        for name in values:
+            if not self.hasParam(name):
+                known = ", ".join(param.name for param in self.params)
+                raise UsageError(
+                    f"setParams({name}=...): there is no such Param; there are {known}"
+                )
         return self._set(**self._input_kwargs)
 
     def _fit(self, dataset: DataFrame) -> SparkstromModel:
@@ -98,7 +104,7 @@ class SparkstromEstimator(
         finally:
             network.close()
         trained = Trained.of(network.model, network.parameters)
-        several = isinstance(dataset.schema[self.getOrDefault("labelCol")].dataType, ArrayType)
+        several = not is_one_number(dataset, self.getOrDefault("labelCol"))
         made = SparkstromModel(trained, summary, len(summary.history), several=several)
         made._resetUid(self.uid)  # as Spark's own models do
         return self._copyValues(made)
@@ -152,28 +158,35 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         return self.trained.parameters.copy()
 
     def predict(self, features: Any) -> Any:
-        """Outputs f32[rows, outputs] for features [rows, ...], computed in this process."""
-        return self.model.predict(np.asarray(features, np.float32))
+        """Outputs f32[rows, outputs] for features [rows, ...], computed in this process.
+
+        A tuple or dictionary of arrays goes to a model with several inputs.
+        """
+        return self.model.predict(features_of(features))
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
-        column = feature_column(dataset, self.getOrDefault("featuresCol"))
-        if kind_of(self.trained.model) == VALUES:
-            return self._values(dataset, column)
-        return self._classes(dataset, column)
-
-    def _values(self, dataset: DataFrame, column: Any) -> DataFrame:
+        features = self.getOrDefault("featuresCol")
         name = self.getOrDefault("predictionCol")
-        outputs = column_of(self._ship(dataset), doubles, "array<double>", column)
-        made = outputs if self.several else outputs[0]
-        return dataset.withColumn(name, made) if name else dataset
+        if isinstance(name, tuple | dict):
+            return with_outputs(dataset, self._ship(dataset), features, name, "double")
+        if kind_of(self.trained.model) != VALUES:
+            return self._classes(dataset, features)
+        if not name:
+            return dataset
+        schema = "array<double>" if self.several else "double"
+        make = partial(values, several=self.several)
+        return dataset.withColumn(
+            name, column_of(dataset, self._ship(dataset), make, schema, features)
+        )
 
-    def _classes(self, dataset: DataFrame, column: Any) -> DataFrame:
+    def _classes(self, dataset: DataFrame, features: Names) -> DataFrame:
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql import functions as sql
 
         make = partial(classified, kind_of(self.trained.model))
         held = f"{self.uid}_outputs"
-        out = dataset.withColumn(held, column_of(self._ship(dataset), make, CLASSES, column))
+        made = column_of(dataset, self._ship(dataset), make, CLASSES, features)
+        out = dataset.withColumn(held, made)
         for param, field in (("rawPredictionCol", "raw"), ("probabilityCol", "probability")):
             if name := self.getOrDefault(param):
                 out = out.withColumn(name, array_to_vector(sql.col(f"{held}.{field}")))
@@ -198,21 +211,38 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         return ModelReader(cls)
 
 
-def classified(kind: str, outputs: Flat) -> pd.DataFrame:
+def classified(kind: str, outputs: Outputs) -> pd.DataFrame:
     """Outputs as the fields of ``CLASSES``."""
     import pandas as pd
 
+    scores = only(outputs)
     return pd.DataFrame(
         {
-            "prediction": classes_of(outputs).astype(np.float64) if len(outputs) else [],
-            "raw": list(raw_of(outputs, kind)) if len(outputs) else [],
-            "probability": list(probabilities_of(outputs, kind)) if len(outputs) else [],
+            "prediction": classes_of(scores).astype(np.float64),
+            "raw": list(raw_of(scores, kind)),
+            "probability": list(probabilities_of(scores, kind)),
         }
     )
 
 
-def doubles(outputs: Flat) -> pd.Series[Any]:
-    """Outputs as a column of lists."""
+def values(outputs: Outputs, *, several: bool) -> pd.Series[Any]:
+    """Outputs as a column of numbers, or of lists of them."""
     import pandas as pd
 
-    return pd.Series(list(outputs.astype(np.float64)))
+    wide = only(outputs).astype(np.float64)
+    if not several and wide.shape[1] != 1:
+        raise UsageError(
+            f"the model puts out {wide.shape[1]} values for a row, it was trained on one number "
+            "as the label: give the network one output, or labelCol an array"
+        )
+    return pd.Series(list(wide) if several else wide[:, 0])
+
+
+def only(outputs: Outputs) -> Flat:
+    """The one output. Raise UsageError where there are several."""
+    if len(outputs) != 1:
+        raise UsageError(
+            f"the model has {len(outputs)} outputs: name a column for each, such as "
+            "predictionCol=('a', 'b'), or a dictionary of columns by the model's own names"
+        )
+    return next(iter(outputs.values()))

@@ -17,10 +17,11 @@ from sparkstrom.checkpoint.store import load_model, save_model
 from sparkstrom.models.base import Buffered, Exporting, FlatModel
 from sparkstrom.models.registry import from_description
 from sparkstrom.spark.inference import Trained
+from sparkstrom.spark.ml_params import NAMES
 from sparkstrom.spark.values import from_json, to_json
 
 FOLDER, NAME = "model", "model.npz"
-OURS = "sparkstrom"  # our part of the metadata
+OURS, COLUMNS = "sparkstrom", "columns"  # our part of the metadata, and names that are no string
 VALUES = ("model", "master", "earlyStopping")  # Params that are values, not JSON by themselves
 
 
@@ -40,7 +41,7 @@ class EstimatorWriter(MLWriter):
             "master": to_json(estimator.of("master")),
             "earlyStopping": to_json(estimator.of("earlyStopping")),
         }
-        _save_metadata(estimator, path, self.sc, {OURS: ours}, skip=VALUES)
+        _save_metadata(estimator, path, self.sc, ours, skip=VALUES)
 
 
 class EstimatorReader(MLReader[Any]):
@@ -57,11 +58,11 @@ class EstimatorReader(MLReader[Any]):
         estimator._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(estimator, metadata)
         saved = dict(metadata[OURS])
-        described = saved.pop("model")
+        described, columns = saved.pop("model"), saved.pop(COLUMNS, {})
         if described is not None:
             estimator.setModel(from_description(described))
         found = {name: from_json(value) for name, value in saved.items() if value is not None}
-        return estimator._set(**found)
+        return estimator._set(**found, **_names_in(columns))
 
 
 class ModelWriter(MLWriter):
@@ -74,7 +75,7 @@ class ModelWriter(MLWriter):
     def saveImpl(self, path: str) -> None:
         """Write metadata and files, on whatever file system ``path`` is."""
         instance, trained = self._instance, self._instance.trained
-        _save_metadata(instance, path, self.sc, {OURS: {"several": instance.several}})
+        _save_metadata(instance, path, self.sc, {"several": instance.several})
         model = trained.open()
         with tempfile.TemporaryDirectory(prefix="sparkstrom-save-") as folder:
             save_model(
@@ -113,7 +114,7 @@ class ModelReader(MLReader[Any]):
         instance = self._cls(Trained.of(model, parameters), None, epochs, several=several)
         instance._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(instance, metadata)
-        return instance
+        return instance._set(**_names_in(metadata[OURS].get(COLUMNS, {})))
 
 
 def _save_metadata(
@@ -121,10 +122,21 @@ def _save_metadata(
 ) -> None:
     """Params as JSON, without those of ``skip``."""
     plain = instance.copy()
-    for name in skip:
+    given = {name: plain.getOrDefault(name) for name in NAMES if plain.hasParam(name)}
+    several = {name: value for name, value in given.items() if not isinstance(value, str)}
+    for name in (*skip, *several):
         plain._paramMap.pop(plain.getParam(name), None)
         plain._defaultParamMap.pop(plain.getParam(name), None)
-    DefaultParamsWriter.saveMetadata(plain, path, context, extraMetadata=ours)
+    columns = {name: [type(value).__name__, value] for name, value in several.items()}
+    ours = ours | ({COLUMNS: columns} if columns else {})
+    DefaultParamsWriter.saveMetadata(plain, path, context, extraMetadata={OURS: ours})
+
+
+def _names_in(columns: dict[str, Any]) -> dict[str, Any]:
+    """Names as they were given: JSON knows no tuples."""
+    return {
+        name: tuple(value) if kind == "tuple" else value for name, (kind, value) in columns.items()
+    }
 
 
 def _put(context: Any, source: Path, target: str) -> None:

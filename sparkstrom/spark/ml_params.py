@@ -19,7 +19,24 @@ from pyspark.ml.param.shared import (
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.stopping import EarlyStopping
+from sparkstrom.spark.columns import Names
 from sparkstrom.spark.shared import SharedTrainingMaster
+
+NAMES = ("featuresCol", "labelCol", "predictionCol")  # may name several columns
+
+
+def names(value: Any) -> Any:
+    """A column's name, a list of them, a tuple or dictionary of these; or UsageError."""
+    several = value.values() if isinstance(value, dict) else value
+    parts = list(several) if isinstance(value, tuple | dict) else [value]
+    for part in parts:
+        one = part if isinstance(part, list) else [part]
+        if not (one and parts and all(isinstance(name, str) for name in one)):
+            raise UsageError(
+                f"{value!r}: give a column's name, a list of numeric columns that stand side by "
+                "side, or a tuple or dictionary of these for several arrays"
+            )
+    return value
 
 
 def a_model(value: Any) -> Any:
@@ -48,12 +65,22 @@ def a_rule(value: Any) -> Any:
 class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
     """Columns that the model reads and adds; an empty name adds none."""
 
-    def setFeaturesCol(self, value: str) -> Self:
-        """An array or vector column."""
+    featuresCol: Param[Any] = Param(
+        Params._dummy(), "featuresCol", "what the model reads: columns as fit takes them", names
+    )
+    predictionCol: Param[Any] = Param(
+        Params._dummy(), "predictionCol", "prediction column; of several outputs, several", names
+    )
+
+    def setFeaturesCol(self, value: Names) -> Self:
+        """Array, vector or image; a list of numbers; a tuple or dictionary of several."""
         return self._set(featuresCol=value)
 
-    def setPredictionCol(self, value: str) -> Self:
-        """The class as a double, or the value; several values as an array."""
+    def setPredictionCol(self, value: str | tuple[str, ...] | dict[str, str]) -> Self:
+        """The class as a double, or the value; several values as an array.
+
+        A tuple or dictionary names an array column for each output of a model of several.
+        """
         return self._set(predictionCol=value)
 
     def setProbabilityCol(self, value: str) -> Self:
@@ -68,6 +95,9 @@ class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPr
 class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndicatorCol, HasSeed):
     """What the estimator is told."""
 
+    labelCol: Param[Any] = Param(
+        Params._dummy(), "labelCol", "what is learnt: columns as fit takes them", names
+    )
     model: Param[Any] = Param(
         Params._dummy(), "model", "what is trained: a model of sparkstrom.models", a_model
     )
@@ -90,8 +120,8 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
         Params._dummy(), "verbose", "draw a line of progress", TypeConverters.toBoolean
     )
 
-    def setLabelCol(self, value: str) -> Self:
-        """A class index, a value, or an array."""
+    def setLabelCol(self, value: Names) -> Self:
+        """A class index, a value, or an array; a tuple or dictionary of several."""
         return self._set(labelCol=value)
 
     def setWeightCol(self, value: str) -> Self:

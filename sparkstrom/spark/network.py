@@ -15,7 +15,7 @@ import numpy as np
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.version import __version__
-from sparkstrom.checkpoint.store import load_model, save_model
+from sparkstrom.checkpoint.store import load_model, local_path, save_model
 from sparkstrom.codec.frames import KEY_BYTES, Seal
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.grid import first_exponent, next_exponent, round_to_grid
@@ -35,7 +35,7 @@ from sparkstrom.spark.data import Spread
 from sparkstrom.spark.executor import forget_kept, run_partition
 from sparkstrom.spark.export import Exports
 from sparkstrom.spark.fitting import Fitting, SparkJob
-from sparkstrom.spark.job import BYTES_PER_PARAM_MAX, FRAME_ROOM_BYTES, TrainingJob
+from sparkstrom.spark.job import TrainingJob, message_bytes_max
 from sparkstrom.spark.settings import resolve
 from sparkstrom.spark.shared import SharedTrainingMaster
 from sparkstrom.spark.shipping import need_picklable
@@ -106,6 +106,7 @@ class SparkNetwork(Using):
         if not (isinstance(epochs, int) and epochs >= 1):
             raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
         check_validation(self._model, validation, early_stopping)
+        need_picklable(self._model)  # it may have been changed since the network was made
         spreading.check_data(data)
         slots = slots_of(self._context)
         workers = workers_for(slots, self._master)
@@ -196,7 +197,7 @@ class SparkNetwork(Using):
             version=__version__,
             partitions=workers,
             epochs=epochs,
-            message_bytes_max=FRAME_ROOM_BYTES + BYTES_PER_PARAM_MAX * theta.n_params,
+            message_bytes_max=message_bytes_max(theta.n_params, len(theta.buffers)),
             chunk_bytes_max=void.max_chunk_size,
             kept=self._kept,
             average=self._model.average_buffers if isinstance(self._model, Buffered) else None,
@@ -294,9 +295,9 @@ class SparkNetwork(Using):
 
         A TorchModel adds ``path`` + ".pt", a state_dict that ``torch.load`` opens.
         """
-        model = self.model
+        model, target = self.model, local_path(path)
         save_model(
-            Path(path),
+            target,
             model.describe(),
             self._parameters,
             self._epochs_trained,
@@ -318,7 +319,7 @@ class SparkNetwork(Using):
 
         ``model``: one like the saved one, where its code was not saved, as a TorchModel's is not.
         """
-        model, parameters, epochs = load_model(Path(path), model)
+        model, parameters, epochs = load_model(local_path(path), model)
         network = cls(spark, model, master, progress=progress)
         network.parameters = parameters
         network._epochs_trained = epochs

@@ -15,6 +15,8 @@ def need_picklable(model: Any) -> None:
     error = _error_of(model)
     if error is None:
         return
+    if isinstance(error, UsageError):  # the model's own words
+        raise error
     path, error = _culprit(model, type(model).__name__, error)
     raise UsageError(
         f"{path} cannot be pickled, which is how a model gets to executors"

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from sparkstrom.models.base import Batch, Flat, FlatModel
 from sparkstrom.spark import data as spreading
 from sparkstrom.spark.columns import Chosen, Names
@@ -20,10 +18,9 @@ from sparkstrom.spark.evaluation import (
 )
 from sparkstrom.spark.inference import (
     Trained,
-    column_of,
-    feature_column,
-    plain,
+    features_of,
     predict_rows,
+    with_outputs,
 )
 
 
@@ -41,23 +38,26 @@ class Using:
         raise NotImplementedError
 
     def predict(
-        self, data: Any, *, features: str | list[str] = "features", output: str = "prediction"
+        self,
+        data: Any,
+        *,
+        features: Names = "features",
+        output: str | tuple[str, ...] | dict[str, str] = "prediction",
     ) -> Any:
         """Outputs under the shared parameters.
 
         Of features [rows, ...] f32[rows, outputs], computed in this process; a tuple or dict of
-        arrays goes to a model with several inputs as it is. Of an RDD of features an RDD of
-        f32[outputs]; of a DataFrame the same with one more column ``output``, array<float>: on
-        the executors, when Spark runs it, under the parameters of now.
+        arrays goes to a model with several inputs. Of an RDD of features an RDD of f32[outputs];
+        of a DataFrame, with ``features`` as ``fit`` takes them, the same with one more column
+        ``output``, array<float>: on the executors, when Spark runs it, under the parameters of
+        now. A model of several outputs, a tuple or dictionary, gives one for each row of an RDD,
+        and needs one of names in ``output``, for the columns of a DataFrame.
         """
         if spreading.is_dataframe(data):
-            column = feature_column(data, features)
-            made = column_of(self._shipped(), plain, "array<float>", column)
-            return data.withColumn(output, made)
-        if hasattr(data, "mapPartitions"):
-            return data.mapPartitions(partial(predict_rows, self._shipped()))
-        several = isinstance(data, tuple | dict)
-        return self.model.predict(data if several else np.asarray(data, np.float32))
+            return with_outputs(data, self._shipped(), features, output)
+        if hasattr(data, "mapPartitionsWithIndex"):
+            return data.mapPartitionsWithIndex(partial(predict_rows, self._shipped()))
+        return self.model.predict(features_of(data))
 
     def evaluate(
         self,

@@ -57,6 +57,12 @@ class EpochWatch:
             self._keep(self._rule)
 
     def _see(self, epoch: int, *, running: bool) -> bool:
+        if not self._book.held_weight(epoch):
+            raise UsageError(
+                f"early_stopping={self._rule!r} has nothing to judge by: validation holds no rows "
+                "out, or only rows of weight 0; give a larger fraction, or a column that is true "
+                "for some rows"
+            )
         number = self._book.first_epoch + epoch + 1
         is_best = self._judge.see(number, self._book.validation(epoch))
         reason = self._judge.enough(number)

@@ -72,8 +72,9 @@ class Transport(Protocol):
         """
 
     def open_receiver(self, stream: int, *, local: bool = False) -> None:
-        """Listen on a stream (1 <= stream < 2^31) of this endpoint. Raise SetupError if refused.
+        """Start listening on a stream (1 <= stream < 2^31) of this endpoint.
 
+        Returns at once; opening goes on inside ``poll``, which raises SetupError if it is refused.
         ``local``: take frames of local senders, and only those. A stream that is open already
         stays as it is; UsageError where it is open as the other kind. One that was closed is not
         opened again while old senders to it live: it would hear them from the middle, or again.

@@ -100,6 +100,7 @@ FOUND_IN_A_MESH: list[tuple[str, int, int, dict[str, Any]]] = [
     ("training raised before the node had an id", 273, 12, {}),
     ("a relay with nothing of its own to send had a dead stream upwards", 2494, 12, {}),
     ("own updates that came down late were taken for a dead stream upwards", 6512, 12, {}),
+    ("a released worker had no replica yet, and lost what an earlier fit had left", 6872, 12, {}),
     ("data that flowed hid that the control stream from the parent was dead", 1343, 12, {}),
 ]
 

@@ -67,12 +67,12 @@ def averaged(like: Buffers, reports: list[bytes]) -> bytes:
 
 def _average(values: list[torch.Tensor]) -> torch.Tensor:
     first = values[0]
-    if not first.is_floating_point():
+    if not (first.is_floating_point() or first.is_complex()):
         largest = first
         for value in values[1:]:
             largest = torch.maximum(largest, value)
         return largest
-    total = torch.zeros(first.shape, dtype=torch.float64)
+    total = torch.zeros(first.shape, dtype=torch.promote_types(first.dtype, torch.float64))
     for value in values:
-        total += value.double()
+        total += value
     return (total / len(values)).to(first.dtype)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -14,6 +16,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models.torch.tensors import TINY, Tensors
 
 Loss = Callable[..., torch.Tensor]
+MEANS = ("mean", "batchmean")  # the latter adds up a row's values, as KLDivLoss wants it
 OUTPUTS = ("logits", "probabilities", "values")
 OF_CLASSES = ("crossentropy", "nll", "withlogits")  # in the name of a loss of logits
 
@@ -40,10 +43,11 @@ def check_loss(loss: Any) -> None:
             " make it part of the module, and return the loss from its forward"
         )
     reduction = _reduction(loss)
-    if reduction not in (None, "mean"):
+    if reduction not in (None, *MEANS):
         raise UsageError(
-            f"the loss has reduction={reduction!r}: it must be the mean over rows ('mean'), so that"
-            " a step does not depend on how many rows a batch has"
+            f"the loss has reduction={reduction!r}: it must be the mean over rows ('mean', or"
+            " 'batchmean' where it has that), so that a step does not depend on how many rows a"
+            " batch has"
         )
 
 
@@ -58,9 +62,9 @@ def weighted(loss: Loss, output: Tensors, target: Tensors, weights: torch.Tensor
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
         each = copy.copy(loss)
         each.reduction = "none"
-        return _mean(each(output, target), weights)
-    if _reduction(loss) is not None:
-        return _mean(loss(output, target, reduction="none"), weights)
+        return _mean(each(output, target), weights, loss.reduction)
+    if (reduction := _reduction(loss)) is not None:
+        return _mean(loss(output, target, reduction="none"), weights, reduction)
     raise UsageError(
         "rows have weights, but the loss takes none: give it a parameter `weights` (f32[rows]) and"
         " let it return sum(weights * losses) / sum(weights), or use a loss with `reduction`"
@@ -71,18 +75,19 @@ def number_of(loss: Any) -> float:
     """The loss of a step as a number. Raise UsageError if it is none."""
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return float(loss.detach())
-    if isinstance(loss, int | float):
+    if isinstance(loss, Real) or (isinstance(loss, np.ndarray) and loss.ndim == 0):
         return float(loss)
     raise UsageError(f"step(module, optimizer, batch) returned {loss!r}: it must return the loss")
 
 
-def _mean(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def _mean(losses: torch.Tensor, weights: torch.Tensor, reduction: Any) -> torch.Tensor:
     if losses.ndim == 0 or len(losses) != len(weights):
         raise UsageError(
             f"the loss makes {list(losses.shape)} values of {len(weights)} rows: with weights it"
             " needs one for each row, or several [rows, ...]"
         )
-    each = losses.reshape(len(weights), -1).mean(dim=1)
+    rows = losses.reshape(len(weights), -1)
+    each = rows.sum(dim=1) if reduction == "batchmean" else rows.mean(dim=1)
     return (weights * each).sum() / weights.sum().clamp_min(TINY)
 
 

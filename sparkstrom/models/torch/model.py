@@ -9,47 +9,55 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, Flat, Share, State, rows_of
 from sparkstrom.models.flat import Layout, bindable
 from sparkstrom.models.torch import buffers
-from sparkstrom.models.torch.losses import Loss, check_loss, number_of, outputs_kind, weighted
+from sparkstrom.models.torch.losses import Loss, number_of, outputs_kind, weighted
 from sparkstrom.models.torch.optimizers import (
     Groups,
     OptimizerFactory,
     SchedulerFactory,
+    clip,
     load_state,
     made_optimizer,
     made_scheduler,
+    scheduled,
     state_of,
+    stepped,
 )
+from sparkstrom.models.torch.options import check_options, device_name, device_of
 from sparkstrom.models.torch.parameters import (
     Views,
     gathered,
     layout_of,
     move_buffers,
     named_parameters,
-    without_storage,
+    need_same,
+    refuse_aliases,
 )
 from sparkstrom.models.torch.tensors import (
     TorchBatch,
     batch_to,
     called,
     check_rows,
+    explained,
     features_to,
     joined,
     outputs_of,
     parts_of,
     slices_of,
 )
+from sparkstrom.models.torch.travel import awakened, refuse_holders, without_storage
 
 PREDICT_ROWS = 1024  # at once, so that activations of a large table do not fill the memory
 OPTIONS = (
@@ -94,11 +102,15 @@ class TorchModel:
         self._loss, self._custom = loss, step
         self._outputs_kind = outputs_kind(outputs, loss)
         self._factories = optimizer, groups, scheduler
-        self._device_wanted = _device(device)
+        self._device_wanted = device_name(device)
         self._clip_norm, self._accumulate = clip_norm, accumulate
-        self._autocast = None if autocast is None else _short(autocast)
-        self._check_options()
-        self._initial: Flat | None = gathered(self._named)
+        self._autocast = None if autocast is None else str(autocast).removeprefix("torch.")
+        check_options(loss, step, clip_norm, accumulate, self._autocast)
+        refuse_aliases(module, self._named)
+        refuse_holders(
+            module, loss=loss, step=step, optimizer=optimizer, groups=groups, scheduler=scheduler
+        )
+        self._has_values = True
         if not module.training:
             module.train()
         made_scheduler(scheduler, made_optimizer(optimizer, groups, self._named))
@@ -112,36 +124,9 @@ class TorchModel:
         self._device = torch.device("cpu")
         self._views: Views | None = None
         self._updater: tuple[Optimizer, LRScheduler | None] | None = None
-        self._initial = None
-
-    def _check_options(self) -> None:
-        if self._loss is not None or self._custom is None:
-            check_loss(self._loss)
-        if self._custom is not None:
-            self._refuse_beside_step()
-        if not (isinstance(self._accumulate, int) and self._accumulate >= 1):
-            raise UsageError(f"accumulate={self._accumulate!r}: must be a whole number from 1")
-        if self._clip_norm is not None and not 0 < self._clip_norm < float("inf"):
-            raise UsageError(f"clip_norm={self._clip_norm!r}: must be above 0, or None")
-        if self._autocast not in (None, "bfloat16"):
-            raise UsageError(
-                f"autocast={self._autocast!r}: must be 'bfloat16' or None; float16 needs a scaled"
-                " loss, and float32 is what None computes in"
-            )
-
-    def _refuse_beside_step(self) -> None:
-        options = {
-            "clip_norm": self._clip_norm,
-            "accumulate": None if self._accumulate == 1 else self._accumulate,
-            "autocast": self._autocast,
-        }
-        given = [name for name, value in options.items() if value is not None]
-        if given or not callable(self._custom):
-            raise UsageError(
-                f"step={self._custom!r} with {', '.join(given) or 'nothing else'}: a step of your"
-                " own is a function (module, optimizer, batch) -> loss, and does the rest itself;"
-                " pass none of clip_norm, accumulate, autocast"
-            )
+        self._has_values = False  # of its own, before it is bound to others
+        self._initial: Flat | None = None
+        self._has_stepped = False
 
     # -- the flat-parameter protocol -------------------------------------------------------------
 
@@ -156,7 +141,9 @@ class TorchModel:
         return self._module
 
     def initial(self) -> Flat:
-        """The values that the module had when it was passed, f32[n_params]. They do not travel."""
+        """The module's own values, from before it was bound, f32[n_params]. They do not travel."""
+        if self._has_values:
+            return gathered(self._named)
         if self._initial is None:
             raise UsageError(
                 "this TorchModel was pickled, and a module travels without its parameters: bind"
@@ -168,19 +155,13 @@ class TorchModel:
         """Use this many threads, this GPU, and this seed (dropout) in this process."""
         torch.set_num_threads(share.threads)
         torch.manual_seed(share.seed)
-        wanted = self._device_wanted
-        if wanted is None and share.gpu is not None:
-            wanted = f"cuda:{share.gpu}"
-        if wanted is not None and wanted.startswith("cuda") and not torch.cuda.is_available():
-            raise UsageError(
-                f"device={wanted!r}, but torch {torch.__version__} sees no GPU on this executor:"
-                " install a CUDA build there, or pass device='cpu'"
-            )
-        self._device = torch.device(wanted or "cpu")
+        self._device = device_of(self._device_wanted, share.gpu)
 
     def bind(self, params: Flat) -> None:
         """Work on this memory from now on, f32[n_params]; the optimizer's state stays."""
         host = torch.from_numpy(bindable(params, self.n_params))
+        if self._has_values:
+            self._initial, self._has_values = gathered(self._named), False
         move_buffers(self._device, self._module, self._loss)
         self._views = Views(self._named, self._layout, host, host.to(self._device))
 
@@ -197,11 +178,9 @@ class TorchModel:
             loss = number_of(self._gradient_step(optimizer, tensors, batch.rows))
         else:
             loss = number_of(self._custom(self._module, optimizer, tensors))
-        if isinstance(scheduler, ReduceLROnPlateau):
-            scheduler.step(loss)
-        elif scheduler is not None:
-            scheduler.step()
+        scheduled(scheduler, loss)
         views.store()
+        self._has_stepped = True
         return loss
 
     def predict(self, features: Columns) -> Any:
@@ -220,7 +199,7 @@ class TorchModel:
             raise UsageError("this TorchModel has a step of its own and no loss: pass loss= for it")
         tensors = batch_to(self._device, batch)
         with self._evaluating(), self._precision():
-            mean = float(self._loss_of(called(self._module, tensors.features), tensors))
+            mean = float(self._loss_of(self._called(tensors.features), tensors))
         weight = batch.rows if tensors.weights is None else float(tensors.weights.double().sum())
         return mean * weight, weight
 
@@ -310,30 +289,47 @@ class TorchModel:
         total = torch.zeros((), device=self._device)
         for part, share in parts_of(batch, rows, self._accumulate):
             with self._precision():
-                loss = self._loss_of(called(self._module, part.features), part) * share
+                loss = self._loss_of(self._called(part.features), part) * share
             loss.backward()
             total += loss.detach()
+        with_gradient = [p for p in self._named.values() if p.grad is not None]
+        if not with_gradient:
+            raise UsageError(NO_GRADIENT)
         if self._clip_norm is not None:
-            trainable = [p for p in self._named.values() if p.grad is not None]
-            nn.utils.clip_grad_norm_(trainable, self._clip_norm)
-        optimizer.step()
+            clip(with_gradient, self._clip_norm)
+        stepped(optimizer, with_gradient)
         return total
 
     def _loss_of(self, output: Any, batch: TorchBatch) -> torch.Tensor:
         assert self._loss is not None
-        if batch.weights is None:
-            loss = self._loss(output, batch.labels)
-        else:
-            loss = weighted(self._loss, output, batch.labels, batch.weights)
+        with explained("the loss", LOSS_FITS, output=output, target=batch.labels), self._strictly():
+            if batch.weights is None:
+                loss = self._loss(output, batch.labels)
+            else:
+                loss = weighted(self._loss, output, batch.labels, batch.weights)
         if not (isinstance(loss, torch.Tensor) and loss.ndim == 0):
             shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise UsageError(f"loss(output, target) returned {shape}: it must be one number, the"
                              " mean over rows")  # fmt: skip
         return loss
 
+    def _called(self, features: Any) -> Any:
+        with explained(f"{type(self._module).__name__}.forward", FORWARD_FITS, features=features):
+            return called(self._module, features)
+
+    @contextlib.contextmanager
+    def _strictly(self) -> Iterator[None]:
+        """Before the first step is done: torch's warning that [n, 1] meets [n] is an error."""
+        if self._has_stepped:
+            yield
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Using a target size", UserWarning)
+            yield
+
     def _outputs(self, features: Columns) -> Any:
         with self._precision():
-            return outputs_of(called(self._module, features_to(self._device, features)))
+            return outputs_of(self._called(features_to(self._device, features)))
 
     @contextlib.contextmanager
     def _evaluating(self) -> Iterator[None]:
@@ -342,7 +338,7 @@ class TorchModel:
         modes = [(part, part.training) for part in self._module.modules()]
         self._module.eval()
         try:
-            with torch.inference_mode():
+            with torch.no_grad():  # tensors that a module keeps must be good for training, too
                 yield
         finally:
             for part, training in modes:
@@ -357,29 +353,31 @@ class TorchModel:
 
     def __getstate__(self) -> dict[str, Any]:
         """What ships: the module without the parameters' storage, buffers, factories, options."""
+        need_same(self._module, self._named)
         state = {name: self.__dict__[name] for name in OPTIONS}
         return {**state, "_module": without_storage(self._module, self._named)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._set_up(state["_module"])
+        self._set_up(awakened(state["_module"]))
         self.__dict__.update({name: state[name] for name in OPTIONS})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TorchModel:
         """A model of its own for another fit, with the same initial parameters."""
         twin = object.__new__(type(self))
         twin.__setstate__(self.__getstate__())
-        twin._initial = self._initial
+        twin._initial = self.initial() if self._has_values else self._initial
         return twin
 
 
-def _short(dtype: str | torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _device(name: str | None) -> str | None:
-    if name is None or name == "cpu" or name.partition(":")[0] == "cuda":
-        return name
-    raise UsageError(
-        f"device={name!r}: must be 'cpu', 'cuda', 'cuda:NUMBER', or None for the GPU that Spark"
-        " assigned to the task, if any"
-    )
+NO_GRADIENT = (
+    "no parameter of the module got a gradient: the loss is computed without them (detached, under"
+    " torch.no_grad, or from another module); compute it from the output that it is given"
+)
+FORWARD_FITS = (
+    "make the features fit its first layers, or change these; BatchNorm wants more than one row in"
+    " each minibatch, the last one of a partition, too (batch_size_per_worker)"
+)
+LOSS_FITS = (
+    "classes are whole numbers (int64), other targets fractions (float32) of the output's shape:"
+    " cast the label column, or reshape and cast inside the loss"
+)

@@ -1,8 +1,8 @@
 """Optimizers: made from the user's factory, checked, and their state as named arrays and scalars.
 
-Names of a state: ``state/PARAMETER/KEY``, ``groups/NUMBER/KEY`` (learning rates change by the
-scheduler), ``scheduler/KEY``. A tensor without dimensions becomes a scalar whose name ends with
-its type, as in ``state/0.weight/step:float32``.
+Names of a state: ``state/PARAMETER/KEY``, ``shared/KEY`` (what belongs to no parameter),
+``groups/NUMBER/KEY`` (learning rates change by the scheduler), ``scheduler/KEY``. A tensor without
+dimensions becomes a scalar whose name ends with its type, as in ``state/0.weight/step:float32``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.optim import LBFGS, Optimizer, SparseAdam
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import State
@@ -65,11 +65,65 @@ def made_scheduler(factory: SchedulerFactory | None, optimizer: Optimizer) -> LR
             f"scheduler is a {type(factory).__name__}: pass a function that makes one from the"
             " optimizer, such as functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100)"
         )
-    scheduler = factory(optimizer)
+    try:
+        scheduler = factory(optimizer)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"the scheduler cannot be made of the optimizer alone: {error}; give it the rest"
+            " beforehand, as functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100) does"
+        ) from error
     if not isinstance(scheduler, LRScheduler):
         raise UsageError(f"scheduler(optimizer) returned a {type(scheduler).__name__}: it must"
                          " return a torch.optim.lr_scheduler.LRScheduler")  # fmt: skip
     return scheduler
+
+
+def scheduled(scheduler: LRScheduler | None, loss: float) -> None:
+    """The scheduler's step after a minibatch. Raise UsageError where its schedule is at its end."""
+    try:
+        if isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step(loss)
+        elif scheduler is not None:
+            scheduler.step()
+    except ValueError as error:
+        raise UsageError(
+            f"scheduler {type(scheduler).__name__}: {error}; it steps once after each minibatch of"
+            " its worker, over all epochs and fits: make it longer"
+        ) from error
+
+
+def stepped(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> None:
+    """The optimizer's step. Raise UsageError where it takes no sparse gradients."""
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        if not _are_sparse(parameters):
+            raise
+        raise UsageError(
+            f"optimizer {type(optimizer).__name__} and sparse gradients: {error}; SGD and Adagrad"
+            " take them, without weight decay, or use nn.Embedding without sparse=True"
+        ) from error
+
+
+def _are_sparse(parameters: list[torch.nn.Parameter]) -> bool:
+    return any(p.grad is not None and p.grad.is_sparse for p in parameters)
+
+
+def clip(parameters: list[torch.nn.Parameter], limit: float) -> None:
+    """Scale the gradients so that their norm is at most ``limit``; sparse ones, too."""
+    if not _are_sparse(parameters):
+        torch.nn.utils.clip_grad_norm_(parameters, limit)
+        return
+    values = []
+    for p in parameters:
+        if p.grad is not None and p.grad.is_sparse:
+            p.grad = p.grad.coalesce()
+        if p.grad is not None:
+            values.append(p.grad._values() if p.grad.is_sparse else p.grad)
+    norms = [torch.linalg.vector_norm(value) for value in values]
+    scale = (limit / (torch.linalg.vector_norm(torch.stack(norms)) + 1e-6)).clamp(max=1.0)
+    for value in values:
+        value.mul_(scale)
 
 
 def _help(error: Exception) -> str:
@@ -116,9 +170,12 @@ def state_of(optimizer: Optimizer, scheduler: LRScheduler | None, named: Named) 
     """Everything that the two remember, by name; arrays are the live ones where torch allows."""
     state: State = {}
     names = {id(p): name for name, p in named.items()}
-    for parameter, values in optimizer.state.items():
+    for owner, values in optimizer.state.items():
+        if not isinstance(owner, torch.Tensor):  # what an optimizer keeps beside the parameters
+            _put(state, f"shared/{owner}", values)
+            continue
         for key, value in values.items():
-            _put(state, f"state/{names[id(parameter)]}/{key}", value)
+            _put(state, f"state/{names[id(owner)]}/{key}", value)
     for number, group in enumerate(optimizer.param_groups):
         options = {key: value for key, value in group.items() if key != "params"}
         _flatten(options, f"groups/{number}", state)
@@ -133,7 +190,7 @@ def load_state(
     """Take what ``state_of`` returned. Raise UsageError where it is not of an equal model."""
     left = dict(state)
     loaded = optimizer.state_dict()
-    loaded["state"] = _parameter_state(optimizer, named, left)
+    loaded["state"] = _parameter_state(optimizer, named, left) | _shared_state(left)
     loaded["param_groups"] = [
         _filled(group, f"groups/{number}", left)
         for number, group in enumerate(loaded["param_groups"])
@@ -149,17 +206,22 @@ def load_state(
         scheduler.load_state_dict(schedule)
 
 
-def _parameter_state(optimizer: Optimizer, named: Named, left: State) -> dict[int, dict[str, Any]]:
+def _parameter_state(optimizer: Optimizer, named: Named, left: State) -> dict[Any, Any]:
     names = {id(p): name for name, p in named.items()}
     order = [p for group in optimizer.param_groups for p in group["params"]]
     numbers = {names[id(p)]: number for number, p in enumerate(order)}
-    made: dict[int, dict[str, Any]] = {}
+    made: dict[Any, Any] = {}
     for path in [path for path in left if path.startswith("state/")]:
         name, _, key = path.removeprefix("state/").rpartition("/")
         if name in numbers:
             key, value = _taken(key, left.pop(path))
             made.setdefault(numbers[name], {})[key] = value
     return made
+
+
+def _shared_state(left: State) -> dict[str, Any]:
+    paths = [path for path in left if path.startswith("shared/")]
+    return dict(_taken(path.removeprefix("shared/"), left.pop(path)) for path in paths)
 
 
 def _put(state: State, path: str, value: Any) -> None:

@@ -7,7 +7,7 @@ as they are.
 
 from __future__ import annotations
 
-import copy
+import itertools
 from typing import Any
 
 import numpy as np
@@ -59,14 +59,54 @@ def _check_parameter(name: str, parameter: nn.Parameter) -> None:
 
 
 def _refuse_shared_memory(named: Named) -> None:
-    seen: dict[int, str] = {}
-    for name, parameter in named.items():
-        first = seen.setdefault(parameter.data_ptr(), name)
-        if first != name and parameter.numel():
+    ranges = sorted((*_range_of(p), name) for name, p in named.items() if _has_values(p))
+    for (_, stop, first), (start, _, name) in itertools.pairwise(ranges):
+        if start < stop:
+            first, name = sorted((first, name), key=list(named).index)
             raise UsageError(
                 f"parameters {first} and {name} share memory but are two objects: tie them as one"
                 f" Parameter (module.{name} = module.{first})"
             )
+
+
+def refuse_aliases(module: nn.Module, named: Named) -> None:
+    """Raise UsageError for a buffer in a parameter's memory: parameters move to the vector."""
+    ranges = [(*_range_of(p), name) for name, p in named.items() if _has_values(p)]
+    for alias, buffer in module.named_buffers():
+        at = buffer.data_ptr() if _has_values(buffer) else 0
+        for start, stop, name in ranges:
+            if start <= at < stop:
+                raise UsageError(
+                    f"buffer {alias} lies in the memory of parameter {name}, which moves into the"
+                    f" flat vector: register a copy ({name}.detach().clone()), or read the"
+                    " parameter in forward"
+                )
+
+
+def _has_values(tensor: torch.Tensor) -> bool:
+    """Values of its own: not empty, not expanded from one, as in a module that has travelled."""
+    if tensor.layout != torch.strided or tensor.is_meta or not tensor.numel():
+        return False
+    return bool(tensor.untyped_storage().nbytes() >= tensor.nbytes)
+
+
+def _range_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first byte and the one after the last; of columns of a matrix, the first value's."""
+    values = tensor.numel() if tensor.is_contiguous() else 1
+    return tensor.data_ptr(), tensor.data_ptr() + values * tensor.element_size()
+
+
+def need_same(module: nn.Module, named: Named) -> None:
+    """Raise UsageError where the module has other parameters than when it was passed."""
+    now = dict(module.named_parameters())
+    for name in [*named, *now]:
+        if now.get(name) is not named.get(name):
+            raise UsageError(
+                f"parameter {name} of {type(module).__name__} was replaced, added or removed after"
+                " the module was passed: make a new TorchModel of it"
+            )
+    for name, parameter in named.items():
+        _check_parameter(name, parameter)
 
 
 def layout_of(named: Named) -> Layout:
@@ -124,25 +164,3 @@ def move_buffers(device: torch.device, *modules: Any) -> None:
             for name, buffer in part._buffers.items():
                 if buffer is not None:
                     part._buffers[name] = buffer.to(device)
-
-
-def without_storage(module: nn.Module, named: Named) -> nn.Module:
-    """A copy of the module whose parameters have shape but one element of memory each.
-
-    Raise UsageError where the module cannot be copied.
-    """
-    memo: dict[int, Any] = {id(parameter): _hollow(parameter) for parameter in named.values()}
-    try:
-        return copy.deepcopy(module, memo)
-    except Exception as error:
-        raise UsageError(
-            f"module {type(module).__name__} cannot be copied, so it cannot travel to executors:"
-            f" {type(error).__name__}: {error}"
-        ) from error
-
-
-def _hollow(parameter: nn.Parameter) -> nn.Parameter:
-    values = torch.zeros((), dtype=parameter.dtype).expand(parameter.shape)
-    hollow = nn.Parameter(values, requires_grad=parameter.requires_grad)
-    hollow.__dict__.update(parameter.__dict__)  # marks that users set, such as no_decay
-    return hollow

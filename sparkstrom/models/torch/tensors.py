@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -56,7 +57,12 @@ def batch_to(device: torch.device, batch: Batch) -> TorchBatch:
 def outputs_of(outputs: Tensors) -> Any:
     """A module's outputs as arrays of their own; fractions as float32."""
 
-    def array(value: torch.Tensor) -> NDArray[Any]:
+    def array(value: Any) -> NDArray[Any]:
+        if not isinstance(value, torch.Tensor):
+            raise UsageError(
+                f"the module puts out a {type(value).__name__}: predictions are tensors, or tuples,"
+                " lists or dicts of them; return these from forward in evaluation mode"
+            )
         value = value.float() if value.is_floating_point() else value
         values: NDArray[Any] = value.cpu().numpy().copy()
         return values
@@ -142,6 +148,31 @@ def _tensor(array: NDArray[Any]) -> torch.Tensor:
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
     whole = not tensor.is_floating_point() and tensor.dtype != torch.bool
     return tensor.long() if whole else tensor
+
+
+@contextlib.contextmanager
+def explained(doing: str, remedy: str, **trees: Any) -> Iterator[None]:
+    """Turn what torch says about tensors that do not fit into a UsageError with their shapes."""
+    try:
+        yield
+    except (UsageError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError, UserWarning) as error:
+        kinds = ", ".join(f"{name} {kind_of(tree)}" for name, tree in trees.items())
+        raise UsageError(
+            f"{doing} failed for {kinds}: {type(error).__name__}: {error}; {remedy}"
+        ) from error
+
+
+def kind_of(tree: Any) -> str:
+    """Types and shapes of tensors, as ``float32[32, 10]``."""
+    if isinstance(tree, dict):
+        return "{" + ", ".join(f"{name}: {kind_of(part)}" for name, part in tree.items()) + "}"
+    if isinstance(tree, tuple | list):
+        return "(" + ", ".join(map(kind_of, tree)) + ")"
+    if isinstance(tree, torch.Tensor):
+        return f"{str(tree.dtype).removeprefix('torch.')}{list(tree.shape)}"
+    return type(tree).__name__
 
 
 TINY = 1e-30  # a sum of weights is at least this

@@ -1,11 +1,12 @@
 """The Aeron transport: one C client on a media driver; publications out, subscriptions in.
 
-Adding a publication takes the media driver some milliseconds, so ``open_sender`` only asks and
-``poll`` looks whether it came. All streams to and from one peer cross the driver's one endpoint;
-a receiver is the stream number. Streams neither skip nor come back: a receiver that lost touch
-(5 s of silence) refuses the old session for good (``rejoin=false``), its sender then answers
-UNCONNECTED, and whoever leads the edge opens another sender, which has a new session id.
-``reliable`` is on: a gap is repaired, never filled with padding.
+Adding a publication or a subscription takes the media driver some milliseconds, and seconds where
+it is starved, so ``open_sender`` and ``open_receiver`` only ask and ``poll`` looks whether it came.
+All streams to and from one peer cross the driver's one endpoint; a receiver is the stream number.
+Streams neither skip nor come back: a receiver that lost touch (5 s of silence) refuses the old
+session for good (``rejoin=false``), its sender then answers UNCONNECTED, and whoever leads the edge
+opens another sender, which has a new session id. ``reliable`` is on: a gap is repaired, never
+filled with padding.
 
 Local streams (``aeron:ipc``) are logs that sender and receiver both map. Nothing is lost on them
 and no silence breaks them: they end with the receiver, at once when it closes, after the driver's
@@ -30,7 +31,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sparkstrom.base.errors import DriverLost, SetupError, UsageError
+from sparkstrom.base.errors import DriverLost, UsageError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron import kernels
 from sparkstrom.transport.aeron.channels import (
@@ -44,6 +45,7 @@ from sparkstrom.transport.aeron.checked import Aeron, ffi, pointer
 from sparkstrom.transport.aeron.driver import DriverHandle
 from sparkstrom.transport.aeron.inbox import Inbox
 from sparkstrom.transport.aeron.library import load_library
+from sparkstrom.transport.aeron.receiver import OpeningReceiver
 from sparkstrom.transport.aeron.sender import AeronSender
 from sparkstrom.transport.base import Arrival, open_as_other_kind
 
@@ -52,7 +54,6 @@ DRIVER_STALL_MS: Final = 10_000
 KEEPALIVE_MS: Final = 250
 LOOK_S: Final = 0.05  # how often to look whether the driver lives
 OPENING_LOOK_S: Final = 0.002  # how often to look whether a publication has come up
-RECEIVER_DEADLINE_S: Final = 5.0
 CLOSE_DEADLINE_S: Final = 1.0
 STREAM_MAX: Final = 2**31 - 1
 
@@ -84,6 +85,8 @@ class AeronTransport:
         self._client: Any = None
         self._inbox = Inbox(self._aeron, handle.sizes.data_frame)
         self._local: dict[int, bool] = {}  # of each receiver's stream
+        self._subscribing: dict[int, OpeningReceiver] = {}  # by stream
+        self._unwanted: list[OpeningReceiver] = []  # closed before they were up
         self._opening: list[AeronSender] = []
         self._senders: list[AeronSender] = []
         self._sent = (0, 0)  # frames and bytes of senders that are gone
@@ -183,53 +186,31 @@ class AeronTransport:
         self._revoking += 1
 
     def open_receiver(self, stream: int, *, local: bool = False) -> None:
-        """Subscribe to ``stream`` at the endpoint; see the contract. Takes milliseconds."""
+        """Ask for a subscription to ``stream`` at the endpoint; see the contract."""
         self.require_driver("opening a receiver")
         _check_stream(stream)
         if self._local.get(stream, local) != local:
             raise open_as_other_kind(stream, local)
         if stream not in self._local:
             uri = LOCAL_SUBSCRIPTION_URI if local else subscription_uri(self.endpoint)
-            self._inbox.add(stream, self._subscribe(uri, stream))
+            self._subscribing[stream] = OpeningReceiver(self._aeron, self._client, uri, stream)
             self._local[stream] = local
-
-    def _subscribe(self, uri: str, stream: int) -> Any:
-        lib = self._aeron.lib
-        adding = ffi.new("aeron_async_add_subscription_t **")
-        added = ffi.new("aeron_subscription_t **")
-        self._aeron.clear_error()
-        result = lib.aeron_async_add_subscription(
-            adding, self._client, uri.encode(), stream, *[ffi.NULL] * 4
-        )
-        end_s = time.monotonic() + RECEIVER_DEADLINE_S
-        while result == 0:
-            result = lib.aeron_async_add_subscription_poll(added, adding[0])
-            if result == 0:
-                # A dead driver never answers and never fails either.
-                self.require_driver("opening a receiver")
-                if time.monotonic() > end_s:
-                    raise SetupError(
-                        f"the media driver did not open stream {stream} of {uri} within "
-                        f"{RECEIVER_DEADLINE_S:g} s: the machine is overloaded"
-                    )
-                time.sleep(0.0005)
-        if result < 0:
-            code, text = self._aeron.last_error()
-            raise SetupError(
-                f"the media driver refused stream {stream} of {uri}: Aeron error {code}: {text}"
-            )
-        return added[0]
 
     def close_receiver(self, stream: int) -> None:
         """Stop listening on ``stream``; see the contract."""
         self.require_driver("closing a receiver")
         self._local.pop(stream, None)
+        if stream in self._subscribing:
+            self._unwanted.append(self._subscribing.pop(stream))
         subscription = self._inbox.remove(stream)
         if subscription is not None:
-            self._aeron.checked(
-                self._aeron.lib.aeron_subscription_close(subscription, ffi.NULL, ffi.NULL),
-                f"closing stream {stream}",
-            )
+            self._unsubscribe(subscription)
+
+    def _unsubscribe(self, subscription: Any) -> None:
+        self._aeron.checked(
+            self._aeron.lib.aeron_subscription_close(subscription, ffi.NULL, ffi.NULL),
+            "closing a receiver",
+        )
 
     def poll(self, wait_s: float) -> list[Arrival]:
         """Take what arrived; see the contract. Also brings up senders that were asked for."""
@@ -238,12 +219,19 @@ class AeronTransport:
             self.require_driver("polling")
             self._bring_up()
             left_s = end_s - time.monotonic()
-            turn_s = min(left_s, OPENING_LOOK_S if self._opening else LOOK_S)
+            waiting = self._opening or self._subscribing
+            turn_s = min(left_s, OPENING_LOOK_S if waiting else LOOK_S)
             arrivals = self._inbox.poll(max(0.0, turn_s))
             if arrivals or turn_s >= left_s:
                 return arrivals
 
     def _bring_up(self) -> None:
+        """Look whether the media driver has answered."""
+        for stream in [s for s, asked in self._subscribing.items() if not asked.is_opening()]:
+            self._inbox.add(stream, self._subscribing.pop(stream).subscription)
+        for asked in [asked for asked in self._unwanted if not asked.is_opening()]:
+            self._unwanted.remove(asked)
+            self._unsubscribe(asked.subscription)
         if not self._opening:
             return
         self._opening = [sender for sender in self._opening if sender.is_opening()]

@@ -111,6 +111,18 @@ def test_nobody_there_is_unconnected(pair: Pair) -> None:
         here.poll(0.002)
 
 
+def test_a_receiver_may_be_closed_before_it_is_up(pair: Pair, exchange: Any) -> None:
+    here, there = pair
+    for stream in (7, 8):
+        there.open_receiver(stream)
+        there.close_receiver(stream)
+    there.open_receiver(8)
+    closed, again = (here.open_sender(there.endpoint, s, control=True) for s in (7, 8))
+    for i in range(20):
+        closed.offer([b"gone"])
+        assert exchange(here, again, [b"%d" % i], there) == [(8, b"%d" % i)]
+
+
 def test_nothing_to_send_is_sent(pair: Pair, exchange: Any) -> None:
     here, there = pair
     there.open_receiver(4)

@@ -15,6 +15,7 @@ import pytest
 from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.client import AeronTransport
+from sparkstrom.transport.base import Offer
 
 KIB, MIB = 1024, 1024 * 1024
 
@@ -38,6 +39,20 @@ def test_a_killed_driver_is_noticed_by_every_call(drivers: Any, exchange: Any, c
 
     with pytest.raises(DriverLost, match=f"pid {pid}"):
         drivers.wait_until(lambda: call(transport, sender) == "never")
+
+
+def test_a_driver_that_stands_still_holds_nobody_up(drivers: Any, exchange: Any) -> None:
+    """Who waited for it here would miss its own leases meanwhile."""
+    transport = drivers.transport()
+    os.kill(transport._handle.pid, signal.SIGSTOP)
+    try:
+        transport.open_receiver(1)
+        sender = transport.open_sender(transport.endpoint, 1, control=False)
+        assert transport.poll(0) == []
+        assert sender.offer([b"x"]) == (0, Offer.UNCONNECTED)
+    finally:
+        os.kill(transport._handle.pid, signal.SIGCONT)
+    assert exchange(transport, sender, [b"y"], transport) == [(1, b"y")]
 
 
 def test_another_driver_takes_the_place_and_port_of_a_killed_one(

@@ -178,7 +178,10 @@ def test_a_bad_row_is_named_by_its_own_partition(spark, digits, make_network, re
     nan = frame.selectExpr(
         "if(size(features) = 63, array_repeat(float('nan'), 64), features) as features", "label"
     )
-    with pytest.raises(TrainingError, match=r"row 0 of partition 1: feature 0 is nan"):
+    with pytest.raises(
+        TrainingError,
+        match=r"row 0 of partition 1: feature 0 is nan: .*\(columns 'features', 'label'\)",
+    ):
         make_network(repartition=repartition).fit(nan)
 
 

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import sys
+from decimal import Decimal
+
 import numpy as np
 import pytest
+from pyspark import cloudpickle
+from pyspark.errors import PythonException
+from pyspark.sql import functions as sql
 from sklearn import metrics as sk
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.outputs import predict_in_blocks
+from sparkstrom.spark.columns import Chosen
+from sparkstrom.spark.data import source_of
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +76,124 @@ def test_a_dataframe_gets_its_predictions(spark, make_network, digits, frame):
     assert np.stack(network.predict(rdd).collect()).tobytes() == wanted.tobytes()
 
 
+class TwoInputs(DenseNetwork):
+    """Inputs and outputs by name."""
+
+    def predict(self, features):
+        outputs = super().predict(np.concatenate([features["a"], features["b"]], axis=1))
+        return {"left": outputs[:, :1], "right": outputs[:, 1:]}
+
+
+def every_kind(spark):
+    """Twelve rows; a column of each kind that may be features, among them names with dots."""
+    from pyspark.ml.linalg import SparseVector, VectorUDT
+
+    image = "struct<height:int,width:int,nChannels:int,mode:int,data:binary>"
+    schema = (
+        "id long, short short, `a.b c` double, price decimal(8,2), flag boolean, x array<double>, "
+        f"nested array<array<short>>, raw binary, image {image}, extra string"
+    )
+    rows = [
+        (i, i, i / 4, Decimal(i) / 4, i % 2 == 0, [i / 8, 1.0], [[i, 1], [2, 3]],
+         bytearray([i, 255]), (2, 1, 3, 16, bytearray(range(i, i + 6))), "kept")
+        for i in range(12)
+    ]  # fmt: skip
+    vector = sql.udf(lambda i: SparseVector(4, {int(i) % 4: i / 2}), VectorUDT())
+    long = sql.udf(lambda i: SparseVector(1 << 16, {int(i): 1.0}), VectorUDT())
+    frame = spark.createDataFrame(rows, schema)
+    both = frame.withColumn("vector", vector("id")).withColumn("long", long("id"))
+    return both.coalesce(1).cache()
+
+
+def test_predicting_takes_every_kind_of_features_that_fit_takes(spark, make_network):
+    """The arrays are those that training sees; rows keep their order and their other columns."""
+    frame = every_kind(spark)
+    sizes = {"id": 1, "short": 1, "a.b c": 1, "price": 1, "flag": 1, "x": 2, "nested": 4}
+    wide = {"raw": 2, "image": 6, "vector": 4, "long": 1 << 16}
+    many = [*((name, size) for name, size in (sizes | wide).items()), (["short", "price"], 2)]
+    given = frame.collect()
+    for features, width in many:
+        network = make_network(DenseNetwork([width, 2], seed=1))
+        blocks = list_of_blocks(frame, features)
+        wanted = predict_in_blocks(network.model, blocks)
+        found = network.predict(frame, features=features).collect()
+        assert [row[:-1] for row in found] == [tuple(row) for row in given], features
+        assert np.array([row.prediction for row in found], "f4").tobytes() == wanted.tobytes()
+
+
+def list_of_blocks(frame, features):
+    """What training would see, in the order of the rows."""
+    source = source_of(frame.withColumn("zero", sql.lit(0)), Chosen(features, "zero"))
+    messages, blocks = source.rdd.collect(), source.blocks
+    return np.concatenate([b.form.batch(b.records).features for b in blocks(0, messages)])
+
+
+@pytest.fixture
+def by_value():
+    """Executors cannot import this module."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.usefixtures("by_value")
+def test_several_inputs_and_outputs_of_a_dataframe(spark, make_network):
+    network = make_network(TwoInputs([3, 3], seed=1))
+    chosen = {"a": "x", "b": ["short"]}
+    found = network.predict(
+        every_kind(spark), features=chosen, output={"right": "r", "left": "l"}
+    ).collect()
+    x = {"a": np.array([[i / 8, 1] for i in range(12)], "f4"), "b": np.arange(12.0)[:, None]}
+    wanted = network.predict(x)
+    assert found[0].extra == "kept"
+    np.testing.assert_allclose([row.l for row in found], wanted["left"], rtol=1e-5)
+    np.testing.assert_allclose([row.r for row in found], wanted["right"], rtol=1e-5)
+
+
+def test_only_what_the_model_reads_goes_to_python(spark, make_network):
+    """A column that nobody asked for is pruned, and the model's is computed once."""
+    frame = make_network(DenseNetwork([2, 2])).predict(every_kind(spark), features="x")
+    plan = frame.select("prediction")._jdf.queryExecution().executedPlan().toString()
+    (line,) = [line for line in plan.splitlines() if "ArrowEvalPython" in line]
+    assert "extra" not in line
+
+
+@pytest.mark.parametrize(
+    ("features", "why"),
+    [
+        ("nowhere", "no column 'nowhere' for features"),
+        ("extra", "features column 'extra' is string: it must be an array of numbers"),
+        ((), r"features=\(\): give a column's name"),
+    ],
+)
+def test_features_that_cannot_be_meant_are_refused_before_the_job(
+    spark, make_network, features, why
+):
+    with pytest.raises(UsageError, match=why):
+        make_network().predict(every_kind(spark), features=features)
+
+
+def test_a_name_that_stands_for_two_columns_is_refused(spark, make_network):
+    frame = every_kind(spark)
+    for twice in (frame.select("x", "x"), frame.select("x", sql.col("id").alias("X"))):
+        with pytest.raises(
+            UsageError, match=r"features column 'x' could be any of \['x', '[xX]'\]"
+        ):
+            make_network().predict(twice, features="x")
+    elsewhere = frame.select("x", "id", "id")
+    predicted = make_network(DenseNetwork([2, 2])).predict(elsewhere, features="x")
+    assert predicted.columns == ["x", "id", "id", "prediction"]
+
+
+def test_a_bad_row_is_named_by_the_executor(spark, make_network):
+    frame = every_kind(spark).selectExpr("if(id = 7, null, x) as x", "if(id = 8, null, vector) v")
+    network = make_network(DenseNetwork([2, 2]))
+    with pytest.raises(PythonException, match="row 7 of partition 0: column 'x' is null"):
+        network.predict(frame, features="x").collect()
+    with pytest.raises(PythonException, match="row 8 of partition 0: column 'v' is null"):
+        network.predict(frame, features="v").collect()
+
+
 def test_other_parameters_are_another_broadcast(make_network, frame):
     network = make_network()
     before = network.score(frame)
@@ -79,5 +205,8 @@ def test_what_cannot_be_measured_is_refused_by_name(make_network, frame):
     network = make_network()
     with pytest.raises(UsageError, match=r"metrics=\['f7'\]: must be among classification"):
         network.evaluate(frame, "f7")
+    bad = frame.selectExpr("if(label = 3, null, features) as features", "label").coalesce(1)
+    with pytest.raises(UsageError, match=r"row \d+ of partition 0: column 'features' is null"):
+        network.evaluate(bad)
     with pytest.raises(UsageError, match="no rows to evaluate"):
         network.evaluate(frame.filter("label > 99"))

@@ -150,9 +150,42 @@ def test_values_weights_and_early_stopping(spark, tmp_path):
     np.testing.assert_allclose(loaded.predict(features[:3]), wanted, rtol=1e-5)
 
 
+def test_several_columns_are_features_and_labels_and_saved(spark, tmp_path):
+    """Lists of numeric columns; a vector as the label; a tuple comes back as a tuple."""
+    random = np.random.default_rng(3)
+    x = random.normal(size=(200, 2))
+    rows = [(float(a), float(b), Vectors.dense(a + b, a - b)) for a, b in x]
+    frame = spark.createDataFrame(rows, ["a", "b.c", "sums"]).cache()
+    estimator = SparkstromEstimator(
+        model=DenseNetwork([2, 2], loss="squared_error", updater=Sgd(0.1), seed=1),
+        featuresCol=["a", "b.c"], labelCol="sums", epochs=30, batchSize=8, master=TWO,
+    )  # fmt: skip
+    estimator.save(str(tmp_path / "estimator"))
+    model = SparkstromEstimator.load(str(tmp_path / "estimator")).fit(frame)
+    model.save(str(tmp_path / "model"))
+    loaded = SparkstromModel.load(str(tmp_path / "model"))
+    assert loaded.getFeaturesCol() == ["a", "b.c"]
+    found = loaded.transform(frame).collect()
+    errors = [np.subtract(row.prediction, row.sums.toArray()) for row in found]
+    assert np.mean(np.square(errors)) < 0.2
+    other = model.copy({model.predictionCol: "other"})
+    assert other.transform(frame).columns == [*frame.columns, "other"]
+    assert model.transform(frame).columns == [*frame.columns, "prediction"]
+    assert "featuresCol: what the model reads" in model.explainParams()
+    estimator = SparkstromEstimator(featuresCol=("a", ["b.c"]), labelCol={"y": "sums"})
+    estimator.save(str(tmp_path / "several"))
+    again = SparkstromEstimator.load(str(tmp_path / "several"))
+    assert again.getFeaturesCol() == ("a", ["b.c"])
+    assert again.getLabelCol() == {"y": "sums"}
+    with pytest.raises(UsageError, match="3: give a column's name"):
+        estimator.setFeaturesCol(3)
+
+
 def test_what_is_missing_is_named(spark, frame, tmp_path):
     with pytest.raises(UsageError, match="model is not set"):
         SparkstromEstimator(labelCol="digit").fit(frame)
+    with pytest.raises(UsageError, match=r"setParams\(epoch=...\): there is no such Param"):
+        SparkstromEstimator().setParams(epoch=3)
     with pytest.raises(ValueError, match="model=3: pass a model"):
         SparkstromEstimator(model=3)
     estimator = SparkstromEstimator(model=MODEL, labelCol="digit")

@@ -244,6 +244,16 @@ def test_a_released_worker_keeps_its_residual_and_says_so_once(
     assert events.count(ev.Released(KEPT)) == 1
 
 
+def test_who_has_to_go_before_it_has_a_replica_keeps_what_it_was_granted(
+    bench: Callable[..., Bench],
+) -> None:
+    admitted = ev.Admitted(5, epoch=2, batch=0, steps=6, grants=("a",), returned=False)
+    release = Command(Order.RELEASE, "a slot is needed")
+    made = bench([([admitted], Command(Order.PAUSE, number=1)), *steps(2, release)])
+    assert made.run()[-1] == ev.Released(KEPT)
+    assert made.granted == [("a",)]
+
+
 def test_a_failed_node_fails_the_task(bench: Callable[..., Bench]) -> None:
     made = bench([*steps(1), ([], Command(Order.FAIL, "nothing heard for 30 s"))])
     with pytest.raises(PeerError, match="nothing heard for 30 s"):

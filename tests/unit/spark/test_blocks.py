@@ -6,12 +6,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Batch
+from sparkstrom.runtime.records import ENTRY, Form, Leaf
 from sparkstrom.spark import blocks
-from sparkstrom.spark.blocks import Block, blocks_of_rows, check_block, short
+from sparkstrom.spark.blocks import (
+    Block,
+    blocks_of_features,
+    blocks_of_rows,
+    check_block,
+    of_rows,
+    short,
+)
 
 
 def read(rows: list[Any]) -> Batch:
@@ -101,6 +111,45 @@ def test_the_row_that_a_model_refuses_is_found(bad: int) -> None:
 
 def test_no_rows_are_no_blocks() -> None:
     assert list(blocks_of_rows(0, [])) == []
+    assert list(of_rows([], 3)) == []
+
+
+@given(counts=st.lists(st.integers(1, 6), max_size=12), rows=st.integers(1, 9))
+def test_blocks_are_joined_to_some_rows(counts: list[int], rows: int) -> None:
+    """Of sparse vectors with other room in each block, too."""
+    made, number = [], 0
+    for count in counts:
+        leaf = Leaf("x", (2000,), "<f4", "<f4", entries=count)
+        entries = np.zeros((count, count), ENTRY)
+        entries["place"], entries["value"] = np.arange(count) + 1, number
+        form = Form((leaf,), labels=0)
+        numbers = np.arange(number, number + count)
+        made.append(Block(form, form.pack([entries]), numbers, "here"))
+        number += count
+    joined = list(of_rows(iter(made), rows))
+    assert [int(n) for block in joined for n in block.numbers] == list(range(number))
+    assert all(len(block.records) >= rows for block in joined[:-1])
+    whole = [vector for block in joined for vector in dense_rows(block)]
+    np.testing.assert_array_equal(whole, [vector for block in made for vector in dense_rows(block)])
+
+
+def dense_rows(block: Block) -> Any:
+    return block.form.batch(block.records).features
+
+
+def test_features_alone_are_read_as_those_with_labels() -> None:
+    rows: list[Any] = [{"ids": np.array([i, 1]), "x": [float(i)]} for i in range(5)]
+    (alone,) = blocks_of_features(0, rows)
+    (labelled,) = blocks_of_rows(0, [(row, 0) for row in rows])
+    features = alone.form.batch(alone.records).features
+    wanted = labelled.form.batch(labelled.records).features
+    assert isinstance(features, dict)
+    assert isinstance(wanted, dict)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(features[name], array)
+        assert features[name].dtype == array.dtype
+    with pytest.raises(UsageError, match=r"row 1 of partition 0 .* has other parts than row 0"):
+        list(blocks_of_features(0, [rows[0], [1.0]]))
 
 
 def test_long_values_are_cut_in_messages() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from sparkstrom.base.errors import UsageError
 from sparkstrom.spark import blocks
 from sparkstrom.spark.blocks import blocks_of_rows
+from sparkstrom.spark.columns import Chosen, check_chosen
 from sparkstrom.spark.data import check_data
 from sparkstrom.spark.parcels import deal
 
@@ -76,5 +77,22 @@ def test_rows_are_dealt_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_no_data_is_refused() -> None:
-    with pytest.raises(UsageError, match="cannot train on list: pass an RDD"):
+    with pytest.raises(UsageError, match=r"data is a builtins\.list: pass an RDD"):
         check_data([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "dataframe", "why"),
+    [
+        (Chosen(label=()), True, r"label=\(\): give a column's name"),
+        (Chosen(label=None), True, "label=None: give a column's name"),  # type: ignore[arg-type]
+        (Chosen("x"), False, "features='x': an RDD has no columns"),
+        (Chosen(label="y"), False, "label='y': an RDD has no columns"),
+    ],
+)
+def test_columns_that_cannot_be_meant_are_refused(
+    chosen: Chosen, dataframe: bool, why: str
+) -> None:
+    check_chosen(Chosen(), dataframe)
+    with pytest.raises(UsageError, match=why):
+        check_chosen(chosen, dataframe)

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Batch
 from sparkstrom.models.outputs import predict_in_blocks
-from sparkstrom.spark import inference
+from sparkstrom.spark import arrow, blocks, inference
+from sparkstrom.spark.columns import FEATURES as ROLE
+from sparkstrom.spark.columns import Reading, Take
 from sparkstrom.spark.evaluation import Wanted, evaluate_batch, merged, wanted_for
 from sparkstrom.spark.inference import (
     MODELS_MAX,
     Trained,
+    arrow_of,
     features_of,
     opened,
+    output_names,
     plain,
+    predict_columns,
     predict_rows,
-    predict_series,
 )
 
 random = np.random.default_rng(4)
@@ -67,20 +73,177 @@ def test_other_parameters_or_another_architecture_have_another_digest() -> None:
     assert len({one.digest, moved.digest, other.digest}) == 3
 
 
+def reading_of(schema: pa.Schema) -> Reading:
+    """Each column is one array of the features; alone it is all of them."""
+    takes = tuple(Take(ROLE, (name,), (i,), False) for i, name in enumerate(schema.names))
+    nest = tuple(schema.names) if len(takes) > 1 else None
+    return Reading(schema.serialize().to_pybytes(), takes, nest, 0, False, False)
+
+
+LISTS = pa.schema([("x", pa.list_(pa.float32()))])
+
+
+def predicted(batches: list[Any], schema: pa.Schema = LISTS, model: Any = None) -> list[Any]:
+    """What Spark would get back, row by row."""
+    names: dict[str | int, str] = {0: "prediction"}
+    ship = (
+        SimpleNamespace(value=Trained.of(model, model.initial())) if model else shipped(trained())
+    )
+    made = predict_columns(ship, partial(plain, names), reading_of(schema), "partition 2", batches)
+    return [one for part in made for one in part]
+
+
 def test_rows_and_columns_give_the_same_outputs() -> None:
     wanted = predict_in_blocks(trained().open(), FEATURES)
-    by_rows = list(predict_rows(shipped(trained()), FEATURES))
-    column = pd.Series([row.tolist() for row in FEATURES])
-    cut = iter([column[:20], column[:0], column[20:]])
-    by_column = [one for part in predict_series(shipped(trained()), plain, cut) for one in part]
+    by_rows = list(predict_rows(shipped(trained()), 0, FEATURES))
+    column = pa.array(FEATURES.tolist(), LISTS.field("x").type).to_pandas()
+    by_column = predicted([column[:20], column[:0], column[20:]])
     np.testing.assert_array_equal(by_rows, wanted)
     np.testing.assert_array_equal(by_column, wanted)
 
 
-@pytest.mark.parametrize("bad", [None, [1.0], [1.0] * 4])
-def test_a_row_that_does_not_fit_is_named(bad: Any) -> None:
-    with pytest.raises(ValueError, match=r"row 1 of this batch has features .*row 0 has 3 values"):
-        features_of(pd.Series([[1.0, 2.0, 3.0], bad]))
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (None, "column 'x' is null"),
+        ([1.0], "column 'x' has 1 values where earlier ones have 3"),
+        ([1.0, np.nan, 2.0], r"column 'x' is null or nan at \[1\]: fill or drop it"),
+        ([1.0, 2.0, np.inf], r"column 'x' is inf at \[2\]"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named(bad: Any, why: str) -> None:
+    good = [np.ones(3, np.float32)] * 4
+    batches = [pd.Series(good), pd.Series([*good[:1], None if bad is None else np.array(bad)])]
+    with pytest.raises(UsageError, match=f"row 5 of partition 2: {why}"):
+        predicted(batches)
+
+
+def test_rows_that_the_model_does_not_take_are_told() -> None:
+    with pytest.raises(UsageError, match=r"fails on rows of partition 2 with features 'x': \[4\]"):
+        predicted([pd.Series([np.ones(4, np.float32)])])
+    with pytest.raises(UsageError, match=r"fails on rows of partition 0 with features 'features'"):
+        list(predict_rows(shipped(trained()), 0, [[1.0, 2.0]]))
+    with pytest.raises(UsageError, match=r"row 1 of partition 0 is 'x': features must be numbers"):
+        list(predict_rows(shipped(trained()), 0, [[1.0, 2.0, 3.0], "x"]))
+
+
+VECTOR = pa.struct(
+    [
+        ("type", pa.int8()),
+        ("size", pa.int32()),
+        ("indices", pa.list_(pa.field("element", pa.int32(), nullable=False))),
+        ("values", pa.list_(pa.field("element", pa.float64(), nullable=False))),
+    ]
+)
+COLUMNS = [
+    pa.array([1, 2, 3], pa.int16()),
+    pa.array([True, None, False]),
+    pa.array([1.5, 2.5, -1.0], pa.float64()),
+    pa.array([b"ab", None, b""]),
+    pa.array([[1.0, 2.0], None, []], pa.list_(pa.float32())),
+    pa.array([[1, 2], [3, None], [4]], pa.list_(pa.int32())),
+    pa.array([[[1, 2], [3]], [], None], pa.list_(pa.list_(pa.int64()))),
+    pa.array([None, None], pa.list_(pa.float32())),
+    pa.array([[True, None], [False]], pa.list_(pa.bool_())),
+    pa.array(
+        [
+            {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0]},
+            {"type": 0, "size": 2, "indices": [1], "values": [5.0]},
+            None,
+        ],
+        VECTOR,
+    ),
+]
+
+
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: str(column.type)[:30])
+def test_a_pandas_column_is_the_arrow_column_that_it_was(column: pa.Array) -> None:
+    """As Spark's own worker makes it: structs as DataFrames, null fields for null structs."""
+    if pa.types.is_struct(column.type):
+        given: Any = pd.concat([one.to_pandas() for one in column.flatten()], axis=1)
+        given.columns = [field.name for field in VECTOR]
+    else:
+        given = column.to_pandas()
+    assert arrow_of(given, column.type).equals(column)
+
+
+class Swapped:
+    """Two inputs by name, two outputs by name."""
+
+    n_params = 1
+
+    def initial(self) -> Any:
+        return np.ones(1, np.float32)
+
+    def bind(self, params: Any) -> None: ...
+
+    def describe(self) -> dict[str, Any]:
+        return {}
+
+    def predict(self, features: Any) -> Any:
+        return {"b": features["a"][:, None] * 2, "a": features["b"].astype(np.float32)}
+
+
+def test_several_inputs_and_outputs() -> None:
+    schema = pa.schema([("a", pa.int64()), ("b", pa.list_(pa.float32()))])
+    batch = (pd.Series([1, 2]), pd.Series([np.ones(2, np.float32)] * 2))
+    reading = reading_of(schema)
+    ship = SimpleNamespace(value=Trained.of(Swapped(), np.ones(1, np.float32)))  # type: ignore[arg-type]
+    make = partial(plain, output_names({"a": "first", "b": "second"}))
+    frame = pd.concat(predict_columns(ship, make, reading, "here", [batch]))
+    assert [list(row) for row in frame["o0"]] == [[1, 1], [1, 1]]
+    assert [list(row) for row in frame["o1"]] == [[2], [4]]
+    for wrong in ("one", ("x", "y"), {"a": "only"}):
+        make = partial(plain, output_names(wrong))
+        with pytest.raises(UsageError, match=r"puts out a dictionary of \['b', 'a'\], the columns"):
+            list(predict_columns(ship, make, reading, "here", [batch]))
+    rows = [{"a": np.int64(1), "b": [1.0, 2.0]}, {"a": np.int64(3), "b": [0.0, 2.0]}]
+    found = list(predict_rows(ship, 0, rows))
+    assert [{name: one.tolist() for name, one in row.items()} for row in found] == [
+        {"b": [2], "a": [1, 2]},
+        {"b": [6], "a": [0, 2]},
+    ]
+
+
+def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of Spark's is 10,000 rows, decoded they may not find room; but the model computes
+    256 rows at once, however few it is given: no fewer are."""
+    for module in (arrow, blocks):
+        monkeypatch.setattr(module, "BLOCK_BYTES", 1200)
+    seen: list[int] = []
+    schema = pa.schema([("raw", pa.binary())])
+    column = pd.Series([bytes([i, 1, 2]) * 100 for i in range(700 // 3)] * 3)
+    ship = SimpleNamespace(
+        value=Trained.of(DenseNetwork([300, 2]), DenseNetwork([300, 2]).initial())
+    )
+
+    def make(outputs: Any) -> Any:
+        seen.append(len(outputs[0]))
+        return outputs[0]
+
+    found = list(predict_columns(ship, make, reading_of(schema), "here", [column]))
+    rows = np.array([list(one) for one in column], np.float32)
+    wanted = predict_in_blocks(ship.value.open(), rows)
+    np.testing.assert_array_equal(np.concatenate(found), wanted)
+    assert [rows // 8 for rows in seen] == [32, 32, 23]
+    assert sum(seen) == len(column)
+
+
+@pytest.mark.parametrize("output", ["", (), {}, None, ("a", ""), 3])
+def test_an_output_that_names_no_column_is_refused(output: Any) -> None:
+    with pytest.raises(UsageError, match="give a column's name"):
+        output_names(output)
+
+
+def test_features_in_one_process_have_the_dtypes_of_training() -> None:
+    """Token numbers stay whole for an embedding; lists and doubles are float32."""
+    ids = np.array([[1, 2]])
+    given: Any = features_of({"ids": ids, "x": [[1, 2]], "y": np.ones((1, 2))})
+    assert [array.dtype for array in given.values()] == [ids.dtype, np.float32, np.float32]
+    several: Any = features_of((ids, ids))
+    assert several[0].dtype == ids.dtype
+    one: Any = features_of(np.ones((1, 2), np.uint8))
+    assert one.dtype == np.uint8
 
 
 def test_parts_give_the_figures_of_the_whole() -> None:

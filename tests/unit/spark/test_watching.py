@@ -68,6 +68,18 @@ def test_an_epoch_counts_when_the_slowest_has_finished_it() -> None:
     assert made.master.copies == 1  # two epochs came at once, both the best of their time
 
 
+def test_a_rule_without_held_out_rows_is_refused() -> None:
+    """A fit that ends after ``patience`` epochs because nothing was measured helps nobody."""
+    made = Bench(EarlyStopping(patience=2))
+    for log in made.logs:
+        log.add(Finished(0, 1.0, 2, 0.0, 0.0))
+    with pytest.raises(UsageError, match=r"nothing to judge by: validation holds no rows out"):
+        made.look()
+    without = Bench(None)
+    without.logs = made.logs
+    without.look()
+
+
 def test_it_asks_to_stop_once_and_keeps_the_best() -> None:
     made = Bench(EarlyStopping(patience=2), first_epoch=10)
     for loss in LOSSES:

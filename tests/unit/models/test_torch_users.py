@@ -1,0 +1,353 @@
+"""Modules, losses and optimizers as users have them: what works, and in which words it does not."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
+)
+cloudpickle = pytest.importorskip("pyspark.cloudpickle", reason="what ships is pickled by Spark's")
+from torch import nn, optim  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.nn.utils import parametrizations  # noqa: E402
+
+from sparkstrom.models.torch import TorchModel  # noqa: E402
+from sparkstrom.models.torch.options import device_of  # noqa: E402
+
+CHANCE = np.random.default_rng(5)
+ROWS = CHANCE.normal(size=(8, 4)).astype(np.float32)
+TARGETS = CHANCE.normal(size=(8, 3)).astype(np.float32)
+CLASSES = CHANCE.integers(0, 3, 8)
+SGD = partial(optim.SGD, lr=0.1)
+mse = functional.mse_loss
+
+
+def travelled(model: TorchModel) -> tuple[TorchModel, np.ndarray]:
+    """The model as it is on an executor, and the memory that it is bound to."""
+    twin, params = cloudpickle.loads(cloudpickle.dumps(model)), model.initial()
+    twin.bind(params)
+    return twin, params
+
+
+# -- modules ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("norm", [parametrizations.weight_norm, parametrizations.spectral_norm])
+def test_parametrized_modules_travel_and_train_as_in_torch(norm: Callable[[Any], Any]) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(norm(nn.Linear(4, 6)), nn.Tanh(), nn.Linear(6, 3))
+    alone = copy.deepcopy(module)
+    model, params = travelled(TorchModel(module, mse, SGD))
+    optimizer = SGD(alone.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = mse(alone(torch.from_numpy(ROWS)), torch.from_numpy(TARGETS))
+        loss.backward()
+        optimizer.step()
+        assert model.step(Batch(ROWS, TARGETS)) == pytest.approx(float(loss.detach()), rel=1e-5)
+    wanted = np.concatenate([p.detach().numpy().reshape(-1) for p in alone.parameters()])
+    np.testing.assert_allclose(params, wanted, rtol=1e-5, atol=1e-6)
+    assert list(model.module.state_dict()) == list(alone.state_dict())
+    again = cloudpickle.loads(cloudpickle.dumps(model))
+    again.bind(params)
+    alone.eval()
+    np.testing.assert_allclose(
+        again.predict(ROWS), alone(torch.from_numpy(ROWS)).detach().numpy(), atol=1e-6
+    )
+
+
+def test_weights_loaded_after_the_model_was_made_count() -> None:
+    module = nn.Linear(4, 3)
+    model = TorchModel(module, mse, SGD)
+    module.load_state_dict({"weight": torch.full((3, 4), 2.0), "bias": torch.full((3,), 2.0)})
+    assert set(model.initial()) == {2.0}
+    assert set(copy.deepcopy(model).initial()) == {2.0}
+    model.bind(np.zeros(15, np.float32))
+    assert set(model.initial()) == {2.0}, "what it is bound to later is not its own"
+
+
+def test_a_module_changed_after_it_was_passed_is_refused_before_it_travels() -> None:
+    module = nn.Sequential(nn.Linear(4, 3))
+    model = TorchModel(module, mse, SGD)
+    module.double()
+    with pytest.raises(UsageError, match=r"parameter 0\.weight is float64"):
+        pickle.dumps(model)
+    module.float()
+    module[0] = nn.Linear(4, 3)
+    with pytest.raises(UsageError, match=r"parameter 0\.weight of Sequential was replaced"):
+        pickle.dumps(model)
+
+
+class Overlapping(nn.Module):
+    """Two parameters, the second of which begins inside the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        values = torch.ones(20)
+        self.a, self.b = nn.Parameter(values[:12]), nn.Parameter(values[8:])
+
+
+class Aliased(nn.Linear):
+    """A buffer that is its weight under another name."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("mean", self.weight.data[1])
+
+
+class Columns(nn.Module):
+    """Two parameters side by side in one matrix: they lie in one another's range, and apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        left, right = torch.ones(3, 4).chunk(2, dim=1)
+        self.left, self.right = nn.Parameter(left), nn.Parameter(right)
+
+
+def test_memory_that_parameters_share_is_found() -> None:
+    with pytest.raises(UsageError, match="parameters a and b share memory"):
+        TorchModel(Overlapping(), mse, SGD)
+    with pytest.raises(UsageError, match="buffer mean lies in the memory of parameter weight"):
+        TorchModel(Aliased(), mse, SGD)
+    assert TorchModel(Columns(), mse, SGD).n_params == 12
+
+
+class Caching(nn.Linear):
+    """Keeps a tensor from one call to the next, as rotary embeddings do."""
+
+    kept: Any = None
+
+    def forward(self, x: Any) -> Any:
+        if self.kept is None:
+            self.kept = torch.ones(1, 3)
+        return super().forward(x) * self.kept * self.weight.sum()
+
+
+def test_what_a_module_keeps_from_a_prediction_is_good_for_training() -> None:
+    model, _ = travelled(TorchModel(Caching(4, 3), mse, SGD))
+    model.predict(ROWS)
+    assert np.isfinite(model.step(Batch(ROWS, TARGETS)))
+
+
+class Oscillator(nn.Linear):
+    """Complex and boolean buffers."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("phase", torch.tensor([1 + 2j, 3 - 1j]))
+        self.register_buffer("seen", torch.tensor([True, False]))
+
+
+def test_complex_buffers_take_the_mean_and_flags_stay_set() -> None:
+    one, other = (TorchModel(Oscillator(), mse, SGD) for _ in range(2))
+    other.module.phase.mul_(3)
+    other.module.seen[:] = torch.tensor([False, False])
+    one.load_buffers_bytes(one.average_buffers([one.buffers_bytes(), other.buffers_bytes()]))
+    assert one.module.phase.tolist() == [2 + 4j, 6 - 2j]
+    assert one.module.seen.tolist() == [True, False]
+
+
+class Puts(nn.Linear):
+    """Puts out something beside a tensor."""
+
+    def forward(self, x: Any) -> Any:
+        return {"y": super().forward(x), "cache": None}
+
+
+def test_outputs_that_are_no_tensors_are_named() -> None:
+    model = TorchModel(Puts(4, 3), lambda out, y: mse(out["y"], y), SGD)
+    model.bind(model.initial())
+    model.step(Batch(ROWS, TARGETS))
+    with pytest.raises(UsageError, match="puts out a NoneType: predictions are tensors"):
+        model.predict(ROWS)
+
+
+# -- functions that hold the module ----------------------------------------------------------------
+
+NET = nn.Linear(4, 3)
+
+
+class Own(nn.Linear):
+    """Brings its loss along."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.criterion = nn.MSELoss()
+
+    def penalized(self, output: Any, target: Any) -> Any:
+        return mse(output, target) + self.weight.norm()
+
+
+class Recipe:
+    """An object with the module inside."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.parts = {"net": net}
+
+    def step(self, module: Any, optimizer: Any, batch: Any) -> Any:
+        return self.parts["net"](batch.features).sum()
+
+
+def by_name(output: Any, target: Any) -> Any:
+    return mse(output, target) + NET.weight.norm()
+
+
+def two_away(output: Any, target: Any) -> Any:
+    return by_name(output, target)
+
+
+def holder(what: str) -> tuple[nn.Module, dict[str, Any]]:
+    net = Own()
+    return {
+        "closure": (net, {"loss": lambda out, y: mse(net(out), y)}),
+        "parameter": (net, {"loss": partial(lambda w, out, y: mse(out, y) + w.sum(), net.bias)}),
+        "method": (net, {"loss": net.penalized}),
+        "object": (net, {"step": Recipe(net).step}),
+        "global": (NET, {"loss": two_away}),
+        "optimizer": (net, {"optimizer": lambda params: SGD(net.parameters())}),
+    }[what]
+
+
+@pytest.mark.parametrize(
+    "what", ["closure", "parameter", "method", "object", "global", "optimizer"]
+)
+def test_a_function_that_holds_the_module_is_refused(what: str) -> None:
+    module, options = holder(what)
+    arguments = {"loss": mse, "optimizer": SGD} | options
+    with pytest.raises(UsageError, match=f"{next(iter(options))} holds the module itself"):
+        TorchModel(module, **arguments)
+
+
+def test_functions_that_hold_other_things_are_taken() -> None:
+    net, teacher = Own(), nn.Linear(3, 3)
+    TorchModel(net, net.criterion, SGD)
+    TorchModel(net, lambda out, y: mse(out, teacher(y).detach()), SGD)
+    TorchModel(nn.Linear(4, 3), by_name, SGD)
+
+
+def test_a_loss_that_no_parameter_sees_is_refused() -> None:
+    other = nn.Linear(4, 3)
+    model = TorchModel(nn.Linear(4, 3), lambda out, y: other(y.new_ones(1, 4)).sum(), SGD)
+    model.bind(model.initial())
+    with pytest.raises(UsageError, match="no parameter of the module got a gradient"):
+        model.step(Batch(ROWS, TARGETS))
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outputs", "loss", "rows", "labels", "why"),
+    [
+        (1, mse, ROWS, TARGETS[:, 0], r"float32\[8, 1\], target float32\[8\].*target size"),
+        (3, functional.cross_entropy, ROWS, CLASSES.astype("f4"), r"target float32\[8\].*int64"),
+        (3, functional.cross_entropy, ROWS, CLASSES + 7, "out of bounds"),
+        (3, mse, ROWS[:, :3], TARGETS, r"Linear\.forward failed for features float32\[8, 3\]"),
+    ],
+)
+def test_rows_that_torch_cannot_take_are_shown_with_shapes(
+    outputs: int, loss: Any, rows: Any, labels: Any, why: str
+) -> None:
+    model, _ = travelled(TorchModel(nn.Linear(4, outputs), loss, SGD))
+    with pytest.raises(UsageError, match=why):
+        model.step(Batch(rows, labels))
+
+
+@pytest.mark.parametrize("loss", [nn.KLDivLoss(reduction="batchmean"),
+                                  partial(functional.kl_div, reduction="batchmean")])  # fmt: skip
+def test_the_mean_over_rows_of_sums_is_a_mean_and_can_be_weighted(loss: Any) -> None:
+    shares = np.abs(TARGETS) / np.abs(TARGETS).sum(axis=1, keepdims=True)
+    module = nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(dim=1))
+    model = TorchModel(module, loss, SGD)
+    model.bind(model.initial())
+    plain, _ = model.loss(Batch(ROWS, shares))
+    even, weight = model.loss(Batch(ROWS, shares, np.full(8, 0.5, np.float32)))
+    assert even / weight == pytest.approx(plain / 8, rel=1e-5)
+
+
+def test_a_number_of_numpy_is_a_loss() -> None:
+    model = TorchModel(nn.Linear(4, 3), None, SGD, step=lambda *given: np.float32(0.5))
+    model.bind(model.initial())
+    assert model.step(Batch(ROWS, TARGETS)) == 0.5
+
+
+# -- optimizers, schedulers, devices ---------------------------------------------------------------
+
+
+class Counting(optim.SGD):
+    """Keeps a number that belongs to no parameter."""
+
+    def step(self, closure: Any = None) -> Any:
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        return super().step()
+
+
+def test_state_of_no_parameter_goes_on_elsewhere() -> None:
+    model = TorchModel(nn.Linear(4, 3), mse, partial(Counting, lr=0.1))
+    one, _ = travelled(model)
+    other, _ = travelled(model)
+    one.step(Batch(ROWS, TARGETS))
+    other.load_updater_state(one.updater_state())
+    other.step(Batch(ROWS, TARGETS))
+    assert other.updater_state()["shared/steps"] == 2
+
+
+def sparse(optimizer: Any, **options: Any) -> tuple[TorchModel, np.ndarray]:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Embedding(9, 3, sparse=options.pop("sparse", True)), nn.Linear(3, 3))
+    model = TorchModel(module, mse, optimizer, **options)
+    params = model.initial()
+    model.bind(params)
+    return model, params
+
+
+def test_sparse_gradients_are_clipped_like_others() -> None:
+    (one, ours), (other, wanted) = (sparse(SGD, clip_norm=0.01, sparse=s) for s in (True, False))
+    rows = np.array([1, 1, 4, 4, 4, 7, 2, 2])
+    one.step(Batch(rows, TARGETS))
+    other.step(Batch(rows, TARGETS))
+    np.testing.assert_allclose(ours, wanted, atol=1e-6)
+
+
+def test_an_optimizer_that_takes_no_sparse_gradients_says_which_do() -> None:
+    model, _ = sparse(optim.Adam)
+    with pytest.raises(UsageError, match=r"Adam and sparse gradients.*SGD and Adagrad"):
+        model.step(Batch(CLASSES, TARGETS))
+
+
+def test_a_schedule_that_is_too_short_says_what_a_step_is() -> None:
+    one_cycle = partial(optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=2)
+    model, _ = travelled(TorchModel(nn.Linear(4, 3), mse, SGD, scheduler=one_cycle))
+    for _ in range(2):
+        model.step(Batch(ROWS, TARGETS))
+    with pytest.raises(UsageError, match=r"OneCycleLR.*once after each minibatch of its worker"):
+        model.step(Batch(ROWS, TARGETS))
+    with pytest.raises(UsageError, match=r"of the optimizer alone.*functools\.partial"):
+        TorchModel(nn.Linear(4, 3), mse, SGD, scheduler=optim.lr_scheduler.StepLR)
+
+
+def test_the_gpu_that_spark_assigned_is_found_among_those_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert device_of(None, None) == torch.device("cpu")
+    assert device_of(None, 1) == device_of("cuda", 1) == torch.device("cuda:1")
+    assert device_of("cuda:0", 1) == torch.device("cuda:0")
+    assert device_of("cpu", 1) == torch.device("cpu")
+    with pytest.raises(UsageError, match=r"'cuda:5'.*sees 2 GPUs.*CUDA_VISIBLE_DEVICES=None"):
+        device_of(None, 5)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    assert device_of(None, 5) == torch.device("cuda:1")
