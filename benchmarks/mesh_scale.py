@@ -17,13 +17,14 @@ import resource
 import statistics
 import sys
 import time
+from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol.tree import DEPTH, FAN_OUT
 from sparkstrom.simulation.faults import NO_FAULTS
-from sparkstrom.simulation.network import MASTERS_HOST, Network, Traffic
+from sparkstrom.simulation.network import Network
 from sparkstrom.simulation.process import SimProcess
 from sparkstrom.simulation.replica import TAU, SimLearner
 from sparkstrom.simulation.sizes import Size
@@ -37,11 +38,20 @@ LEASE_S = 10.0  # as in production
 TICK_S = 1.0  # of whoever has no news
 BUSY_TICK_S = 0.15  # acknowledgements come before anybody sends again
 WAKE_S = 1.0  # idle trainers take in what came
-STEADY_S = 6.0  # training without a death comes first
-DYING_S = 4.0  # then they die within this
-STEP_S_MAX = 4.0
+STEADY_S = 3.0  # training without a death comes first
+DYING_S = 2.0  # then they die within this
+STEP_S_MAX = 2.0
+DELAY_MS_MAX = 1.0  # on top of half a millisecond: a LAN
 LOOK_S = 0.25
 SEED = 1
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What one end has sent and what was sent to it."""
+
+    messages: int = 0
+    bytes: int = 0
 
 
 class Steady(SimLearner):
@@ -54,7 +64,11 @@ class Steady(SimLearner):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One size; messages are counted where they leave and where they arrive, bytes as encoded."""
+    """One size. Messages count for who sends and for whom they are sent to, bytes as encoded.
+
+    ``steady``: per second of training, before anybody dies. The root serves as many children as
+    the relays that it is compared with; those have an edge upwards besides.
+    """
 
     nodes: int
     publishers: int
@@ -66,18 +80,21 @@ class Figures:
     bytes_per_node: float
     root_messages: int
     root_bytes: int
+    root_children: int
+    steady_commits_s: float
     steady_root_messages_s: float
     steady_root_bytes_s: float
-    steady_child_messages_s: float  # the root's load, per child of it
-    steady_child_bytes_s: float
-    steady_relay_messages_s: float  # the median relay with as many children, per child
-    steady_relay_bytes_s: float
+    steady_relay_messages_s: float | None  # the median of all relays with as many children
+    steady_relay_bytes_s: float | None
     begun_virtual_s: float  # everybody has joined
-    stable_virtual_s: float  # from the last death until everybody follows again
+    stable_virtual_s: float | None  # from the last death until everybody follows again
     over_virtual_s: float
     wall_s: float
     cpu_s: float
     peak_mib: float
+    lease_s: float = LEASE_S
+    tick_s: float = TICK_S
+    busy_tick_s: float = BUSY_TICK_S
 
 
 class Scale(World):
@@ -107,7 +124,7 @@ class Scale(World):
             starts_s=10.0,
             end_s=2_000.0,
         )
-        faults = replace(NO_FAULTS, delay_ms_max=0, step_s_max=STEP_S_MAX)
+        faults = replace(NO_FAULTS, delay_ms_max=DELAY_MS_MAX, step_s_max=STEP_S_MAX)
         super().__init__(SEED, size, faults)
         self.network = Network(self.time, faults, self._arrive_at_master, measured=True)
         self.publishers = publishers
@@ -116,9 +133,10 @@ class Scale(World):
         self.began_s = 0.0
         self.depth = 0
         self.deaths = max(1, round(DEATHS_SHARE * nodes))
-        self.before: dict[str, Traffic] = {}
-        self.steady_traffic: dict[str, Traffic] = {}
-        self.inner: set[str] = set()  # relays with as many children as the root
+        self.steady_traffic: dict[SimProcess | None, Traffic] = {}
+        self.steady_commits = 0
+        self.root_children = 0
+        self.relays: list[SimProcess] = []  # those with as many children
         self.time.at(LOOK_S, self._look)
 
     def start(self, partition: int) -> None:
@@ -133,25 +151,32 @@ class Scale(World):
         if self.phase is not Phase.GATHERING and not self.began_s:
             self.began_s = now_s
             self.depth = max(map(self.master.fit.tree.depth, self.master.fit.members.live))
-            self.before = self._traffic()
-            self.time.after(STEADY_S, self._end_steady)
+            self.time.after(STEADY_S, self._end_steady, self.traffic(), len(self.checks.commits))
         if self.died_s is not None and self.stable_s is None and now_s > self.died_s:
             self.stable_s = now_s if self._is_stable() else None
         self.time.after(LOOK_S, self._look)
 
-    def _traffic(self) -> dict[str, Traffic]:
-        return {host: replace(traffic) for host, traffic in self.network.traffic.items()}
+    def traffic(self) -> dict[SimProcess | None, Traffic]:
+        """Until now, by process; None: the master."""
+        out: dict[SimProcess | None, Traffic] = defaultdict(Traffic)
+        sent = [(None, self.network.masters_links), *((p, p.links) for p in self.processes)]
+        for source, links in sent:
+            for target, link in links.items():
+                for end in (source, target):
+                    out[end].messages += link.messages
+                    out[end].bytes += link.bytes
+        return out
 
-    def _end_steady(self) -> None:
-        after = self._traffic()
+    def _end_steady(self, before: dict[SimProcess | None, Traffic], commits: int) -> None:
+        self.steady_commits = len(self.checks.commits) - commits
         self.steady_traffic = {
-            host: Traffic(t.messages - b.messages, t.bytes - b.bytes)
-            for host, t in after.items()
-            if (b := self.before.get(host)) is not None
+            end: Traffic(t.messages - before[end].messages, t.bytes - before[end].bytes)
+            for end, t in self.traffic().items()
         }
-        full = len(self.master.fit.family.children)
-        relays = (p for p in self.alive if len(p.node.standing.family.children) == full)
-        self.inner = {p.name for p in relays}
+        self.root_children = len(self.master.fit.family.children)
+        self.relays = [
+            p for p in self.alive if len(p.node.standing.family.children) == self.root_children
+        ]
         self.died_s = self.time.now_s + DYING_S
         for victim in self.time.chance.sample(self.alive, self.deaths):
             self.time.after(self.time.chance.uniform(0, DYING_S), self._kill, victim)
@@ -177,12 +202,12 @@ def measure(nodes: int) -> Figures:
     world = Scale(nodes)
     violations = world.run()
     wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
-    traffic = dict(world.network.traffic)
-    root = traffic.pop(MASTERS_HOST)
-    steady_root = world.steady_traffic.get(MASTERS_HOST, Traffic())
-    relays = [world.steady_traffic[h] for h in world.inner if h in world.steady_traffic]
-    children = max(1, len(world.master.fit.tree.nodes.keys() & set(range(1, FAN_OUT + 1))))
-    per_child = children * STEADY_S
+    if world.stable_s is None or world.died_s is None:
+        violations.append("after the deaths it was never well again")
+    traffic = world.traffic()
+    root = traffic.pop(None)
+    steady_root = world.steady_traffic.get(None, Traffic())
+    relays = [world.steady_traffic[process] for process in world.relays]
     return Figures(
         nodes=nodes,
         publishers=world.publishers,
@@ -194,14 +219,14 @@ def measure(nodes: int) -> Figures:
         bytes_per_node=statistics.fmean(t.bytes for t in traffic.values()),
         root_messages=root.messages,
         root_bytes=root.bytes,
+        root_children=world.root_children,
+        steady_commits_s=world.steady_commits / STEADY_S,
         steady_root_messages_s=steady_root.messages / STEADY_S,
         steady_root_bytes_s=steady_root.bytes / STEADY_S,
-        steady_child_messages_s=steady_root.messages / per_child,
-        steady_child_bytes_s=steady_root.bytes / per_child,
-        steady_relay_messages_s=_median([t.messages for t in relays]) / per_child,
-        steady_relay_bytes_s=_median([t.bytes for t in relays]) / per_child,
+        steady_relay_messages_s=_median_s([t.messages for t in relays]),
+        steady_relay_bytes_s=_median_s([t.bytes for t in relays]),
         begun_virtual_s=world.began_s,
-        stable_virtual_s=(world.stable_s or float("nan")) - (world.died_s or 0.0),
+        stable_virtual_s=_after(world.died_s, world.stable_s),
         over_virtual_s=world.time.now_s,
         wall_s=wall_s,
         cpu_s=cpu_s,
@@ -209,8 +234,12 @@ def measure(nodes: int) -> Figures:
     )
 
 
-def _median(values: list[int]) -> float:
-    return statistics.median(values) if values else 0.0
+def _median_s(values: list[int]) -> float | None:
+    return statistics.median(values) / STEADY_S if values else None
+
+
+def _after(died_s: float | None, stable_s: float | None) -> float | None:
+    return None if died_s is None or stable_s is None else stable_s - died_s
 
 
 def main(argv: list[str]) -> int:

@@ -312,6 +312,9 @@ class Order(enum.Enum):
     FAIL = "fail"  # the task fails
 
 
+ENDS = (Order.END, Order.FAIL)
+
+
 class Command(msgspec.Struct, frozen=True):
     """The order that holds now, read by the trainer whenever it likes; the newest counts."""
 

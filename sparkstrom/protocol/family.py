@@ -123,17 +123,17 @@ class Family:
     def feed(self, child: Child, now_s: float) -> list[Effect]:
         """Send down what this child misses and has room for."""
         log, downlink = self._history.log, child.downlink
-        if child.answer is None:
+        if child.answer is None or downlink.sent >= log.head:
             return []
         out: list[Effect] = []
         while downlink.sent < log.head:
             if not log.reaches(downlink.sent):
                 return [*out, *self._fall_behind(child, now_s)]
-            if self._is_cheaper_merged(child):
+            if log.head - downlink.sent > 1 and self._is_cheaper_merged(child):
                 out.append(self._send_merged(child, now_s))
                 continue
             entry = log.next(downlink.sent)
-            if isinstance(entry, MergedRange) and child.catching:
+            if child.catching and isinstance(entry, MergedRange):
                 return [*out, *self._fall_behind(child, now_s)]
             if not downlink.put(entry.commit, cost(entry), now_s):
                 break
@@ -145,7 +145,7 @@ class Family:
     def _is_cheaper_merged(self, child: Child) -> bool:
         """Does one sum take less than all that this child misses? Only if nothing is under way."""
         log, downlink = self._history.log, child.downlink
-        if child.catching or not downlink.idle or log.head - downlink.sent < 2:
+        if child.catching or not downlink.idle:
             return False
         if log.bytes_after(downlink.sent) <= HEADER_BYTES + self._merged_bytes:
             return False
@@ -180,16 +180,17 @@ class Family:
     # -- time ------------------------------------------------------------------------------------
 
     def tick(self, state: State, now_s: float) -> list[Effect]:
-        """Repeat what was not acknowledged; tell the state where it is due."""
+        """Repeat what was not acknowledged; tell the state, with what there is here, if due."""
         out: list[Effect] = []
+        head = self._history.log.head if self._history.whole else 0
         for child in self.children.values():
             if child.downlink.overdue(now_s):
                 child.downlink.back_off(now_s)
             out += self.feed(child, now_s)
             if child.state_due and now_s >= child.state_s + STATE_SPACING_S:
                 child.state_due, child.state_s = False, now_s
-                own = msgspec.structs.replace(state, heard=child.heard, taken=child.taken)
-                out.append(Send(child.node, own))
+                told = {"head": head, "heard": child.heard, "taken": child.taken}
+                out.append(Send(child.node, msgspec.structs.replace(state, **told)))
         return out
 
     def tell_all(self) -> None:

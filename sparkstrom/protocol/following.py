@@ -27,10 +27,11 @@ HUNGRY_S = 0.5  # known to be behind and fed nothing for this long: ask
 
 def on_committed(me: Standing, committed: Committed, now_s: float) -> list[Effect]:
     """The next commit is delivered, or held; after a gap what is missing is asked for."""
-    if committed.commit <= me.received:
+    received = me.received
+    if committed.commit <= received:
         me.news = True  # the parent does not know how far this node is
         return []
-    if committed.commit > me.received + 1:
+    if committed.commit > received + 1:
         return _ask(me, now_s)
     own = committed.origin in me.ids
     if own:

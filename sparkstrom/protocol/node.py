@@ -38,7 +38,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.borrowing import borrow, borrow_if_late, on_ask_updater, on_updater
-from sparkstrom.protocol.events import Command, Effect, Order, Send
+from sparkstrom.protocol.events import ENDS, Command, Effect, Order, Send
 from sparkstrom.protocol.following import (
     ask_if_hungry,
     catch_up,
@@ -73,7 +73,7 @@ from sparkstrom.protocol.waiting import FAREWELL_S, forget_sleep, is_edge_dead, 
 
 __all__ = ["Identity", "Node", "NodeLimits"]
 
-LAST_ORDERS = (Order.END, Order.FAIL, Order.RELEASE)  # no other order follows
+LAST_ORDERS = (*ENDS, Order.RELEASE)  # no other order follows
 
 
 class Node:
@@ -99,7 +99,7 @@ class Node:
 
     @property
     def _ended(self) -> bool:
-        return self.command.order in (Order.END, Order.FAIL)
+        return self.command.order in ENDS
 
     def _end(self, command: Command | None) -> None:
         """The task is over, or about to leave; how it ended first stays."""
@@ -107,14 +107,13 @@ class Node:
             self.command = command
 
     def _react(self, event: ev.Event, now_s: float) -> list[Effect]:
-        me = self.standing
         match event:
-            case ev.Received(sender=sender, message=message):
-                return self._on_message(sender, message, now_s)
+            case ev.Received():
+                return self._on_message(event.sender, event.message, now_s)
             case ev.Tick():
                 return self._on_tick(now_s)
             case ev.Opened():
-                return on_opened(me, event, now_s)
+                return on_opened(self.standing, event, now_s)
             case _:
                 return self._on_trainer(event, now_s)
 
@@ -204,7 +203,7 @@ class Node:
         parent = self.standing.parent
         if parent == NOBODY:
             return sender == MASTER
-        return sender == parent and isinstance(message, State | Attached)
+        return sender == parent and isinstance(message, (State, Attached))
 
     def _on_direct(self, message: Message, now_s: float) -> list[Effect] | None:
         """What only the master says, whoever stands between; None for anything else."""
@@ -234,15 +233,15 @@ class Node:
 
     def _on_parent(self, message: Message, now_s: float) -> list[Effect]:
         me = self.standing
-        match message:
-            case Attached():
-                return on_attached(me, message, now_s)
+        match message:  # what comes most comes first
+            case Committed() if me.attached:
+                return on_committed(me, message, now_s)
             case State():
                 return self._on_state(message, now_s)
+            case Attached():
+                return on_attached(me, message, now_s)
             case _ if not me.attached:
                 pass  # it overtook the answer to the attach: it will come again
-            case Committed():
-                return on_committed(me, message, now_s)
             case MergedRange():
                 return on_merged(me, message, now_s)
             case Chunk():
@@ -280,7 +279,7 @@ class Node:
         if not me.behind and me.catchup is None:
             me.got_s = now_s
         me.state = state
-        if known is None or _shared(state) != _shared(known):
+        if me.family.children and (known is None or _shared(state) != _shared(known)):
             me.family.tell_all()
         return []
 

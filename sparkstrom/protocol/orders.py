@@ -27,6 +27,8 @@ def order(me: Standing) -> Command:
     if me.state is None or not me.has_replica:
         return JOINING
     match me.state.phase:
+        case Phase.RUNNING:  # first, as this is asked after every event
+            return BORROWING if me.borrowing is not None else _while_running(me, me.state)
         case Phase.DONE if me.audit is not None:
             return DONE if me.may_end else LINGERING
         case Phase.AUDIT | Phase.DONE:
@@ -36,10 +38,6 @@ def order(me: Standing) -> Command:
             return DRAIN
         case Phase.GATHERING:
             return GATHERING
-        case Phase.RUNNING if me.borrowing is not None:
-            return BORROWING
-        case Phase.RUNNING:
-            return _while_running(me, me.state)
 
 
 def _while_running(me: Standing, state: State) -> Command:

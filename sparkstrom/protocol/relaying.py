@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from sparkstrom.codec.messages import (
     Adopt,
     Again,
@@ -96,6 +94,5 @@ def look_after_children(me: Standing, now_s: float) -> list[Effect]:
         me.family.leases.remind(node, now_s)
         effects.append(ev.Tell(Silent(me.node, node, child.edge)))
     if me.state is not None:
-        head = me.received if me.history.whole else 0
-        effects += me.family.tick(msgspec.structs.replace(me.state, head=head), now_s)
+        effects += me.family.tick(me.state, now_s)
     return effects

@@ -29,8 +29,9 @@ def before(entry: Entry) -> int:
 
 def cost(entry: Entry) -> int:
     """Bytes that an entry takes up in a log."""
-    table = LAST_SEQ_BYTES * len(entry.last) if isinstance(entry, MergedRange) else 0
-    return HEADER_BYTES + len(entry.payload) + table
+    if isinstance(entry, Committed):
+        return HEADER_BYTES + len(entry.payload)
+    return HEADER_BYTES + len(entry.payload) + LAST_SEQ_BYTES * len(entry.last)
 
 
 def adds(entry: Entry) -> bool:
@@ -61,7 +62,7 @@ class Log:
         self._entries[self.head] = entry, self._end
         self._end += cost(entry)
         self.head = entry.commit
-        while self.bytes > self.bytes_max and len(self._entries) > 1:
+        while self._end - self._begin > self.bytes_max and len(self._entries) > 1:
             oldest, _ = self._entries.pop(self.base)
             self._begin += cost(oldest)
             self.base = oldest.commit

@@ -27,7 +27,8 @@ class Sequencer:
         return self.history.log.head
 
     def admit(self, node: int) -> None:
-        assert node not in {**self.last, **self.closed}, "ids are never reused"
+        assert node not in self.last, "ids are never reused"
+        assert node not in self.closed, "ids are never reused"
         self.last[node] = 0
         self._own[node] = deque()
 

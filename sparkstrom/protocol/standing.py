@@ -148,7 +148,7 @@ class Standing:
     @property
     def behind(self) -> bool:
         """There are commits that it has not received."""
-        return self.state is not None and self.state.head > self.received
+        return self.state is not None and self.state.head > self.history.log.head
 
     @property
     def pace(self) -> int:

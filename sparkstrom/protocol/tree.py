@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import MASTER
+from sparkstrom.protocol.sharing import Shared
 
 FAN_OUT, DEPTH = 8, 5  # of a mesh: 37,448 workers, each at most five hops from the master
 FLAT = (1 << 20, 1)  # PLAIN: everybody under the master
-
-Places = MappingProxyType[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +27,8 @@ class Tree:
     fan_out: int = FAN_OUT
     depth_max: int = DEPTH
     version: int = 0
-    nodes: Places = field(default_factory=lambda: MappingProxyType({0: MASTER}))
-    places: Places = field(default_factory=lambda: MappingProxyType({MASTER: 0}))
+    nodes: Shared = field(default_factory=lambda: Shared().put(0, MASTER))
+    places: Shared = field(default_factory=lambda: Shared().put(MASTER, 0))
     open_from: int = 1  # no place below this one is free
 
     # -- looking ---------------------------------------------------------------------------------
@@ -100,9 +98,7 @@ class Tree:
         first = self.open_from
         if place is None:
             place = first = self._first_free()
-        nodes, places = self.nodes.copy(), self.places.copy()
-        nodes[place], places[node] = node, place
-        return self._with(nodes, places, first)
+        return self._with(self.nodes.put(place, node), self.places.put(node, place), first)
 
     def detach(self, gone: Iterable[int], doubted: Collection[int] = ()) -> Tree:
         """Without these nodes. Whoever stood under one of them stays under its successor.
@@ -115,25 +111,19 @@ class Tree:
         return tree
 
     def _without(self, node: int, doubted: Collection[int]) -> Tree:
-        nodes, places, below = self.nodes.copy(), self.places.copy(), self.below(node)
-        place = places.pop(node)
-        del nodes[place]
-        freed = place
+        below, freed = self.below(node), self.places[node]
+        nodes, places = self.nodes.without(freed), self.places.without(node)
         if below:
             sure = (n for n in reversed(below) if n not in doubted and not any(self.children(n)))
-            successor = next(sure, below[-1])
+            successor, place = next(sure, below[-1]), freed
             freed = places[successor]
-            nodes[place], places[successor] = nodes.pop(freed), place
+            nodes, places = nodes.without(freed), places.put(successor, place)
+            nodes = nodes.put(place, successor)
         return self._with(nodes, places, min(self.open_from, freed))
 
-    def _with(self, nodes: dict[int, int], places: dict[int, int], open_from: int) -> Tree:
-        return replace(
-            self,
-            version=self.version + 1,
-            nodes=MappingProxyType(nodes),
-            places=MappingProxyType(places),
-            open_from=open_from,
-        )
+    def _with(self, nodes: Shared, places: Shared, open_from: int) -> Tree:
+        version = self.version + 1
+        return replace(self, version=version, nodes=nodes, places=places, open_from=open_from)
 
     def _free_under(self, near: int) -> int | None:
         if near not in self.places or self.depth(near) >= self.depth_max:

@@ -10,8 +10,8 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.waiting import JOIN_FAILED, MASTER_SILENT
 from sparkstrom.simulation.faults import Faults
-from sparkstrom.simulation.network import Cut, Split
-from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.network import Split
+from sparkstrom.simulation.process import Cut, SimProcess
 
 if TYPE_CHECKING:
     from sparkstrom.simulation.world import World
@@ -128,7 +128,7 @@ class Chaos:
     def _cut(self, victim: SimProcess, cut: Cut) -> None:
         self._unreached.add(victim)
         self._lasts(cut.until_s)
-        self._world.network.cut(victim, cut)
+        victim.cut = cut
 
     def _split(self) -> None:
         """Half of the workers are alone with each other."""
@@ -140,7 +140,7 @@ class Chaos:
         self._happens("splits", f"{', '.join(p.name for p in apart)} split off until {until_s:.3f}")
         self._lasts(until_s)
         self._unreached.update(apart)
-        self._world.network.split(Split(until_s, frozenset(p.name for p in apart)))
+        self._world.network.split(Split(until_s, frozenset(apart)))
 
     def _leap(self) -> None:
         victim = self._victim()

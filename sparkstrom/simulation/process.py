@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import get_args
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import BUFFERS, Activity, Address, AskUpdater, Kept, UpdaterChunk
+from sparkstrom.codec.messages import BUFFERS, Activity, AskUpdater, Kept, UpdaterChunk
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Command, Effect, Order
+from sparkstrom.protocol.events import ENDS, Command, Effect, Order
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
 from sparkstrom.simulation.replica import SimLearner, SimReplica, Theta, mass
 
@@ -47,7 +47,26 @@ class Slot:
     """One end of an edge."""
 
     edge: int
-    peer: Address
+    target: SimProcess | None  # who is at the other end; None: the master
+    link: Link  # to it
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A worker is out of reach."""
+
+    until_s: float
+    up: bool  # what it sends is lost
+    down: bool  # what is sent to it is lost
+
+
+@dataclass(slots=True)
+class Link:
+    """What one end has sent to another one, over whatever edges they had."""
+
+    newest_s: float = 0.0  # when the last of it arrives
+    messages: int = 0
+    bytes: int = 0
 
 
 class SimProcess:
@@ -55,6 +74,15 @@ class SimProcess:
 
     ``clock``: how fast its clock goes, and what it shows at virtual time 0.
     """
+
+    __slots__ = (  # there may be 32,768 of them, and each is touched at every commit
+        "_activity", "_applied", "_buffered", "_copy", "_end", "_grants", "_inbox", "_perform",
+        "_publish_every", "_rate", "_reached", "_said", "_scratch", "_shift_s", "_unpublished",
+        "_wake", "added", "alive", "awake_s", "borrowed", "cut", "failing", "identity",
+        "installed", "learner", "left", "limits", "links", "made", "name", "node", "port",
+        "position", "quiet", "replica", "slots", "slowness_s", "stepping", "steps", "tick_s",
+        "ticks", "turn", "woken",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -91,7 +119,7 @@ class SimProcess:
         self.left: Kept | None = None  # what it has left for the next fit
         self._activity = Activity.CATCHING_UP
         self._said: set[tuple[Order, int, int]] = set()
-        self._stepping = False
+        self.stepping = False  # inside a step, which began under an earlier command
         self._buffered = buffered
         self._copy = b""  # of its updater's state, once somebody has asked for it
         self.borrowed: list[bytes | None] = []
@@ -100,6 +128,8 @@ class SimProcess:
         self.failing = False
         self.port = 0  # a new one with each media driver, and each time it listens anew
         self.slots: dict[int, Slot] = {}  # its neighbours
+        self.links: dict[SimProcess | None, Link] = {}  # to whomever it has sent
+        self.cut: Cut | None = None
         self.awake_s = now_s
         self.turn = 0  # of its trainer: what was due for an earlier one is not done any more
         self.ticks, self.tick_s = 0, 0.0  # how many were planned, and for when the newest is
@@ -132,11 +162,6 @@ class SimProcess:
     def finished(self) -> bool:
         return self.position >= self._end
 
-    @property
-    def stepping(self) -> bool:
-        """It is inside a step, which began under an earlier command."""
-        return self._stepping
-
     # -- the trainer's loop ----------------------------------------------------------------------
 
     def boundary(self, now_s: float) -> bool:
@@ -144,9 +169,9 @@ class SimProcess:
 
         Return whether the replica may have changed.
         """
-        changed = self._stepping or bool(self._inbox)
-        if self._stepping:
-            self._stepping = False
+        changed = self.stepping or bool(self._inbox)
+        if self.stepping:
+            self.stepping = False
             self._finish_step(now_s)
         if self.failing:
             return changed
@@ -156,7 +181,7 @@ class SimProcess:
         if self.replica.commit != self._applied:
             self._applied = self.replica.commit
             self.feed(ev.Applied(self._applied), now_s)
-        if command.order not in (Order.END, Order.FAIL):
+        if command.order not in ENDS:
             self._obey(command, now_s)
         return changed
 
@@ -169,7 +194,7 @@ class SimProcess:
         beyond = command.steps_max is not None and self.steps >= command.steps_max
         match command.order:
             case Order.TRAIN if not (self.finished or beyond):
-                self._stepping = True
+                self.stepping = True
                 self._say(Activity.STEPPING, now_s)
                 return
             case Order.PAUSE:
@@ -213,10 +238,10 @@ class SimProcess:
 
     def _take(self, item: Item, now_s: float) -> None:
         match item:
+            case ev.Deliver():
+                self.replica.apply(item.update)
             case ev.Passed(commit=commit):
                 self.replica.passed(commit)
-            case ev.Deliver(update=update):
-                self.replica.apply(update)
             case ev.DeliverMerged():
                 self.replica.apply_merged(item)
             case ev.Admitted(returned=False):

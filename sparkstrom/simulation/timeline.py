@@ -1,6 +1,8 @@
-"""Timeline: virtual time. What happens is an entry in one heap; what is drawn has one seed.
+"""Timeline: virtual time. What happens is an entry in a queue; what is drawn has one seed.
 
-So a run repeats exactly, and takes as long as its events need, not as the clock says.
+So a run repeats exactly, and takes as long as its events need, not as the clock says. Only what is
+due within the present slot of time is in order, in a heap; all that comes later waits unordered by
+slots, so that an event costs the same however many are waiting.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 AT_ONCE_MAX = 20_000  # events without time between them: they go round in a circle
+SLOTS_PER_S = 64
+
+Entry = tuple[float, int, Callable[..., object], tuple[Any, ...]]
 
 
 class Timeline:
@@ -21,7 +26,9 @@ class Timeline:
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
         self.now_s = 0.0
-        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._slot, self._due = 0, list[Entry]()  # the present slot and its heap
+        self._later: dict[int, list[Entry]] = {}
+        self._slots: list[int] = []  # those of ``later``, as a heap
         self._order = itertools.count()
         self.transcript: list[str] = []
         self.faults: Counter[str] = Counter()
@@ -29,7 +36,14 @@ class Timeline:
 
     def at(self, at_s: float, act: Callable[..., object], *args: Any) -> None:
         """Do this then; what is due at the same time goes in the order of its asking."""
-        heapq.heappush(self._heap, (at_s, next(self._order), act, args))
+        entry, slot = (at_s, next(self._order), act, args), int(at_s * SLOTS_PER_S)
+        if slot <= self._slot:
+            heapq.heappush(self._due, entry)
+        elif (later := self._later.get(slot)) is not None:
+            later.append(entry)
+        else:
+            self._later[slot] = [entry]
+            heapq.heappush(self._slots, slot)
 
     def after(self, seconds: float, act: Callable[..., object], *args: Any) -> None:
         self.at(self.now_s + seconds, act, *args)
@@ -39,13 +53,22 @@ class Timeline:
 
     def run(self, until_s: float) -> bool:
         """Until it is over; False if it is not over by then."""
-        heap, pop = self._heap, heapq.heappop
+        pop = heapq.heappop
         at_once = 0
-        while heap and not self.over:
+        while not self.over and (self._due or self._turn()):
             before_s = self.now_s
-            self.now_s, _, act, args = pop(heap)
+            self.now_s, _, act, args = pop(self._due)
             at_once = at_once + 1 if self.now_s == before_s else 0
             if self.now_s > until_s or at_once > AT_ONCE_MAX:
                 return False
             act(*args)
         return self.over
+
+    def _turn(self) -> bool:
+        """To the next slot in which anything happens, if there is one."""
+        if not self._slots:
+            return False
+        self._slot = heapq.heappop(self._slots)
+        self._due = self._later.pop(self._slot)
+        heapq.heapify(self._due)
+        return True

@@ -11,7 +11,7 @@ import math
 
 from sparkstrom.codec.messages import Address, Failed, Message, Phase
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Effect, Order, Send
+from sparkstrom.protocol.events import ENDS, Effect, Order, Send
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.node import Identity
 from sparkstrom.simulation.chaos import Chaos
@@ -269,11 +269,13 @@ class World:
 
     def _look_for_end(self, process: SimProcess) -> None:
         command = process.node.command
+        if command.order not in ENDS:
+            return
         if command.order is Order.END:
             self.time.say(f"{process.name} ends: {command.reason}")
             self.checks.ended(process, command.reason)
             self.end(process, restart=False)
-        elif command.order is Order.FAIL:
+        else:
             self.time.say(f"{process.name} fails: {command.reason}")
             expected = self.master.aborted or self.chaos.excuses(process, command.reason)
             self.checks.failed(process, command.reason, expected=expected)
@@ -284,8 +286,8 @@ class World:
     def _perform(self, process: SimProcess, effect: Effect) -> None:
         """An effect of a node's machine."""
         match effect:
-            case Send(to=to, message=message):
-                self.network.send(process, to, message)
+            case Send():
+                self.network.send(process, effect.to, effect.message)
             case ev.Tell(message=message):
                 self.network.tell(process, message)
             case ev.Reopen():
@@ -315,8 +317,8 @@ class World:
 
     def _perform_master(self, effect: Effect) -> None:
         match effect:
-            case Send(to=to, message=message):
-                self.network.send(None, to, message)
+            case Send():
+                self.network.send(None, effect.to, effect.message)
             case ev.Answer(address=address, message=message):
                 self.network.answer(address, message)
             case ev.OpenEdge():

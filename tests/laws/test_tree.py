@@ -165,8 +165,7 @@ def test_a_mesh_has_room_for_37448_workers_and_says_so_to_the_next() -> None:
     tree = Tree()
     assert (tree.fan_out, tree.depth_max) == (FAN_OUT, DEPTH) == (8, 5)
     assert tree.capacity == 37_448
-    places = {place: place for place in range(tree.capacity + 1)}
-    full = tree._with(dict(places), dict(places), 1)  # one by one takes a minute
+    full = filled(tree, range(1, tree.capacity + 1))
     assert len(full) == 37_448
     assert max(full.depth(node) for node in full.places) == 5
     with pytest.raises(UsageError) as refused:

@@ -29,8 +29,8 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol import events as ev
 from sparkstrom.simulation.faults import NO_FAULTS
-from sparkstrom.simulation.network import Cut, Network
-from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.network import Network
+from sparkstrom.simulation.process import Cut, SimProcess
 from sparkstrom.simulation.sizes import Size
 from sparkstrom.simulation.world import World
 
@@ -131,7 +131,7 @@ def cut_off_and_back(world: Story) -> None:
     until_s = world.time.now_s + 2.5 * world.size.lease_s
     world.time.say(f"nobody reaches {victim.name}, node {victim.node.node}, until {until_s:.1f}")
     world.shape.trouble_s = until_s
-    world.network.cut(victim, Cut(until_s, up=True, down=True))
+    victim.cut = Cut(until_s, up=True, down=True)
 
 
 def slow_child(world: Story) -> None:
