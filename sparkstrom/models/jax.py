@@ -15,6 +15,7 @@ import numpy as np
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, Flat, Share, State
+from sparkstrom.models.buffers import averaged, packed, unpacked
 from sparkstrom.models.flat import Layout, bindable
 from sparkstrom.models.outputs import KINDS, LOGITS, VALUES
 from sparkstrom.models.xla import (
@@ -52,6 +53,10 @@ class JaxModel:
     something with cross_entropy, else values. Features and labels come as one array, or a tuple
     or dict of them. Same ``seed``, same initial parameters and keys.
 
+    Where ``init`` makes other collections beside ``params``, as Flax does for BatchNorm, these are
+    buffers: ``apply`` gets them with the parameters, and ``apply_train`` returns (outputs, changed
+    collections), as Flax's ``module.apply(..., mutable=["batch_stats"])`` does.
+
     A new number of rows compiles anew, so a worker compiles twice: a full and the last minibatch.
     """
 
@@ -76,17 +81,21 @@ class JaxModel:
         self._init, self._apply, self._loss = init, apply, loss
         self._optimizer, self._apply_train, self._seed = optimizer, apply_train, seed
         shapes = jax.eval_shape(lambda: init(jax.random.key(seed)))
+        shapes, fixed = parted(shapes)
         need_parameters(shapes)
+        need_changing(fixed, apply_train)
         self._tree = jax.tree_util.tree_structure(shapes)
         self._layout = Layout.of((name, leaf.shape) for name, leaf in named_leaves(shapes))
+        self._has_buffers = bool(fixed)
+        self._fixed: Any = None  # the buffers, made when they are needed first
         self._params: Flat | None = None
         self._state: Any = None  # the optimizer's, a pytree; made at the first step
         self._draw = [0, 0]  # this worker's seed and step, for random keys
         self._jit_step = jax.jit(self._next, donate_argnums=1)
         self._trial = Trial(self._tried)
-        self._jit_predict = jax.jit(lambda flat, x: apply(self.parameters(flat), x))
+        self._jit_predict = jax.jit(self._applied)
         self._jit_loss = jax.jit(self._measure)
-        self._jit_init = jax.jit(lambda flat: self._optimizer.init(self.parameters(flat)))
+        self._jit_init = jax.jit(lambda flat: self._optimizer.init(self._params_of(flat)))
 
     # -- the flat-parameter protocol -------------------------------------------------------------
 
@@ -97,7 +106,7 @@ class JaxModel:
 
     def initial(self) -> Flat:
         """Fresh parameters f32[n_params] from ``init``."""
-        tree = self._init(jax.random.key(self._seed))
+        tree, _ = parted(self._init(jax.random.key(self._seed)))
         return np.array(ravel_pytree(tree)[0], np.float32)
 
     def bind(self, params: Flat) -> None:
@@ -110,10 +119,10 @@ class JaxModel:
         self._draw = [share.seed % 2**32, 0]
 
     def step(self, batch: Batch) -> float:
-        """One minibatch: change the bound parameters; return the mean loss."""
-        params = self._bound()
-        changed, self._state, loss = self._jit_step(
-            params, self._optimizer_state(), *batch, np.array(self._draw, np.uint32)
+        """One minibatch: change the bound parameters and the buffers; return the mean loss."""
+        params, draw = self._bound(), np.array(self._draw, np.uint32)
+        changed, self._state, self._fixed, loss = self._jit_step(
+            params, self._optimizer_state(), self._buffers(), *batch, draw
         )
         np.copyto(params, changed)
         self._draw[1] += 1
@@ -121,7 +130,7 @@ class JaxModel:
 
     def predict(self, features: Columns) -> Any:
         """What ``apply`` puts out under the bound parameters, as NumPy arrays."""
-        outputs = self._jit_predict(self._bound(), features)
+        outputs = self._jit_predict(self._bound(), self._buffers(), features)
         return jax.tree_util.tree_map(np.asarray, outputs)
 
     @property
@@ -131,7 +140,7 @@ class JaxModel:
 
     def loss(self, batch: Batch) -> tuple[float, float]:
         """(sum of weight x loss, sum of weights), with ``apply``; nothing changes."""
-        mean = float(self._jit_loss(self._bound(), *batch))
+        mean = float(self._jit_loss(self._bound(), self._buffers(), *batch))
         weight = batch.rows if batch.weights is None else batch.weights.sum(dtype=np.float64)
         return mean * float(weight), float(weight)
 
@@ -167,55 +176,104 @@ class JaxModel:
         )
 
     def exported(self) -> tuple[str, bytes]:
-        """``.arrays.npz``: the bound parameters by their paths, for plain NumPy."""
+        """``.arrays.npz``: bound parameters and buffers by their paths, for plain NumPy."""
         file = io.BytesIO()
-        np.savez(file, **dict(self._layout.views(self._bound())))  # type: ignore[arg-type]
+        arrays = {**dict(self._layout.views(self._bound())), **state_of(self._named_buffers())}
+        np.savez(file, **arrays)  # type: ignore[arg-type]
         return ".arrays.npz", file.getvalue()
 
     def parameters(self, flat: Any) -> Any:
-        """The pytree that ``init`` makes, with the values of f32[n_params]; views where NumPy's."""
-        return jax.tree_util.tree_unflatten(
-            self._tree, [view for _, view in self._layout.views(flat)]
-        )
+        """The pytree that ``init`` makes, with the values of f32[n_params]; views where NumPy's.
+
+        Buffers, where it makes some, are as they are now.
+        """
+        return self._variables(self._params_of(flat), self._buffers())
+
+    # -- buffers ---------------------------------------------------------------------------------
+
+    def buffers_bytes(self) -> bytes:
+        """Collections beside the parameters, as they are now; empty where there are none."""
+        return packed(self._buffer_values())
+
+    def load_buffers_bytes(self, buffers: bytes) -> None:
+        """Take what ``buffers_bytes`` of an equal model returned."""
+        values = [jnp.array(value) for value in unpacked(self._buffer_values(), buffers)]
+        tree = jax.tree_util.tree_structure(self._buffers())
+        self._fixed = jax.tree_util.tree_unflatten(tree, values)
+
+    def average_buffers(self, reports: list[bytes]) -> bytes:
+        """Means in float64, in the given order; whole numbers take the largest."""
+        return averaged(self._buffer_values(), reports)
+
+    def _buffer_values(self) -> list[Any]:
+        return [np.asarray(leaf) for _, leaf in self._named_buffers()]
+
+    def _named_buffers(self) -> list[tuple[str, Any]]:
+        return named_leaves(self._buffers())
+
+    def _buffers(self) -> Any:
+        if self._fixed is None:
+            self._fixed = self._fresh_buffers()
+        return self._fixed
+
+    def _fresh_buffers(self) -> Any:
+        if not self._has_buffers:
+            return {}
+        return parted(self._init(jax.random.key(self._seed)))[1]
 
     # -- inside ----------------------------------------------------------------------------------
 
     def _next(
-        self, flat: Any, state: Any, features: Any, labels: Any, weights: Any, draw: Any
-    ) -> tuple[Any, Any, Any]:
-        """One step as a pure function: (flat, state) -> (flat, state, loss)."""
+        self, flat: Any, state: Any, fixed: Any, features: Any, labels: Any, weights: Any, draw: Any
+    ) -> tuple[Any, Any, Any, Any]:
+        """One step as a pure function: (flat, state, fixed) -> (flat, state, fixed, loss)."""
 
         def objective(params: Any) -> Any:
-            outputs = self._forward(params, features, draw)
-            return mean_loss(self._loss(outputs, labels), first_rows(features), weights)
+            outputs, after = self._forward(params, fixed, features, draw)
+            loss = mean_loss(self._loss(outputs, labels), first_rows(features), weights)
+            return loss, after
 
-        params = self.parameters(flat)
-        loss, slopes = jax.value_and_grad(objective)(params)
+        params = self._params_of(flat)
+        (loss, fixed), slopes = jax.value_and_grad(objective, has_aux=True)(params)
         optimizer = optax.with_extra_args_support(self._optimizer)
         steps, state = optimizer.update(slopes, state, params, value=loss)
         params = optax.apply_updates(params, steps)
-        return ravel_pytree(params)[0], state, loss
+        return ravel_pytree(params)[0], state, fixed, loss
 
     def _tried(self, features: Any, labels: Any) -> tuple[Any, Any]:
         """A step and a prediction from zeros: outputs and losses."""
-        flat = jnp.zeros(self.n_params, jnp.float32)
+        flat, fixed = jnp.zeros(self.n_params, jnp.float32), self._fresh_buffers()
         draw = np.zeros(2, np.uint32)
-        self._next(flat, self._jit_init(flat), features, labels, None, draw)
-        outputs = self._forward(self.parameters(flat), features, draw)
+        self._next(flat, self._jit_init(flat), fixed, features, labels, None, draw)
+        outputs = self._applied(flat, fixed, features)
         return outputs, self._loss(outputs, labels)
 
-    def _measure(self, flat: Any, features: Any, labels: Any, weights: Any) -> Any:
+    def _measure(self, flat: Any, fixed: Any, features: Any, labels: Any, weights: Any) -> Any:
         """The mean loss as a pure function, without anything random."""
-        outputs = self._apply(self.parameters(flat), features)
+        outputs = self._applied(flat, fixed, features)
         return mean_loss(self._loss(outputs, labels), first_rows(features), weights)
 
-    def _forward(self, params: Any, features: Any, draw: Any) -> Any:
+    def _applied(self, flat: Any, fixed: Any, features: Any) -> Any:
+        return self._apply(self._variables(self._params_of(flat), fixed), features)
+
+    def _forward(self, params: Any, fixed: Any, features: Any, draw: Any) -> tuple[Any, Any]:
+        """Outputs in training, and the buffers after it."""
+        variables = self._variables(params, fixed)
         if self._apply_train is None:
-            return self._apply(params, features)
+            return self._apply(variables, features), fixed
         key = jax.random.key(self._seed)
         for i in range(2):
             key = jax.random.fold_in(key, draw[i])
-        return self._apply_train(params, features, key)
+        made = self._apply_train(variables, features, key)
+        return changed_by(made, fixed) if fixed else (made, fixed)
+
+    def _params_of(self, flat: Any) -> Any:
+        return jax.tree_util.tree_unflatten(
+            self._tree, [view for _, view in self._layout.views(flat)]
+        )
+
+    def _variables(self, params: Any, fixed: Any) -> Any:
+        return {**params, **fixed} if fixed else params
 
     def _optimizer_state(self) -> Any:
         if self._state is None:
@@ -252,14 +310,49 @@ def outputs_of(outputs: str | None, loss: Any) -> str:
     return outputs
 
 
+def parted(tree: Any) -> tuple[Any, dict[str, Any]]:
+    """What is trained, and the collections beside ``params``, if there are any."""
+    if not (isinstance(tree, Mapping) and "params" in tree):
+        return tree, {}
+    return {"params": tree["params"]}, {name: tree[name] for name in tree if name != "params"}
+
+
+def need_changing(fixed: dict[str, Any], apply_train: Any) -> None:
+    """Raise UsageError where nothing says how training changes the collections beside params."""
+    if fixed and apply_train is None:
+        names = ", ".join(sorted(fixed))
+        raise UsageError(
+            f"init makes {names} beside params, which no gradient changes: pass"
+            " apply_train(variables, features, key) -> (outputs, changed collections), as Flax's"
+            f" module.apply(..., mutable={sorted(fixed)}) returns them; to have {names} trained,"
+            " put them into params"
+        )
+
+
+def changed_by(made: Any, fixed: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Outputs and buffers out of what ``apply_train`` returned. Raise UsageError for others."""
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
+        raise UsageError(
+            f"apply_train returned a {type(made).__name__}: with {', '.join(fixed)} beside params"
+            " it must return (outputs, changed collections), as Flax does with mutable=[...]"
+        )
+    outputs, changed = made
+    after = {name: changed.get(name, fixed[name]) for name in fixed}
+    kinds = [
+        [(name, jnp.shape(leaf), str(jnp.result_type(leaf))) for name, leaf in named_leaves(tree)]
+        for tree in (fixed, after)
+    ]
+    if kinds[0] != kinds[1]:
+        raise UsageError(
+            f"apply_train changed the names, shapes or types of {', '.join(fixed)}: it had"
+            f" {kinds[0]}, now {kinds[1]}; return them as init makes them"
+        )
+    tree = jax.tree_util.tree_structure(fixed)
+    return outputs, jax.tree_util.tree_unflatten(tree, jax.tree_util.tree_leaves(after))
+
+
 def need_parameters(tree: Any) -> None:
     """Raise UsageError unless these are float32 arrays, all of them to be trained."""
-    if isinstance(tree, Mapping) and "params" in tree and len(tree) > 1:
-        others = ", ".join(sorted(set(tree) - {"params"}))
-        raise UsageError(
-            f"init makes {others} beside params, which no gradient changes: JaxModel trains"
-            " parameters only; use a module without them (GroupNorm for BatchNorm), or KerasModel"
-        )
     leaves = named_leaves(tree)
     if not leaves:
         raise UsageError("init makes no arrays: return the pytree of parameters")

@@ -18,10 +18,10 @@ import numpy as np
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, Flat, Share, State
+from sparkstrom.models.buffers import averaged, packed, unpacked
 from sparkstrom.models.flat import Layout, bindable
 from sparkstrom.models.keras_objects import (
     all_layers,
-    averaged,
     buffers_of,
     foreign,
     is_own,
@@ -33,11 +33,9 @@ from sparkstrom.models.keras_objects import (
     need_model,
     optimizer_of,
     outputs_of,
-    packed,
     refuse_other_modules,
     revived,
     rows_loss_of,
-    unpacked,
 )
 from sparkstrom.models.xla import (
     Trial,
@@ -56,7 +54,8 @@ class KerasModel:
     """A built Keras model with its loss and optimizer.
 
     ``loss`` is Keras' name of one, a ``keras.losses.Loss``, or a function (labels, outputs) -> one
-    loss per row, in Keras' order; ``optimizer`` a ``keras.optimizers.Optimizer`` or its name, with
+    loss per row, in Keras' order; for several outputs a list of these, or a dict by the outputs'
+    names, which add up. ``optimizer`` is a ``keras.optimizers.Optimizer`` or its name, with
     its schedule inside. What ``compile`` was told is not used. ``outputs`` says what the model puts
     out, for metrics: logits, probabilities or values; by default what the loss says. Custom layers
     travel by their class and ``get_config``. Initial parameters are those the model has now.
@@ -81,7 +80,8 @@ class KerasModel:
     def _set_up(self, model: Any, loss: Any, optimizer: Any, outputs: str) -> None:
         """What follows from its parts, here and where it is unpickled."""
         self._model, self._loss, self._outputs = model, loss, outputs
-        self._rows_loss, self._optimizer = rows_loss_of(loss), optimizer_of(optimizer)
+        names = getattr(model, "output_names", None) or ()
+        self._rows_loss, self._optimizer = rows_loss_of(loss, names), optimizer_of(optimizer)
         variables = model.trainable_variables
         self._layout = Layout.of((name_of(v), tuple(v.shape)) for v in variables)
         self._optimizer.build(variables)

@@ -6,15 +6,14 @@ imported, so both must be said before.
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
-
-import numpy as np
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.outputs import KINDS, LOGITS, PROBABILITIES, VALUES
-from sparkstrom.models.xla import keep_to_task
+from sparkstrom.models.xla import keep_to_task, row_losses
 
 os.environ.setdefault("KERAS_BACKEND", "jax")
 keep_to_task()
@@ -28,6 +27,7 @@ except ImportError as missing:
 
 SEED = "seed_generator_state"
 RowsLoss = Callable[[Any, Any], Any]  # labels, outputs -> one loss per row
+mask_of = importlib.import_module("keras.src.backend").get_keras_mask  # None where there is none
 MEANS = (None, "none", "sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
@@ -79,8 +79,13 @@ def optimizer_of(optimizer: Any) -> Any:
     return type(made).from_config(made.get_config())
 
 
-def rows_loss_of(loss: Any) -> RowsLoss:
-    """The function of labels and outputs that is not yet reduced to one number."""
+def rows_loss_of(loss: Any, names: Sequence[str] = ()) -> RowsLoss:
+    """The function of labels and outputs that is not yet reduced to one number.
+
+    A list, or a dict by the ``names`` of outputs, has a loss for each output; they add up.
+    """
+    if isinstance(loss, list | tuple | dict):
+        return _sum_of(loss, names)
     if isinstance(loss, str):
         try:
             return rows_loss_of(keras.losses.get(loss))
@@ -92,12 +97,50 @@ def rows_loss_of(loss: Any) -> RowsLoss:
                 f"{loss.name} has reduction={loss.reduction!r}: a minibatch's loss is the mean over"
                 " its rows here; leave the reduction out"
             )
-        call: RowsLoss = loss.call
-        return call
+        return _masked(loss.call)
     if not callable(loss):
-        raise UsageError(f"loss is a {type(loss).__name__}: pass a name, a Loss or a function")
-    function: RowsLoss = loss
-    return function
+        raise UsageError(
+            f"loss is a {type(loss).__name__}: pass a name, a Loss, a function, or a list or dict"
+            " of these for several outputs"
+        )
+    return _masked(loss)
+
+
+def _sum_of(losses: Any, names: Sequence[str]) -> RowsLoss:
+    keys = list(losses) if isinstance(losses, dict) else list(names)
+    if sorted(keys) != sorted(names) or len(losses) != len(names):
+        given = ", ".join(losses) if isinstance(losses, dict) else len(losses)
+        raise UsageError(
+            f"losses for the outputs {given}, but the model puts out {', '.join(names)}: give each"
+            " output a loss, or pass a function (labels, outputs) that uses some of them"
+        )
+    by_name = losses if isinstance(losses, dict) else dict(zip(names, losses, strict=True))
+    calls = [rows_loss_of(by_name[name]) for name in names]
+
+    def of_row(labels: Any, outputs: Any) -> Any:
+        if len(labels) != len(names):
+            raise UsageError(f"{len(labels)} arrays of labels for {len(names)} outputs: one each")
+        total: Any = 0.0
+        for i, (name, call) in enumerate(zip(names, calls, strict=True)):
+            label, output = (t[name] if isinstance(t, dict) else t[i] for t in (labels, outputs))
+            total = total + row_losses(call(label, output), label.shape[0])
+        return total
+
+    return of_row
+
+
+def _masked(call: RowsLoss) -> RowsLoss:
+    """As Keras does it: places that a layer's mask leaves out count nothing in the mean."""
+
+    def losses(labels: Any, outputs: Any) -> Any:
+        values = call(labels, outputs)
+        mask = mask_of(outputs)
+        if mask is None or mask.shape != values.shape:
+            return values
+        counted = mask.astype(values.dtype)
+        return values * counted * (counted.size / counted.sum().clip(1.0))
+
+    return losses
 
 
 def outputs_of(outputs: str | None, loss: Any) -> str:
@@ -203,45 +246,3 @@ def refuse_other_modules(configuration: Any) -> None:
     if isinstance(configuration, list):
         for part in configuration:
             refuse_other_modules(part)
-
-
-# -- buffers as bytes ------------------------------------------------------------------------------
-
-Arrays = list[Any]
-
-
-def packed(arrays: Arrays) -> bytes:
-    """One behind the other, little endian."""
-    return b"".join(np.ascontiguousarray(array).tobytes() for array in arrays)
-
-
-def unpacked(like: Arrays, data: bytes) -> Arrays:
-    """Arrays of these kinds and shapes. Raise UsageError where the sizes do not agree."""
-    wanted = sum(array.nbytes for array in like)
-    if len(data) != wanted:
-        raise UsageError(
-            f"{len(data)} bytes of buffers, this model has {wanted} (of {len(like)} buffers): they"
-            " are not of an equal model"
-        )
-    made, at = [], 0
-    for array in like:
-        part = np.frombuffer(data, array.dtype, array.size, at)
-        made.append(part.reshape(array.shape))
-        at += array.nbytes
-    return made
-
-
-def averaged(like: Arrays, reports: list[bytes]) -> bytes:
-    """Means in float64, in the given order; whole numbers take the largest."""
-    columns = [unpacked(like, report) for report in reports]
-    return packed([_average([column[i] for column in columns]) for i in range(len(like))])
-
-
-def _average(values: Arrays) -> Any:
-    first = values[0]
-    if first.dtype.kind in "biu":
-        return np.maximum.reduce(values)
-    total = np.zeros(first.shape, np.float64)
-    for value in values:
-        total += value.astype(np.float64)
-    return (total / len(values)).astype(first.dtype)

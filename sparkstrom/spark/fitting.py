@@ -23,6 +23,17 @@ END_S = 15.0  # how long finished tasks may take to return
 FAILURE_GRACE_S = 2.0  # a worker's own words may be on their way when Spark reports its task
 FAREWELL_S = 0.5  # workers that Spark does not end hear from the master that it is over
 QUEUED_S = 10.0  # how often a job that waits for slots says so
+TASKS_LOOKED_AT = 1000  # for the error of one that failed
+
+NO_MODULE = "ModuleNotFoundError"
+CODE_IS_MISSING = (
+    "Executors lack code that the model or the rows are made of: send it (spark-submit --py-files, "
+    "sc.addPyFile), install it there, or define it in the script or notebook itself"
+)
+NETWORK_IS_CLOSED = (
+    "If they heard nothing from the master: open UDP between executors and driver in both "
+    "directions, and name the network that both share (network_mask, controller_address)"
+)
 
 
 @dataclass(slots=True)
@@ -66,11 +77,24 @@ class SparkJob:
 
     def tasks(self) -> tuple[int, int]:
         """Tasks that have a slot now, and tasks that have failed so far."""
+        known = self._stages()
+        return sum(s.numActiveTasks for s in known), sum(s.numFailedTasks for s in known)
+
+    def task_error(self) -> str:
+        """What a failed task raised, in one line; empty where Spark does not say."""
+        store = self.context._jsc.sc().statusStore()
+        for stage in self._stages():
+            tasks = store.taskList(stage.stageId, stage.currentAttemptId, TASKS_LOOKED_AT)
+            errors = (tasks.apply(i).errorMessage() for i in range(tasks.size()))
+            if (error := next((e for e in errors if e.isDefined()), None)) is not None:
+                return cause_of(error.get())
+        return ""
+
+    def _stages(self) -> list[Any]:
         tracker = self.context.statusTracker()
         jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self.group))
         stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
-        known = [stage for stage in stages if stage is not None]
-        return sum(s.numActiveTasks for s in known), sum(s.numFailedTasks for s in known)
+        return [stage for stage in stages if stage is not None]
 
 
 class Fitting:
@@ -122,7 +146,9 @@ class Fitting:
         error = self._job.error
         if error is None:
             raise TrainingError("the Spark job ended before training was done")
-        raise TrainingError(f"the Spark job failed: {cause_of(str(error))}", trace=str(error))
+        cause = cause_of(str(error))
+        remedy = f". {CODE_IS_MISSING}" if NO_MODULE in cause else ""
+        raise TrainingError(f"the Spark job failed: {cause}{remedy}", trace=str(error))
 
     def _end(self) -> None:
         """Tasks return by themselves; those that do not are ended, and failures do not count."""
@@ -145,11 +171,11 @@ class Fitting:
         """Say what the start waits for. Raise SetupError when tasks fail and nobody ever joined."""
         running, failed = self._job.tasks()
         if failed and not look.joined:
+            error = self._job.task_error() or "Spark does not say why"
+            remedy = CODE_IS_MISSING if NO_MODULE in error else NETWORK_IS_CLOSED
             raise SetupError(
-                f"{failed} tasks failed before any worker joined: their errors are in the "
-                "executors' logs (stderr in Spark's UI, `yarn logs`). If they heard nothing from "
-                "the master: open UDP between executors and driver in both directions, and name "
-                "the network that both share (network_mask, controller_address)"
+                f"{failed} tasks failed before any worker joined: {error}"
+                f" (more in the executors' logs: stderr in Spark's UI, `yarn logs`). {remedy}"
             )
         self._progress.say(
             f"sparkstrom waits: {look.workers} of {look.partitions} workers joined, "

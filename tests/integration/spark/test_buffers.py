@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import sys
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from pyspark import cloudpickle
 
 from sparkstrom import EarlyStopping
+from sparkstrom.base.errors import SetupError, TrainingError, UsageError
 
 torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
@@ -41,6 +45,51 @@ def test_statistics_are_those_of_all_workers_rows(spark, digits, make_network):
         assert statistics.num_batches_tracked == fit * STEPS
         mean = digits.features[:ROWS].mean(0)
         np.testing.assert_allclose(statistics.running_mean, mean, atol=1e-5)
+    network.close()
+
+
+class Projected(nn.Linear):
+    """A large random projection that is not trained, and few parameters."""
+
+    def __init__(self) -> None:
+        super().__init__(8, 10)
+        self.register_buffer("projection", torch.randn(64, 40_000) / 8)
+
+    def forward(self, x):
+        return super().forward((x @ self.projection)[:, :8])
+
+
+def test_code_that_executors_lack_is_named(spark, digits, make_network):
+    sgd = partial(torch.optim.SGD, lr=0.05)
+    network = make_network(TorchModel(Projected(), nn.CrossEntropyLoss(), sgd))
+    data = spark.sparkContext.parallelize(digits.rows()[:ROWS], WORKERS)
+    with pytest.raises(
+        (SetupError, TrainingError), match=r"ModuleNotFoundError: No module.*addPyFile"
+    ):
+        network.fit(data, epochs=1)
+    network.close()
+
+
+@pytest.fixture
+def _by_value() -> Iterator[None]:
+    """The classes of this file travel as those of a script do: executors cannot import it."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.mark.usefixtures("_by_value")
+def test_buffers_may_be_larger_than_the_parameters(spark, digits, make_network):
+    torch.manual_seed(0)
+    sgd = partial(torch.optim.SGD, lr=0.05)
+    network = make_network(TorchModel(Projected(), nn.CrossEntropyLoss(), sgd))
+    wanted = network.module.projection.clone()
+    data = spark.sparkContext.parallelize(digits.rows()[:ROWS], WORKERS)
+    network.fit(data, epochs=1)
+    assert torch.equal(network.module.projection, wanted), "the mean of equal ones"
+    network.module.register_parameter("late", nn.Parameter(torch.ones(1)))
+    with pytest.raises(UsageError, match="parameter late of Projected was replaced, added"):
+        network.fit(data, epochs=1)
     network.close()
 
 

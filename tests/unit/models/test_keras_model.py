@@ -210,6 +210,63 @@ def test_several_inputs_by_name_and_outputs_in_a_tuple() -> None:
     np.testing.assert_allclose(params, [1, -1, 0, 0, 0], atol=1e-3)
 
 
+def two_headed() -> Any:
+    keras.utils.set_random_seed(3)
+    left, right = keras.Input((2,), name="left"), keras.Input((4,), name="right", dtype="int32")
+    words = layers.Flatten()(layers.Embedding(9, 3)(right))
+    whole = layers.concatenate([layers.Dense(4, activation="tanh")(left), words])
+    heads = [layers.Dense(3, name="kind")(whole), layers.Dense(1, name="size")(whole)]
+    return keras.Model([left, right], heads)
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_a_loss_for_each_output_is_keras_own_sum(by_name: bool) -> None:
+    random = np.random.default_rng(0)
+    features = (
+        random.normal(size=(8, 2)).astype(np.float32),
+        random.integers(0, 9, (8, 4)).astype(np.int32),
+    )
+    labels = (random.integers(0, 3, 8), random.normal(size=8).astype(np.float32))
+    module = two_headed()
+    losses: Any = {"size": "mse", "kind": LOGITS} if by_name else [LOGITS, "mse"]
+    made = KerasModel(module, losses, keras.optimizers.SGD(0.1))
+    model = shipped(made)
+    model.bind(made.initial())
+    given: Any = dict(zip(("kind", "size"), labels, strict=True)) if by_name else labels
+    model.check(features, given)
+    module.compile(keras.optimizers.SGD(0.1), loss=[LOGITS, "mse"])
+    for _ in range(3):
+        wanted = module.train_on_batch(list(features), list(labels))
+        wanted = wanted[0] if isinstance(wanted, list) else wanted
+        module.reset_metrics()
+        assert model.step(Batch(features, given)) == pytest.approx(float(wanted), rel=1e-4)
+
+
+def test_losses_that_are_not_one_for_each_output_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"outputs kind, but the model puts out kind, size"):
+        KerasModel(two_headed(), {"kind": LOGITS}, "sgd")
+    with pytest.raises(UsageError, match=r"losses for the outputs 3, but"):
+        KerasModel(two_headed(), ["mse"] * 3, "sgd")
+
+
+def test_masks_of_layers_reach_the_loss_as_in_keras() -> None:
+    keras.utils.set_random_seed(3)
+    embedding = layers.Embedding(9, 4, mask_zero=True)
+    parts = [embedding, layers.LSTM(5, return_sequences=True), layers.Dense(3)]
+    module = keras.Sequential([keras.Input((6,), dtype="int32"), *parts])
+    random = np.random.default_rng(0)
+    words = random.integers(1, 9, (8, 6)).astype(np.int32)
+    words[:, 4:], words[0, 1:] = 0, 0
+    classes = random.integers(0, 3, (8, 6))
+    module.compile("sgd", LOGITS)
+    wanted = module.evaluate(words, classes, verbose=0)
+    model = KerasModel(module, LOGITS, "sgd")
+    model.bind(model.initial())
+    total, rows = model.loss(Batch(words, classes))
+    assert total / rows == pytest.approx(wanted, rel=1e-5)
+    assert model.step(Batch(words, classes)) == pytest.approx(wanted, rel=1e-5)
+
+
 def scaled(*, registered: bool = False) -> Any:
     """A layer class that executors cannot import."""
 
