@@ -89,7 +89,11 @@ class SparkstromEstimator(
             pickler.dumps(self.of("model"))
         )  # other fits may run at the same time
         network = SparkNetwork(
-            dataset.sparkSession, model, self._master(), progress=self.getOrDefault("verbose")
+            dataset.sparkSession,
+            model,
+            self._master(),
+            progress=self.getOrDefault("verbose"),
+            keep=False,
         )
         try:
             summary = network.fit(
