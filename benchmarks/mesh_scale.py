@@ -107,7 +107,7 @@ class Scale(World):
             epochs=1,
             batches=UPDATES,
             max_lead=None,
-            log_bytes=16_000,
+            log_bytes=4_000,
             window_bytes=10_000,
             downlink_bytes=1 << 20,
             fan_out=FAN_OUT,

@@ -116,7 +116,10 @@ class Phases:
             self.running_s = now_s
 
 
-NO_ROWS = "all {} partitions are empty: there are no rows to train on; look at the data's filters"
+NO_ROWS = (
+    "all {} partitions are empty: there are no rows to train on; look at the data's filters, and at "
+    "what validation holds out"
+)
 TOO_FEW = (
     "{} workers joined within {:.0f} s, min_workers is {} (of {} partitions): give the application "
     "more task slots (--num-executors, --executor-cores), lower min_workers, or raise start_timeout"
