@@ -18,6 +18,7 @@ Names = str | list[str] | tuple[str | list[str], ...] | dict[str, str | list[str
 FEATURES, LABEL, WEIGHT, HELD_OUT = "features", "label", "weight", "validation"
 IMAGE_FIELDS = ("height", "width", "nChannels", "mode", "data")  # Spark's image schema
 LARGE_TYPES = "spark.sql.execution.arrow.useLargeVarTypes"
+DENSE_WIDTH_MAX = 4096  # of a vector: longer ones are mostly zeros
 
 
 class Chosen(NamedTuple):
@@ -84,8 +85,13 @@ def chosen_columns(frame: DataFrame, chosen: Chosen) -> tuple[DataFrame, Reading
     return frame.select(*columns), reading
 
 
-def wanted_columns(frame: DataFrame, chosen: Chosen) -> tuple[list[Column], Reading]:
-    """What to select of the frame, and how to read it. Raise UsageError naming a wrong column."""
+def wanted_columns(
+    frame: DataFrame, chosen: Chosen, *, dense: bool = False
+) -> tuple[list[Column], Reading]:
+    """What to select of the frame, and how to read it. Raise UsageError naming a wrong column.
+
+    ``dense``: vectors that are known to be short come as arrays.
+    """
     takes: list[Take] = []
     _refuse_none(FEATURES, chosen.features)
     used: list[str] = []
@@ -97,7 +103,7 @@ def wanted_columns(frame: DataFrame, chosen: Chosen) -> tuple[list[Column], Read
     ):
         for one in [] if names is None else _each(names):
             takes.append(_take(frame, role, one, used))
-    columns = [_column(frame, name).alias(f"c{i}") for i, name in enumerate(used)]
+    columns = [_column(frame, name, dense).alias(f"c{i}") for i, name in enumerate(used)]
     reading = Reading(
         _schema(frame.select(*columns)).serialize().to_pybytes(),
         tuple(takes),
@@ -204,19 +210,29 @@ def is_image(kind: Any) -> bool:
     return isinstance(kind, StructType) and set(IMAGE_FIELDS) <= set(kind.names)
 
 
-def _column(frame: DataFrame, name: str) -> Column:
+def _column(frame: DataFrame, name: str, dense: bool) -> Column:
     """A column as executors want it: decimals as doubles, of images what is needed."""
     from pyspark.sql import functions as sql
 
     kind, quoted = frame.schema[name].dataType, "`" + name.replace("`", "``") + "`"
     if is_image(kind):
         return sql.struct(*(sql.col(quoted)[field].alias(field) for field in IMAGE_FIELDS))
+    if dense and is_vector(kind) and 0 < _vector_width(frame, name) <= DENSE_WIDTH_MAX:
+        from pyspark.ml.functions import vector_to_array
+
+        return vector_to_array(sql.col(quoted), "float32")
     wanted = kind.simpleString()
     if "decimal" in wanted and not is_vector(kind):
         import re
 
         return sql.col(quoted).cast(re.sub(r"decimal\(\d+,\d+\)", "double", wanted))
     return sql.col(quoted)
+
+
+def _vector_width(frame: DataFrame, name: str) -> int:
+    """What Spark ML notes beside the vectors that it makes; 0 where nobody has noted it."""
+    noted = frame.schema[name].metadata.get("ml_attr", {})
+    return int(noted.get("num_attrs", sum(map(len, noted.get("attrs", {}).values()))))
 
 
 def _schema(frame: DataFrame) -> pa.Schema:

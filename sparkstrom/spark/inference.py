@@ -313,7 +313,7 @@ def column_of(frame: DataFrame, shipped: Any, make: Make, schema: str, features:
     import pandas as pd
     from pyspark.sql.pandas.functions import pandas_udf
 
-    columns, reading = wanted_columns(frame, Chosen(features, ()))
+    columns, reading = wanted_columns(frame, Chosen(features, ()), dense=True)
 
     def run(batches):  # type: ignore[no-untyped-def]  # Spark reads the types from its annotations
         from pyspark import TaskContext

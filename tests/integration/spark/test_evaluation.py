@@ -6,6 +6,7 @@ import sys
 from decimal import Decimal
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import PythonException
@@ -15,7 +16,7 @@ from sklearn import metrics as sk
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.outputs import predict_in_blocks
-from sparkstrom.spark.columns import Chosen
+from sparkstrom.spark.columns import Chosen, wanted_columns
 from sparkstrom.spark.data import source_of
 
 
@@ -86,6 +87,7 @@ class TwoInputs(DenseNetwork):
 
 def every_kind(spark):
     """Twelve rows; a column of each kind that may be features, among them names with dots."""
+    from pyspark.ml.feature import VectorAssembler
     from pyspark.ml.linalg import SparseVector, VectorUDT
 
     image = "struct<height:int,width:int,nChannels:int,mode:int,data:binary>"
@@ -102,14 +104,15 @@ def every_kind(spark):
     long = sql.udf(lambda i: SparseVector(1 << 16, {int(i): 1.0}), VectorUDT())
     frame = spark.createDataFrame(rows, schema)
     both = frame.withColumn("vector", vector("id")).withColumn("long", long("id"))
-    return both.coalesce(1).cache()
+    noted = VectorAssembler(inputCols=["short", "id"], outputCol="assembled")  # and its width
+    return noted.transform(both).coalesce(1).cache()
 
 
 def test_predicting_takes_every_kind_of_features_that_fit_takes(spark, make_network):
     """The arrays are those that training sees; rows keep their order and their other columns."""
     frame = every_kind(spark)
     sizes = {"id": 1, "short": 1, "a.b c": 1, "price": 1, "flag": 1, "x": 2, "nested": 4}
-    wide = {"raw": 2, "image": 6, "vector": 4, "long": 1 << 16}
+    wide = {"raw": 2, "image": 6, "vector": 4, "long": 1 << 16, "assembled": 2}
     many = [*((name, size) for name, size in (sizes | wide).items()), (["short", "price"], 2)]
     given = frame.collect()
     for features, width in many:
@@ -119,6 +122,15 @@ def test_predicting_takes_every_kind_of_features_that_fit_takes(spark, make_netw
         found = network.predict(frame, features=features).collect()
         assert [row[:-1] for row in found] == [tuple(row) for row in given], features
         assert np.array([row.prediction for row in found], "f4").tobytes() == wanted.tobytes()
+
+
+def test_vectors_known_to_be_short_come_as_arrays(spark):
+    """Which is twice as fast."""
+    frame = every_kind(spark)
+    for name, array in (("assembled", True), ("vector", False)):
+        _, reading = wanted_columns(frame, Chosen(name, ()), dense=True)
+        (kind,) = pa.ipc.read_schema(pa.py_buffer(reading.schema)).types
+        assert pa.types.is_list(kind) == array, name
 
 
 def list_of_blocks(frame, features):
