@@ -119,7 +119,7 @@ class Scale(World):
             tick_s=TICK_S,
             busy_tick_s=BUSY_TICK_S,
             wake_s=WAKE_S,
-            look_s=4.0,
+            look_s=10.0,
             bounds_s=10.0,
             starts_s=10.0,
             end_s=2_000.0,

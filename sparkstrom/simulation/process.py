@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import BUFFERS, Activity, AskUpdater, Kept, UpdaterChunk
+from sparkstrom.codec.messages import BUFFERS, Activity, AskUpdater, Kept, Report, UpdaterChunk
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import ENDS, Command, Effect, Order
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
@@ -76,12 +76,12 @@ class SimProcess:
     """
 
     __slots__ = (  # there may be 32,768 of them, and each is touched at every commit
-        "_activity", "_applied", "_buffered", "_copy", "_end", "_grants", "_inbox", "_perform",
-        "_publish_every", "_rate", "_reached", "_said", "_scratch", "_shift_s", "_unpublished",
-        "_wake", "added", "alive", "awake_s", "borrowed", "cut", "failing", "identity",
-        "installed", "learner", "left", "limits", "links", "made", "name", "node", "port",
-        "position", "quiet", "replica", "slots", "slowness_s", "stepping", "steps", "tick_s",
-        "ticks", "turn", "woken",
+        "_activity", "_applied", "_buffered", "_copy", "_end", "_grants", "_hurry", "_inbox",
+        "_perform", "_publish_every", "_rate", "_reached", "_said", "_scratch", "_shift_s",
+        "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed", "cut", "failing",
+        "identity", "installed", "learner", "left", "limits", "links", "made", "name", "node",
+        "port", "position", "quiet", "replica", "slots", "slowness_s", "stepping", "steps",
+        "tick_s", "ticks", "turn", "woken",
     )  # fmt: skip
 
     def __init__(
@@ -95,13 +95,15 @@ class SimProcess:
         seed: int,
         perform: Perform,
         wake: Callable[[SimProcess], None],
+        hurry: Callable[[SimProcess], None],
         scratch: dict[str, Theta],
         now_s: float,
         clock: tuple[float, float] = (1.0, 0.0),
         buffered: bool = False,
     ) -> None:
         self.name, self.identity, self.limits = name, identity, limits
-        self._perform, self._wake, self._scratch = perform, wake, scratch
+        self._perform, self._scratch = perform, scratch
+        self._wake, self._hurry = wake, hurry  # its trainer; its machine, which has to answer
         self._rate, self._shift_s = clock
         self.node = Node(identity, limits, self._rate * now_s + self._shift_s)
         self.replica = SimReplica()
@@ -152,6 +154,8 @@ class SimProcess:
         command = self.node.command
         if self._inbox or (command is not before and command != before):
             self._wake(self)
+        elif type(event) is ev.Received and type(event.message) is Report:
+            self._hurry(self)
 
     @property
     def ordinal(self) -> int:

@@ -178,6 +178,7 @@ class World:
             seed=self.time.chance.getrandbits(32),
             perform=self._perform,
             wake=self._wake,
+            hurry=self._hurry,
             scratch=self.scratch,
             now_s=self.time.now_s,
             clock=self._clock(),
@@ -237,12 +238,15 @@ class World:
 
     def _wake(self, process: SimProcess) -> None:
         """A trainer that waits looks at what is new; one in a step does not."""
-        size = self.size
-        if process.tick_s > self.time.now_s + 1.5 * size.busy_tick_s:
-            self._plan_tick(process, size.busy_tick_s)
+        self._hurry(process)
         if not (process.stepping or process.woken):
-            self._take_turn(process, size.wake_s * self.time.chance.random())
+            self._take_turn(process, self.size.wake_s * self.time.chance.random())
             process.woken = True
+
+    def _hurry(self, process: SimProcess) -> None:
+        """Its machine has something to say."""
+        if process.tick_s > self.time.now_s + 1.5 * self.size.busy_tick_s:
+            self._plan_tick(process, self.size.busy_tick_s)
 
     def _take_turn(self, process: SimProcess, delay_s: float) -> None:
         process.woken = False
