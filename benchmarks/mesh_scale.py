@@ -37,6 +37,7 @@ DEATHS_SHARE = 0.01
 LEASE_S = 10.0  # as in production
 TICK_S = 1.0  # of whoever has no news
 BUSY_TICK_S = 0.15  # acknowledgements come before anybody sends again
+POLL_S = 0.08  # what came for a node since is taken in at once
 WAKE_S = 1.0  # idle trainers take in what came
 STEADY_S = 3.0  # training without a death comes first
 DYING_S = 2.0  # then they die within this
@@ -95,6 +96,7 @@ class Figures:
     lease_s: float = LEASE_S
     tick_s: float = TICK_S
     busy_tick_s: float = BUSY_TICK_S
+    poll_s: float = POLL_S
 
 
 class Scale(World):
@@ -126,7 +128,9 @@ class Scale(World):
         )
         faults = replace(NO_FAULTS, delay_ms_max=DELAY_MS_MAX, step_s_max=STEP_S_MAX)
         super().__init__(SEED, size, faults)
-        self.network = Network(self.time, faults, self._arrive_at_master, measured=True)
+        self.network = Network(
+            self.time, faults, self._arrive_at_master, measured=True, poll_s=POLL_S
+        )
         self.publishers = publishers
         self.died_s: float | None = None  # the last one
         self.stable_s: float | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,7 +33,10 @@ class Split:
 
 
 class Network:
-    """``to_master`` takes what arrives there, with its sender. ``measured``: sizes are real."""
+    """``to_master`` takes what arrives there, with its sender. ``measured``: sizes are real.
+
+    ``poll_s``: how often a process looks at its streams, each at moments of its own; 0: always.
+    """
 
     def __init__(
         self,
@@ -40,12 +45,14 @@ class Network:
         to_master: Callable[[int, Message], None],
         *,
         measured: bool = False,
+        poll_s: float = 0.0,
     ) -> None:
         self._time, self._faults, self._to_master = time, faults, to_master
         self._processes: dict[str, SimProcess] = {}  # by the host part of their addresses
         self._master_slots: dict[int, Slot] = {}
         self._random = time.chance.random
-        self._measured = measured
+        self._measured, self._poll_s = measured, poll_s
+        self._phases_s: dict[SimProcess, float] = {}
         self._sized: tuple[Message | None, int] = None, 0
         self.masters_links: dict[SimProcess | None, Link] = {}
         self._free_s: dict[SimProcess | None, float] = {}  # when what one has sent is on its way
@@ -55,6 +62,7 @@ class Network:
 
     def add(self, process: SimProcess) -> None:
         self._processes[process.name] = process
+        self._phases_s[process] = zlib.crc32(process.name.encode()) / 2**32 * self._poll_s
 
     def process(self, host: str) -> SimProcess:
         return self._processes[host]
@@ -162,7 +170,14 @@ class Network:
                 link.newest_s = at_s
             else:
                 at_s = link.newest_s
+            if self._poll_s and target is not None:
+                at_s = self._polled_s(target, at_s)
             self._time.at(at_s, arrive, target, sender, edge, message)
+
+    def _polled_s(self, target: SimProcess, at_s: float) -> float:
+        """When the target looks next."""
+        phase_s = self._phases_s[target]
+        return phase_s + math.ceil((at_s - phase_s) / self._poll_s) * self._poll_s
 
     def _leaves_s(self, owner: SimProcess | None, message: Message) -> float:
         """When it has left, which takes its time on a narrow link."""
