@@ -117,8 +117,8 @@ class Phases:
 
 
 NO_ROWS = (
-    "all {} partitions are empty: there are no rows to train on; look at the data's filters, and at "
-    "what validation holds out"
+    "all {} partitions are empty: there are no rows to train on; look at the data's filters, and "
+    "at what validation holds out"
 )
 TOO_FEW = (
     "{} workers joined within {:.0f} s, min_workers is {} (of {} partitions): give the application "
