@@ -170,10 +170,10 @@ class NodeDriver:
         self.hear(self.make.attached(self.me.received, snapshot=False))
         assert self.me.attached
 
-    def joined(self) -> NodeDriver:
+    def joined(self, **welcome: Any) -> NodeDriver:
         """It has its place, and its first snapshot is asked for."""
         self.opened()
-        self.told(self.make.welcome(parent=self.parent))
+        self.told(self.make.welcome(parent=self.parent, **welcome))
         self.hear(self.make.attached())
         return self
 

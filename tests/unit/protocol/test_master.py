@@ -17,6 +17,7 @@ from sparkstrom.codec.messages import (
     Failed,
     Here,
     Probe,
+    State,
     Welcome,
 )
 from sparkstrom.protocol import events as ev
@@ -44,6 +45,15 @@ def test_after_a_gap_the_origin_is_asked_once_for_a_while(master: Any, make: Any
     assert sent(master.hear(1, make.update(1, 3)), Again, 1) == []
     master.hear(1, make.update(1, 1))
     assert sent(master.hear(1, make.update(1, 3), 0.1), Again, 1) == [Again(1)]
+
+
+def test_a_child_hears_how_many_updates_came_from_it(master: Any, make: Any) -> None:
+    """Repeats too: it asks whether the edge lives, not what has a number."""
+    master.running()
+    for _ in range(2):
+        master.hear(1, make.update(1, 1))
+    master.say(1)
+    assert sent(master.tick(0.1), State, 1)[-1].taken == 2
 
 
 def test_a_repeat_is_neither_numbered_nor_asked_for(master: Any, make: Any) -> None:

@@ -198,6 +198,25 @@ def test_chunks_that_never_arrive_open_another_edge(node: Any) -> None:
     assert rejoins(node.joined())
 
 
+def test_chunks_that_arrive_leave_the_edge_alone(node: Any, make: Any) -> None:
+    """However long the whole copy takes, and whether or not anybody trains meanwhile."""
+    node.joined(chunks=24)
+    effects: list[ev.Effect] = []
+    for index in range(24):
+        effects += node.hear(make.chunk(index)) + node.alive() + node.tick(1.0)
+    assert not every(effects, ev.Reopen)
+
+
+def test_a_copy_that_waits_for_the_trainer_leaves_the_edge_alone(node: Any, make: Any) -> None:
+    node.joined()
+    node.hear(make.chunk(0))
+    effects: list[ev.Effect] = []
+    for _ in range(24):
+        effects += node.alive() + node.tick(1.0)
+    assert node.order is Order.PAUSE
+    assert not every(effects, ev.Reopen)
+
+
 def test_where_the_master_is_silent_the_edge_is_not_to_blame(node: Any, make: Any) -> None:
     """The parent speaks, but knows nothing new: the trouble is further up."""
     node.parent = 4

@@ -1,0 +1,55 @@
+"""Who goes on: a subtree waits for the copy above it, as long as that goes on itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.identity import MASTER
+from sparkstrom.simulation.shape import Shape
+
+HEAD, LEASE_S = 100, 2.0
+
+
+@dataclass(eq=False)
+class Seen:
+    """What the checker looks at of a process."""
+
+    name: str
+    node: Any
+    installed: bool = True
+    alive: bool = True
+
+
+def seen(name: str, number: int, parent: int, *, received: int, whole: bool = True) -> Seen:
+    standing = SimpleNamespace(
+        parent=parent, attached=True, received=received, history=SimpleNamespace(whole=whole)
+    )
+    return Seen(name, SimpleNamespace(node=number, standing=standing))
+
+
+@pytest.mark.parametrize(
+    ("whole", "installed", "goes_on", "cut_off"),
+    [
+        (False, True, True, set()),
+        (False, True, False, {"above"}),  # it is named itself, again and again
+        (False, False, False, {"below"}),  # its first copy: nobody else can be named
+        (True, True, True, {"below"}),
+    ],
+    ids=["the copy goes on", "a copy stands still", "its first one stands still", "no copy"],
+)
+def test_only_a_copy_that_goes_on_is_waited_for(
+    whole: bool, installed: bool, goes_on: bool, cut_off: set[str]
+) -> None:
+    violations: list[str] = []
+    shape = Shape(violations.append, LEASE_S)
+    above = seen("above", 1, MASTER, received=10, whole=whole)
+    above.installed = installed
+    below = seen("below", 2, 1, received=5)
+    for second in range(20):
+        above.node.standing.received += goes_on
+        shape.goes_on([above, below], HEAD, float(second))  # type: ignore[list-item]
+    assert {text.split()[1] for text in violations} == cut_off
