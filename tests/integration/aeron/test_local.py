@@ -97,14 +97,24 @@ def neighbour(drivers: Any) -> Iterator[StartNeighbour]:
             pipe.close()
 
 
-def fill(transport: Transport, sender: Sender, frame: bytes) -> int:
+def connect(drivers: Any, transport: Transport, sender: Sender, frame: bytes) -> None:
+    """Offer until one frame went: from then on its receiver is known to the media driver."""
+
+    def went() -> int:
+        transport.poll(0.001)  # which brings it up
+        return sender.offer([frame])[0]
+
+    drivers.wait_until(went)
+
+
+def fill(drivers: Any, transport: Transport, sender: Sender, frame: bytes) -> int:
     """Offer until back-pressure; return how many went."""
-    sent, answer = 0, Offer.UNCONNECTED
-    while answer is not Offer.BUSY:
-        went, answer = sender.offer([frame])
-        sent += went
-        transport.poll(0)
+    connect(drivers, transport, sender, frame)
+    sent = 1
+    while (answer := sender.offer([frame]))[0]:
+        sent += 1
         assert sent * len(frame) < 8 << 20
+    assert answer == (0, Offer.BUSY)
     return sent
 
 
@@ -125,7 +135,7 @@ def test_two_processes_exchange_in_both_directions(
     longest = here.max_control_frame_bytes if control else here.max_frame_bytes
     before = here.counters()
 
-    sent = fill(here, sender, bytes(longest))  # nobody reads there yet
+    sent = fill(drivers, here, sender, bytes(longest))  # nobody reads there yet
     frames = [bytes(longest)] * sent + frames_for(longest, 200)
     other.ask("echo")
     got: list[bytes] = []
@@ -164,15 +174,17 @@ def test_a_killed_receiver_makes_its_sender_busy_and_nobody_else(
 ) -> None:
     here = drivers.transport()
     sender = here.open_sender(here.endpoint, THERE, control=False, local=True)
-    neighbour().kill()
-    fill(here, sender, bytes(here.max_frame_bytes))
+    other = neighbour()
+    connect(drivers, here, sender, b"alive")
+    other.kill()
+    fill(drivers, here, sender, bytes(here.max_frame_bytes))
     assert sender.offer([b"x"]) == (0, Offer.BUSY)
     sender.close()
     assert sender.offer([b"x"]) == (0, Offer.CLOSED)
 
     again = neighbour(streams=(THERE + 2, BACK + 2))
     sender = here.open_sender(here.endpoint, THERE + 2, control=False, local=True)
-    drivers.wait_until(lambda: here.poll(0.001) or sender.offer([b"hello"])[0])
+    connect(drivers, here, sender, b"hello")
     assert again.ask("hear") == "hello"
 
 
@@ -247,7 +259,7 @@ def test_an_edge_takes_the_room_that_was_counted_and_gives_it_back(drivers: Any)
         for from_, to in ((here, there), (there, here)):
             to.open_receiver(stream, local=True)
             senders.append(from_.open_sender(to.endpoint, stream, control=control, local=True))
-            fill(from_, senders[-1], bytes(1000))  # nobody reads: that keeps no log
+            fill(drivers, from_, senders[-1], bytes(1000))  # nobody reads: that keeps no log
     sizes = here._handle.sizes
     logs = [log for log in logs_of(here) if log.name not in before]
     assert sum(log.stat().st_size for log in logs) == (
