@@ -182,6 +182,7 @@ def _warnings(outcome: Outcome, executors: int, breaches: int) -> list[str]:
         *_breach_warning(breaches, outcome.first_breach),
         *_differing(outcome.hashes),
         *_fresh_updaters(outcome),
+        *_nothing_learnt(outcome),
     ]
 
 
@@ -233,6 +234,23 @@ def _fresh_updaters(outcome: Outcome) -> list[str]:
     return [
         f"{workers} workers joined in mid-training and went on with a fresh updater state: nobody "
         "lent them one within a lease; momentum and second moments began anew there"
+    ]
+
+
+def _nothing_learnt(outcome: Outcome) -> list[str]:
+    """Says so where a fit delivers the parameters that it began with."""
+    stats = outcome.stats.values()
+    if not outcome.minibatches or any(values.get("hits") for values in stats):
+        return []
+    if not any(values.get("residual_square") for values in stats):
+        return [
+            "no minibatch changed a parameter: the fit delivers those it began with; does the step "
+            "compute with the parameters it is given, and is the learning rate above 0?"
+        ]
+    return [
+        "no worker sent anything: every change stayed below its threshold (at the end "
+        f"{_tau(outcome):.2e}), so the fit delivers the parameters it began with; lower it, as by "
+        "threshold=AdaptiveThreshold(tau_initial=...), or train longer"
     ]
 
 

@@ -108,6 +108,14 @@ def test_a_perceptron_learns_and_comes_back_with_its_keys(train, digits, spark, 
         SparkNetwork.load(tmp_path / "digits.npz", spark, model=other)
 
 
+def test_a_step_that_trains_something_else_is_told(spark, make_network, digits):
+    model = TorchModel(mlp(), None, SGD, step=lambda module, optimizer, batch: 0.5)
+    network = make_network(model)
+    summary = network.fit(spark.sparkContext.parallelize(digits.rows()[:256], 4), epochs=1)
+    network.close()
+    assert "no minibatch changed a parameter" in summary.warnings[-1], summary.warnings
+
+
 def test_other_models_have_no_module(make_network):
     with pytest.raises(UsageError, match=r"DenseNetwork has no module.*network\.parameters"):
         _ = make_network(DenseNetwork([2, 2])).module

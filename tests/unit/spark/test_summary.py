@@ -138,6 +138,16 @@ def test_breaches_are_a_warning_with_a_remedy() -> None:
     assert "Lower the learning rate" in text
 
 
+def test_a_fit_that_learnt_nothing_says_so() -> None:
+    still = STATS | {"hits": 0.0, "residual_square": 0.0}
+    assert "no minibatch changed a parameter" in summary(stats={1: still, 2: still}).warnings[-1]
+    quiet = STATS | {"hits": 0.0}
+    text = summary(stats={1: quiet, 2: still}).warnings[-1]
+    assert "below its threshold (at the end 1.00e-02)" in text
+    assert summary(stats={1: STATS, 2: still}).warnings == ["a warning", "a note"]
+    assert summary(stats={1: still}, minibatches=0).warnings == ["a warning", "a note"]
+
+
 def test_details_only_on_request() -> None:
     assert summary().worker_seconds == {"1": {"stepping": 2.5}, "2": {"stepping": 2.5}}
     assert summary(collect_stats=False).worker_seconds == {}
