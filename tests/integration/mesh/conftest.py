@@ -24,6 +24,7 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.identity import MASTER
 from sparkstrom.base.version import __version__
 from sparkstrom.encoding.backends import warm_up
+from sparkstrom.protocol.admission import DISMISSED
 from sparkstrom.protocol.fit import Fit
 from sparkstrom.runtime.master import MasterThread, Outcome, Plan
 from sparkstrom.runtime.theta import Theta
@@ -226,7 +227,9 @@ class RealMesh:
             raise self.master.failure
         for process in self.processes.values():
             wait_until(lambda process=process: not is_alive(process), 30, "the end of a task")
-            ended = re.search(r'"ended": "(done|released)"', self.report(process.pid))
+            # The last one: given up when all it trained was committed, it came back for nothing.
+            ways = f"done|released|{DISMISSED}"
+            ended = re.search(f'"ended": "({ways})"', self.report(process.pid))
             assert ended, self.report(process.pid)
             self.ended[ended[1]] += 1
         return self.master.outcome()

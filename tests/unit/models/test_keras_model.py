@@ -259,7 +259,7 @@ def test_masks_of_layers_reach_the_loss_as_in_keras() -> None:
     words[:, 4:], words[0, 1:] = 0, 0
     classes = random.integers(0, 3, (8, 6))
     module.compile("sgd", LOGITS)
-    wanted = module.evaluate(words, classes, verbose=0)
+    wanted = module.evaluate(words, classes.astype(np.int32), verbose=0)  # JAX warns of int64
     model = KerasModel(module, LOGITS, "sgd")
     model.bind(model.initial())
     total, rows = model.loss(Batch(words, classes))
