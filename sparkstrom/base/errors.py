@@ -7,7 +7,7 @@
     │   ├── WireError     bytes that are no frame of ours, or not for us
     │   └── NodeLost      a peer let its lease run out
     ├── TransportError    a C call of Aeron failed
-    │   └── DriverLost    the media driver died; it can be started again
+    │   └── DriverLost    the media driver died or does not answer; another can be started
     └── TrainingError     stop: NaN, an exception in training, replicas lost
 
 Spark pickles exceptions: every class passes its fields to ``super().__init__``, so that
@@ -60,7 +60,7 @@ class TransportError(SparkstromError):
 
 
 class DriverLost(TransportError):
-    """The media driver died. Start another in a new directory and open the edges again."""
+    """The media driver died or stopped answering: close, ask for one and open the edges again."""
 
 
 class TrainingError(SparkstromError):

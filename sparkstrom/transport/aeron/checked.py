@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any, Final
 
-from sparkstrom.base.errors import SetupError, TransportError
+from sparkstrom.base.errors import DriverLost, SetupError, TransportError
 from sparkstrom.transport.aeron.pinned import MAJOR, MINOR_MIN
 
 try:
@@ -23,7 +23,9 @@ except ModuleNotFoundError as error:
 # Aeron's threads may still run when the interpreter unloads what it loaded: never unmap the code.
 DLOPEN_FLAGS: Final = os.RTLD_NOW | os.RTLD_NODELETE
 
-STORAGE_SPACE: Final = -12  # AERON_ERROR_CODE_STORAGE_SPACE, as errcode() gives it
+# As errcode() gives them.
+STORAGE_SPACE: Final = -12  # AERON_ERROR_CODE_STORAGE_SPACE
+DRIVER_TIMEOUT: Final = -1000  # AERON_CLIENT_ERROR_DRIVER_TIMEOUT: it left a request unanswered
 
 
 class Aeron:
@@ -61,8 +63,13 @@ class Aeron:
     def checked(self, result: int, doing: str) -> int:
         """Pass a C result through, or raise TransportError with Aeron's own words."""
         if result < 0:
-            raise TransportError(doing, *self.last_error())
+            raise self.failure(doing)
         return result
+
+    def failure(self, doing: str) -> TransportError:
+        """This thread's last failure, as the error to raise."""
+        code, words = self.last_error()
+        return (DriverLost if code == DRIVER_TIMEOUT else TransportError)(doing, code, words)
 
     def last_error(self) -> tuple[int, str]:
         """Code (errno, or minus an Aeron code) and text of this thread's last failure."""

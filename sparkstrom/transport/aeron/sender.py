@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from sparkstrom.base.errors import SetupError, TransportError, UsageError
+from sparkstrom.base.errors import DriverLost, SetupError, TransportError, UsageError
 from sparkstrom.transport.aeron import kernels
 from sparkstrom.transport.aeron.checked import STORAGE_SPACE, Aeron, address, ffi
 from sparkstrom.transport.base import Offer
@@ -60,14 +60,21 @@ class AeronSender:
         return f"stream {self._stream} of {self._uri}"
 
     def is_opening(self) -> bool:
-        """Look once whether the media driver has answered; False once it has."""
+        """Look once whether the media driver has answered; False once it has.
+
+        Raise DriverLost where Aeron's client no longer waits for that.
+        """
+        if self._failure is not None:
+            raise self._failure
         added = ffi.new("aeron_exclusive_publication_t **")
         self._aeron.clear_error()
         result = self._aeron.lib.aeron_async_add_exclusive_publication_poll(added, self._adding)
         if result == 0:
             return True
         if result < 0:
-            self._failure = TransportError(f"opening {self}", *self._aeron.last_error())
+            self._failure = self._aeron.failure(f"opening {self}")
+            if isinstance(self._failure, DriverLost):
+                raise self._failure
         elif self._is_closed:
             self._revoke(added[0])
         else:
@@ -121,7 +128,7 @@ class AeronSender:
     def _why_stopped(self) -> Offer:
         answer = int(self._answer[0])
         if answer not in ANSWERS:
-            raise TransportError(f"offering on {self}", *self._aeron.last_error())
+            raise self._aeron.failure(f"offering on {self}")
         if answer == kernels.NOT_CONNECTED and self.frames_sent and self._breaks_for_good:
             self._drop()
         return ANSWERS[answer]

@@ -1,0 +1,79 @@
+"""Publications and subscriptions on their way, where the media driver does not oblige."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sparkstrom.transport.aeron._aeron")
+
+from sparkstrom.base.errors import DriverLost, SetupError
+from sparkstrom.transport.aeron.checked import DRIVER_TIMEOUT, STORAGE_SPACE, Aeron, ffi
+from sparkstrom.transport.aeron.receiver import OpeningReceiver
+from sparkstrom.transport.aeron.sender import AeronSender
+from sparkstrom.transport.base import Offer
+
+
+class Failing:
+    """Aeron's functions: what is asked for fails with ``code``, once; then its memory is gone."""
+
+    def __init__(self, code: int) -> None:
+        self._code, self._polls = code, 0
+        self._words = ffi.new("char[]", b"no luck")
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: 0
+
+    def aeron_errcode(self) -> int:
+        return self._code
+
+    def aeron_errmsg(self) -> Any:
+        return self._words
+
+    def _poll(self, *given: Any) -> int:
+        self._polls += 1
+        assert self._polls == 1, "polled after Aeron let go"
+        return -1
+
+    aeron_async_add_subscription_poll = aeron_async_add_exclusive_publication_poll = _poll
+
+
+def failing(code: int) -> Aeron:
+    aeron = object.__new__(Aeron)
+    aeron.lib = Failing(code)
+    aeron.address_of = lambda function: 0  # type: ignore[method-assign]
+    return aeron
+
+
+def sender(code: int) -> AeronSender:
+    def nothing(*given: Any) -> None:
+        pass
+
+    return AeronSender(
+        failing(code), None, "aeron:ipc", 1, 9, nothing, nothing, breaks_for_good=False
+    )
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_driver_that_does_not_answer_is_lost(times: int) -> None:
+    for asked in (OpeningReceiver(failing(DRIVER_TIMEOUT), None, "u", 3), sender(DRIVER_TIMEOUT)):
+        for _ in range(times):
+            with pytest.raises(DriverLost, match=r"opening stream .*no luck"):
+                asked.is_opening()
+
+
+def test_a_refusal_of_a_receiver_is_a_setup_error() -> None:
+    asked = OpeningReceiver(failing(-3), None, "u", 3)
+    for _ in range(2):
+        with pytest.raises(SetupError, match="refused stream 3 of u: Aeron error -3: no luck"):
+            asked.is_opening()
+
+
+def test_a_refusal_of_a_sender_is_its_answer() -> None:
+    refused, no_room = sender(-3), sender(STORAGE_SPACE)
+    assert not refused.is_opening()
+    assert refused.offer([b"x"]) == (0, Offer.CLOSED)
+    assert not no_room.is_opening()
+    with pytest.raises(SetupError, match=r"no room for the log .*no luck"):
+        no_room.offer([b"x"])
