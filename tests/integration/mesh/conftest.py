@@ -118,7 +118,7 @@ class RealMesh:
         self.processes: dict[int, Watched] = {}  # by partition, the newest
         self.ended: Counter[str] = Counter()  # how the last process of each partition did
         self._all: list[Watched] = []
-        self._handles: list[DriverHandle] = []
+        self._handles: dict[str, DriverHandle] = {}  # by executor
         self._lead()
         for partition in range(forking.WORKERS):
             self.start(partition, partition)
@@ -127,8 +127,9 @@ class RealMesh:
         """The media drivers, and the master."""
         warm_up()
         executors = {replace(self.order, partition=p).executor for p in range(forking.WORKERS)}
+        names = ["driver", *sorted(executors)]
         with ThreadPoolExecutor() as pool:
-            self._handles = list(pool.map(self._driver, ["driver", *sorted(executors)]))
+            self._handles = dict(zip(names, pool.map(self._driver, names), strict=True))
         job = self.order.training()
         plan = Plan(
             version=__version__,
@@ -189,6 +190,10 @@ class RealMesh:
         assert is_alive(process), self.report(process.pid)
         os.kill(process.pid, number)
 
+    def media_driver(self, executor: str) -> int:
+        """The pid of the first one, ``"driver"``'s or an executor's."""
+        return self._handles[executor].pid
+
     def report(self, pid: int) -> str:
         """What a process left: its report and its log."""
         files = [self._scratch / f"{pid}.{kind}" for kind in ("report", "log")]
@@ -238,12 +243,12 @@ class RealMesh:
         for process in filter(is_alive, self._all):
             os.kill(process.pid, signal.SIGKILL)
         self.master.end()
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.close()
 
     def left_behind(self) -> list[str]:
         """Directories of media drivers."""
-        roots = {root for handle in self._handles for root in handle.home.roots}
+        roots = {root for handle in self._handles.values() for root in handle.home.roots}
         return [str(p) for root in roots for p in root.glob(f"*{self.order.job:016x}*")]
 
 
