@@ -95,13 +95,16 @@ class Phases:
         if self.first_join_s is None:
             return []
         ready = [m for m in members.live.values() if m.activity is not Activity.CATCHING_UP]
+        waited_s = now_s - self.first_join_s
         if all(p.rows == 0 for p in partitions):
+            # Who cannot read its rows joins without any, and says why before it has a replica.
+            if len(ready) < len(members.live) and waited_s <= self._start_s:
+                return []
             return [ev.Abort(NO_ROWS.format(len(partitions)), kind="usage")]
         there = {member.join.partition for member in ready}
         if all(p.trained or p.index in there for p in partitions):
             self._enter(Phase.RUNNING, now_s)
             return []
-        waited_s = now_s - self.first_join_s
         if waited_s <= self._start_s:
             return []
         if len(ready) < self._workers_min:

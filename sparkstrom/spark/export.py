@@ -140,8 +140,9 @@ def filesystem_of(url: str) -> tuple[pa.fs.FileSystem, str]:
     import pyarrow as pa
     from pyarrow import fs
 
+    absolute = url if "://" in url else f"file://{url.removeprefix('file:')}"  # Hadoop's file:/a
     try:
-        filesystem, path = fs.FileSystem.from_uri(url if "://" in url else f"file://{url}")
+        filesystem, path = fs.FileSystem.from_uri(absolute)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         try:
             import fsspec

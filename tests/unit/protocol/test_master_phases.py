@@ -150,8 +150,27 @@ def test_nobody_waits_for_the_second_attempt_of_an_empty_partition(master: Any) 
 
 
 def test_without_any_rows_there_is_nothing_to_train(master_with: Any) -> None:
-    abort = aborted(master_with(partitions=1).join(0, rows=0, batches=0))
+    master = master_with(partitions=1)
+    master.enter(0, rows=0, batches=0)
+    abort = aborted(master.say(1, activity=Activity.FINISHED))
     assert (abort.kind, abort.reason[:27]) == ("usage", "all 1 partitions are empty:")
+
+
+def test_who_could_not_read_its_rows_says_so_first(master_with: Any) -> None:
+    master = master_with(partitions=1)
+    assert not every(master.enter(0, rows=0, batches=0) + master.tick(), ev.Abort)
+    failed = Failed(node=1, reason="row 3 is null", host="h", trace="")
+    assert aborted(master.lobby(failed)).reason == "row 3 is null"
+
+
+def test_nobody_waits_for_ever_for_rows_that_do_not_come(master_with: Any) -> None:
+    master = master_with(partitions=1)
+    master.enter(0, rows=0, batches=0)
+    effects: list[ev.Effect] = []
+    for _ in range(8):
+        master.say(1, activity=Activity.CATCHING_UP)
+        effects += master.tick(8.0)
+    assert aborted(effects).reason.startswith("all 1 partitions are empty:")
 
 
 def test_a_failure_after_the_end_does_not_count(master: Any, make: Any) -> None:

@@ -1,0 +1,16 @@
+"""Where exported rows are, by the addresses that Spark, Hadoop and people write."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkstrom.spark.export import filesystem_of
+
+fs = pytest.importorskip("pyarrow.fs")
+
+
+@pytest.mark.parametrize("url", ["/a/b", "file:/a/b", "file:///a/b"])
+def test_local_directories_need_no_package_but_pyarrow(url: str) -> None:
+    filesystem, path = filesystem_of(url)
+    assert isinstance(filesystem, fs.LocalFileSystem)
+    assert path == "/a/b"
