@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
-from sparkstrom.base.errors import SetupError
+from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.spark.settings import local_ip
 from sparkstrom.spark.void import VoidConfiguration
@@ -16,7 +18,11 @@ from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
 from sparkstrom.transport.base import Transport
 
+log = logging.getLogger(__name__)
+
 OpenTransport = Callable[[Endpoint | None], Transport]
+
+ATTEMPTS: Final = 3  # a media driver may end while it is joined; the next one is a new one
 
 
 def driver_address(void: VoidConfiguration, spark_driver_host: str) -> str:
@@ -85,6 +91,11 @@ def opener(
             local_edges=local_edges,
             scratch=scratch,
         )
+        for _ in range(1, ATTEMPTS):
+            try:
+                return AeronTransport(ensure_driver(key, options))
+            except DriverLost as lost:
+                log.warning("the media driver ended while it was joined (%s)", lost)
         return AeronTransport(ensure_driver(key, options))
 
     return open_transport

@@ -110,9 +110,8 @@ class RealMesh:
             key=secrets.token_hex(32),
             fan_out=fan_out,
             depth=depth,
-            lease_s=LEASE_S,
             scratch=str(scratch),
-            **{"epochs": 3, "sleep_ms": 40, **given},
+            **{"lease_s": LEASE_S, "epochs": 3, "sleep_ms": 40, **given},
         )
         self.theta = Theta(forking.N_PARAMS, forking.K)
         self.processes: dict[int, Watched] = {}  # by partition, the newest

@@ -88,7 +88,8 @@ def test_an_inner_node_is_stopped_for_longer_than_its_parent_waits(real_mesh: An
 def test_a_media_driver_stands_still_for_longer_than_its_clients_wait(
     real_mesh: Any, executor: str
 ) -> None:
-    mesh = real_mesh(fan_out=2, depth=4, loss=0.0)
+    # Six leases without the master end a task; Spark would start it again, nobody does here.
+    mesh = real_mesh(fan_out=2, depth=4, loss=0.0, lease_s=8.0)
     mesh.under_way(200)
     pid = mesh.media_driver(executor)
     os.kill(pid, signal.SIGSTOP)

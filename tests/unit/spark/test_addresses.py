@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from sparkstrom.base.errors import SetupError
+from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.spark import addresses
-from sparkstrom.spark.addresses import driver_address, executor_address, resolve, route_to
+from sparkstrom.spark.addresses import driver_address, executor_address, opener, resolve, route_to
 from sparkstrom.spark.void import VoidConfiguration
 from sparkstrom.transport.addresses import Listed
 
@@ -60,3 +63,26 @@ def test_a_name_that_means_nothing_is_refused() -> None:
 def test_no_route_is_an_error_that_names_the_controller() -> None:
     with pytest.raises(SetupError, match=r"no route .* to the controller at no such host:9"):
         route_to(Endpoint("no such host", 9))
+
+
+@pytest.mark.parametrize("losses", [0, 2, 3])
+def test_a_media_driver_that_ends_while_it_is_joined_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, losses: int
+) -> None:
+    joined: list[Any] = []
+
+    def join(handle: object) -> object:
+        joined.append(handle)
+        if len(joined) <= losses:
+            raise DriverLost("connecting", -1000, "no cnc.dat")
+        return handle
+
+    monkeypatch.setattr(addresses, "ensure_driver", lambda key, options: object())
+    monkeypatch.setattr(addresses, "AeronTransport", join)
+    open_transport = opener("k", "127.0.0.1", None, edges=1, scratch=Path("/tmp"))
+    if losses < addresses.ATTEMPTS:
+        assert open_transport(None) is joined[-1]
+        assert len(set(map(id, joined))) == losses + 1
+    else:
+        with pytest.raises(DriverLost):
+            open_transport(None)
