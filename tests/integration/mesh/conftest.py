@@ -111,7 +111,7 @@ class RealMesh:
             fan_out=fan_out,
             depth=depth,
             scratch=str(scratch),
-            **{"lease_s": LEASE_S, "epochs": 3, "sleep_ms": 40, **given},
+            **{"lease_s": LEASE_S, "epochs": 3, "sleep_ms": 80, **given},
         )
         self.theta = Theta(forking.N_PARAMS, forking.K)
         self.processes: dict[int, Watched] = {}  # by partition, the newest
@@ -188,10 +188,6 @@ class RealMesh:
         process = self.processes[partition]
         assert is_alive(process), self.report(process.pid)
         os.kill(process.pid, number)
-
-    def media_driver(self, executor: str) -> int:
-        """The pid of the first one, ``"driver"``'s or an executor's."""
-        return self._handles[executor].pid
 
     def report(self, pid: int) -> str:
         """What a process left: its report and its log."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import time
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.transport.aeron.client import DRIVER_STALL_MS
 
 WORKERS, EXECUTORS, BATCHES, TAU = 16, 4, 24, 0.125
 DEPTHS = {2: 4, 3: 3}  # of sixteen nodes, with room to spare
@@ -82,22 +80,6 @@ def test_an_inner_node_is_stopped_for_longer_than_its_parent_waits(real_mesh: An
     time.sleep(1.5 * mesh.order.lease_s)
     mesh.signal(partition, signal.SIGCONT)
     check_each_row_counted_once(mesh, mesh.finish())
-
-
-@pytest.mark.parametrize("executor", ["driver", "e1"])
-def test_a_media_driver_stands_still_for_longer_than_its_clients_wait(
-    real_mesh: Any, executor: str
-) -> None:
-    # Six leases without the master end a task; Spark would start it again, nobody does here.
-    mesh = real_mesh(fan_out=2, depth=4, loss=0.0, lease_s=8.0)
-    mesh.under_way(200)
-    pid = mesh.media_driver(executor)
-    os.kill(pid, signal.SIGSTOP)
-    time.sleep(1.2 * DRIVER_STALL_MS / 1000)
-    os.kill(pid, signal.SIGCONT)
-    outcome = mesh.finish()
-    check_each_row_counted_once(mesh, outcome)
-    assert outcome.departures  # who was behind it came back under another id
 
 
 def with_common_logs(mesh: Any) -> set[frozenset[int]]:
