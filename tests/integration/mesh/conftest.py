@@ -110,14 +110,15 @@ class RealMesh:
             key=secrets.token_hex(32),
             fan_out=fan_out,
             depth=depth,
+            lease_s=LEASE_S,
             scratch=str(scratch),
-            **{"lease_s": LEASE_S, "epochs": 3, "sleep_ms": 80, **given},
+            **{"epochs": 3, "sleep_ms": 80, **given},
         )
         self.theta = Theta(forking.N_PARAMS, forking.K)
         self.processes: dict[int, Watched] = {}  # by partition, the newest
         self.ended: Counter[str] = Counter()  # how the last process of each partition did
         self._all: list[Watched] = []
-        self._handles: dict[str, DriverHandle] = {}  # by executor
+        self._handles: list[DriverHandle] = []
         self._lead()
         for partition in range(forking.WORKERS):
             self.start(partition, partition)
@@ -126,9 +127,8 @@ class RealMesh:
         """The media drivers, and the master."""
         warm_up()
         executors = {replace(self.order, partition=p).executor for p in range(forking.WORKERS)}
-        names = ["driver", *sorted(executors)]
         with ThreadPoolExecutor() as pool:
-            self._handles = dict(zip(names, pool.map(self._driver, names), strict=True))
+            self._handles = list(pool.map(self._driver, ["driver", *sorted(executors)]))
         job = self.order.training()
         plan = Plan(
             version=__version__,
@@ -238,12 +238,12 @@ class RealMesh:
         for process in filter(is_alive, self._all):
             os.kill(process.pid, signal.SIGKILL)
         self.master.end()
-        for handle in self._handles.values():
+        for handle in self._handles:
             handle.close()
 
     def left_behind(self) -> list[str]:
         """Directories of media drivers."""
-        roots = {root for handle in self._handles.values() for root in handle.home.roots}
+        roots = {root for handle in self._handles for root in handle.home.roots}
         return [str(p) for root in roots for p in root.glob(f"*{self.order.job:016x}*")]
 
 
