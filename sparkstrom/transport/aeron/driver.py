@@ -197,7 +197,7 @@ def _run(directory: Path, home: Home, options: DriverOptions, sizes: Sizes, end_
                 stdout=log,
                 stderr=log,
                 env=_clean_environment(),
-                start_new_session=True,  # pyspark's daemon ends its whole process group
+                process_group=0,  # pyspark's daemon ends its whole process group
                 pass_fds=(theirs,),
             )
         os.close(theirs)
