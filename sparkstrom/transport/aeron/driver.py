@@ -25,6 +25,7 @@ from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.aeron.locks import (
     CLIENTS_LOCK,
     DRIVER_LOCK,
+    RETRY_S,
     is_held,
     open_lock,
     start_lock,
@@ -42,6 +43,7 @@ from sparkstrom.transport.aeron.sizes import (
 
 PROCESS_MODULE = "sparkstrom.transport.aeron.driver_process"
 LOG_TAIL_BYTES = 2000
+ENDING_S = 5.0  # a driver that ends may take so long to free its port
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -129,6 +131,8 @@ def ensure_driver(
         directory = home.current()
         if directory is not None and _is_usable(directory):
             return _join(home, directory)
+        if directory is not None:
+            _await_end(directory / DRIVER_LOCK, min(end_s, time.monotonic() + ENDING_S))
         try:
             return _join(home, _start(home, options, end_s))
         except BaseException:
@@ -137,8 +141,13 @@ def ensure_driver(
 
 
 def _is_usable(directory: Path) -> bool:
-    # A driver that could not wait for the start lock at its end removes its files under ours.
+    # A driver that ends withdraws its endpoint first; its process, and its port, go a little later.
     return is_held(directory / DRIVER_LOCK) and (directory / ENDPOINT).exists()
+
+
+def _await_end(driver_lock: Path, end_s: float) -> None:
+    while is_held(driver_lock) and time.monotonic() < end_s:
+        time.sleep(RETRY_S)
 
 
 def _join(home: Home, directory: Path) -> DriverHandle:
@@ -197,7 +206,9 @@ def _run(directory: Path, home: Home, options: DriverOptions, sizes: Sizes, end_
                 stdout=log,
                 stderr=log,
                 env=_clean_environment(),
-                process_group=0,  # pyspark's daemon ends its whole process group
+                # Not the group that pyspark's daemon ends. The same session: Linux' autogroups,
+                # one for each session, starved drivers that had one to themselves.
+                process_group=0,
                 pass_fds=(theirs,),
             )
         os.close(theirs)

@@ -278,6 +278,7 @@ def serve(
             if time.monotonic() - seen_s > linger_s and forsake(home, directory, clients):
                 return
         time.sleep(LOOK_S)
+    withdraw(home, directory)
 
 
 def forsake(home: Home, directory: Path, clients: int) -> bool:
@@ -287,6 +288,13 @@ def forsake(home: Home, directory: Path, clients: int) -> bool:
             return False
         home.forget_current()
         return True
+
+
+def withdraw(home: Home, directory: Path) -> None:
+    """Let nobody join any more; whoever needs a driver now waits for this one's end."""
+    with start_lock(home.path, TIDY_DEADLINE_S) as locked:
+        if locked:  # otherwise somebody joins just now, and will see the driver end
+            (directory / ENDPOINT).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -10,17 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.transport.addresses import choose_address, listed_addresses
-from sparkstrom.transport.aeron import driver
+from sparkstrom.transport.aeron import driver, driver_process
 from sparkstrom.transport.aeron.driver import DriverHandle, ensure_driver
-from sparkstrom.transport.aeron.homes import home_for
+from sparkstrom.transport.aeron.homes import ENDPOINT, home_for
 from sparkstrom.transport.aeron.locks import start_lock
 from sparkstrom.transport.aeron.processes import watched
 
@@ -222,11 +223,40 @@ def test_a_client_that_comes_in_time_keeps_it(drivers: Any) -> None:
 
 def test_it_survives_the_signals_of_a_daemon_that_ends_its_group(drivers: Any) -> None:
     handle = drivers.ensure()
-    assert os.getsid(handle.pid) not in (os.getsid(0), handle.pid)
+    assert os.getpgid(handle.pid) != os.getpgid(0)
     for number in (signal.SIGHUP, signal.SIGINT):
         os.kill(handle.pid, number)
     time.sleep(0.3)
     assert handle.is_alive()
+
+
+def test_it_has_no_session_and_so_no_scheduling_group_of_its_own(drivers: Any) -> None:
+    assert os.getsid(drivers.ensure().pid) == os.getsid(0)
+
+
+def test_one_that_ends_is_not_joined_and_its_port_is_waited_for(drivers: Any) -> None:
+    ending = drivers.ensure()
+    os.kill(ending.pid, signal.SIGSTOP)  # it is ending, and slowly
+    (ending.directory / ENDPOINT).unlink()
+    port = ending.endpoint.port
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(drivers.ensure, port_preferred=port)
+        done, _ = wait([asked], timeout=1.0)
+        os.kill(ending.pid, signal.SIGKILL)
+        assert not done
+        assert asked.result().endpoint.port == port
+    assert asked.result().pid != ending.pid
+
+
+def test_one_that_ends_withdraws_before_it_closes(tmp_path: Path) -> None:
+    home = home_for("ending", tmp_path, tmp_path)
+    with start_lock(home.path, 1.0):
+        directory = home.new_directory(tmp_path)
+    (directory / ENDPOINT).write_text("{}")
+    broken = SimpleNamespace(keep_alive=lambda: False)
+    order = {"watch": watched(os.getpid()), "linger_s": 60.0}
+    driver_process.serve(broken, home, directory, order, SimpleNamespace(asked=False))
+    assert not (directory / ENDPOINT).exists()
 
 
 def test_sigterm_ends_it_cleanly(drivers: Any) -> None:
@@ -244,7 +274,7 @@ def test_it_goes_with_the_executor_though_clients_stay(drivers: Any) -> None:
 
 CLIENT = """
 import json, os, sys, time
-from sparkstrom.transport.aeron import driver
+from sparkstrom.transport.aeron import driver, driver_process
 from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.homes import home_for
