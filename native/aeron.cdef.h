@@ -110,6 +110,7 @@ int aeron_driver_context_init(aeron_driver_context_t **context);
 int aeron_driver_context_close(aeron_driver_context_t *context);
 int aeron_driver_init(aeron_driver_t **driver, aeron_driver_context_t *context);
 int aeron_driver_start(aeron_driver_t *driver, bool manual_main_loop);
+bool aeron_is_driver_active(const char *dirname, int64_t timeout_ms, void (*log_func)(const char *));
 int aeron_driver_close(aeron_driver_t *driver);
 int aeron_driver_context_set_dir(aeron_driver_context_t *context, const char *value);
 int aeron_driver_context_set_dir_delete_on_start(aeron_driver_context_t *context, bool value);

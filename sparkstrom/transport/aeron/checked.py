@@ -105,3 +105,8 @@ def pointer(number: int) -> Any:
 def text(chars: Any) -> str:
     """A C string as str."""
     return str(ffi.string(chars).decode(errors="replace"))
+
+
+def harmless(lib: Any) -> Any:
+    """A callback for whatever Aeron may want to tell: a C function that takes no notice of it."""
+    return ffi.cast("void *", ffi.addressof(lib, "aeron_err_clear"))

@@ -42,7 +42,7 @@ from sparkstrom.transport.aeron.channels import (
     subscription_uri,
 )
 from sparkstrom.transport.aeron.checked import Aeron, ffi, pointer
-from sparkstrom.transport.aeron.driver import DriverHandle
+from sparkstrom.transport.aeron.driver import DRIVER_STALL_MS, DriverHandle
 from sparkstrom.transport.aeron.inbox import Inbox
 from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.aeron.receiver import OpeningReceiver
@@ -50,7 +50,6 @@ from sparkstrom.transport.aeron.sender import AeronSender
 from sparkstrom.transport.base import Arrival, open_as_other_kind
 
 MS: Final = 1_000_000  # ns
-DRIVER_STALL_MS: Final = 10_000
 KEEPALIVE_MS: Final = 250
 LOOK_S: Final = 0.05  # how often to look whether the driver lives
 OPENING_LOOK_S: Final = 0.002  # how often to look whether a publication has come up

@@ -8,18 +8,22 @@ when nobody has held that lock for some seconds, or when the executor is gone.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sparkstrom.base.errors import SetupError
 from sparkstrom.base.identity import Endpoint
+from sparkstrom.transport.aeron.checked import harmless
 from sparkstrom.transport.aeron.homes import AERON, ENDPOINT, LOG, Home, home_for, is_usable, sweep
 from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.aeron.locks import (
@@ -41,8 +45,12 @@ from sparkstrom.transport.aeron.sizes import (
     socket_limits,
 )
 
+log = logging.getLogger(__name__)
+
 PROCESS_MODULE = "sparkstrom.transport.aeron.driver_process"
 LOG_TAIL_BYTES = 2000
+DRIVER_STALL_MS = 10_000  # without a sign of life for so long, clients give a driver up
+WAKING_S = 0.5
 ENDING_S = 5.0  # a driver that ends may take so long to free its port
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -129,7 +137,7 @@ def ensure_driver(
                 "stuck starting a media driver; end it"
             )
         directory = home.current()
-        if directory is not None and _is_usable(directory):
+        if directory is not None and _is_usable(directory) and not _ends_stalled(directory):
             return _join(home, directory)
         if directory is not None:
             _await_end(directory / DRIVER_LOCK, min(end_s, time.monotonic() + ENDING_S))
@@ -143,6 +151,29 @@ def ensure_driver(
 def _is_usable(directory: Path) -> bool:
     # A driver that ends withdraws its endpoint first; its process, and its port, go a little later.
     return is_held(directory / DRIVER_LOCK) and (directory / ENDPOINT).exists()
+
+
+def _ends_stalled(directory: Path) -> bool:
+    """End a driver that has done nothing for so long that none of its clients waits any more.
+
+    Who joined it would wait as long again, and nobody else could have its port.
+    """
+    pid = json.loads((directory / ENDPOINT).read_text())["pid"]
+    if _is_active(directory):
+        return False
+    time.sleep(WAKING_S)  # the whole machine may have slept until just now
+    if _is_active(directory):
+        return False
+    log.warning("the media driver (pid %d) stands still; ending it", pid)
+    with suppress(ProcessLookupError):  # it ended by itself
+        os.kill(pid, signal.SIGKILL)
+    return True
+
+
+def _is_active(directory: Path) -> bool:
+    lib = load_library().lib
+    aeron = os.fsencode(directory / AERON)
+    return bool(lib.aeron_is_driver_active(aeron, DRIVER_STALL_MS, harmless(lib)))
 
 
 def _await_end(driver_lock: Path, end_s: float) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from sparkstrom.base.errors import SetupError, SparkstromError, TransportError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.channels import random_session, self_test_uri, subscription_uri
-from sparkstrom.transport.aeron.checked import Aeron, ffi
+from sparkstrom.transport.aeron.checked import Aeron, ffi, harmless
 from sparkstrom.transport.aeron.driver import READY, facts_of
 from sparkstrom.transport.aeron.homes import AERON, ENDPOINT, Home
 from sparkstrom.transport.aeron.locks import (
@@ -202,11 +202,9 @@ class MediaDriver:
             ("use_conductor_agent_invoker", True),
         ):
             checked(getattr(lib, f"aeron_context_set_{name}")(context, value), f"setting {name}")
-        # The default handler ends the process. Any harmless C function does instead: what it
-        # would be told, keep_alive sees as well.
-        harmless = ffi.cast("void *", ffi.addressof(lib, "aeron_err_clear"))
+        # The default handler ends the process. What another is told, keep_alive sees as well.
         checked(
-            lib.aeron_context_set_error_handler(context, harmless, ffi.NULL),
+            lib.aeron_context_set_error_handler(context, harmless(lib), ffi.NULL),
             "setting the error handler",
         )
         holder = ffi.new("aeron_t **")

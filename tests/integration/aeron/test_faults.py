@@ -74,6 +74,24 @@ def test_another_driver_takes_the_place_and_port_of_a_killed_one(
     assert exchange(after, sender, [b"second"], peer) == [(1, b"second")]
 
 
+def test_a_driver_that_stands_still_for_good_is_replaced_on_its_port(
+    drivers: Any, exchange: Any
+) -> None:
+    """Its process holds lock and port; who joined it would wait as long as its clients did."""
+    before, peer = drivers.transport("a"), drivers.transport("b")
+    handle = before._handle
+    os.kill(handle.pid, signal.SIGSTOP)
+    with pytest.raises(DriverLost, match="gave up"):
+        before.poll(60)
+    before.close()
+    after = drivers.transport("a", port_preferred=handle.endpoint.port)
+    assert after.endpoint == handle.endpoint
+    drivers.wait_until(lambda: not drivers.is_running(handle.pid))
+    peer.open_receiver(1)
+    sender = after.open_sender(peer.endpoint, 1, control=False)
+    assert exchange(after, sender, [b"again"], peer) == [(1, b"again")]
+
+
 def test_a_sender_whose_receiver_died_and_came_back_is_opened_again(
     drivers: Any, exchange: Any
 ) -> None:
