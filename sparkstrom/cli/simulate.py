@@ -45,6 +45,7 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
     "doubles": (int, "tasks started again although the first attempt lives"),
     "cuts": (int, "workers that are out of reach for a while"),
     "splits": (int, "times that half of the workers is out of the others' reach"),
+    "isolations": (int, "times that nobody can speak with the driver program"),
     "slow": (int, "workers that are ten times slower"),
     "drift": (float, "share by which the workers' clocks go fast or slow"),
     "leaps": (int, "times that a worker's clock goes forward"),

@@ -99,6 +99,17 @@ class Fit:
             self.move(node, now_s)
         return effects
 
+    def still_speaks(self, node: int, now_s: float) -> None:
+        """Its id is closed, and a node that still has it below goes on feeding it: tell it again.
+
+        Whoever closed it could reach neither: it hears of the master, and would never find out.
+        """
+        join = self.members.gone.get(node)
+        if join is None or node in self.goodbyes or self.members.newest[join.token] > join.count:
+            return
+        until_s = now_s + 2 * self.limits.lease_s
+        self.goodbyes[node] = Goodbye(join, MASTER, 0, until_s, now_s)
+
     def move(self, node: int, now_s: float) -> None:
         """Its edge upwards is gone, or leads to somebody else now: it needs another one."""
         member = self.members.live[node]

@@ -16,7 +16,10 @@ LAG_LEAST = 32  # commits; less is a pause that passes
 def on_status(fit: Fit, status: Status, now_s: float) -> list[Effect]:
     """The newest words of a node count, and confirm the edge that they came by."""
     member = fit.members.live.get(status.node)
-    if member is None or status.age <= member.age:
+    if member is None:
+        fit.still_speaks(status.node, now_s)
+        return []
+    if status.age <= member.age:
         return []
     member.age = status.age
     confirm(fit, member, status.edge)

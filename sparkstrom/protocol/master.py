@@ -240,6 +240,7 @@ class Master:
         fit, member = self.fit, self.fit.members.live.get(update.origin)
         committed = fit.sequencer.number(update, self._payload_of)
         if member is None:
+            fit.still_speaks(update.origin, now_s)
             return []
         member.steps = max(member.steps, update.steps)
         if committed is None:

@@ -62,6 +62,7 @@ class Members:
     newest: dict[int, int] = field(default_factory=dict)  # token -> its highest count
     tokens: dict[int, list[int]] = field(default_factory=dict)  # token -> its ids
     neighbours: dict[str, list[int]] = field(default_factory=dict)  # executor -> live nodes there
+    gone: dict[int, Join] = field(default_factory=dict)  # of ids that are closed: the newest
     departures: list[Departure] = field(default_factory=list)
     next_id: int = 1
 
@@ -85,6 +86,7 @@ class Members:
     def remove(self, node: int) -> None:
         """It is a member no more; its id stays known."""
         member = self.live.pop(node)
+        self.gone[node] = member.join
         self.neighbours[member.join.executor].remove(node)
 
     def slowest(self) -> int | None:

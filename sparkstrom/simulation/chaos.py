@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 FIRST_S, EARLY_S = 0.3, 4.0
 EARLY_SHARE = 0.25
 TRAINING_SHARE = 1.2  # of the time that all steps take at their slowest
-LEASES_MAX = 2  # how long cuts and pauses of the driver last at most; pauses of workers twice that
+LEASES_MAX = 2  # how long cuts and pauses of the driver last at most; pauses of workers and
+# isolations of the driver twice that
 CUT_S_MIN = 0.1
 UNHEARD, UNANSWERED = (text.split("{")[0] for text in (MASTER_SILENT, JOIN_FAILED))
 MASTER_SHARE = 0.3  # of the media drivers that die
@@ -43,6 +44,7 @@ class Chaos:
             (faults.doubles, self._double),
             (faults.cuts, self._cut_off),
             (faults.splits, self._split),
+            (faults.isolations, self._isolate),
             (faults.pauses, self._pause),
             (faults.leaps, self._leap),
             (faults.master_pauses, self._pause_master),
@@ -141,6 +143,14 @@ class Chaos:
         self._lasts(until_s)
         self._unreached.update(apart)
         self._world.network.split(Split(until_s, frozenset(apart)))
+
+    def _isolate(self) -> None:
+        """The driver program lives and hears nobody: to it, everybody else is gone."""
+        until_s = self._world.time.now_s + 2 * self._duration_s()
+        self._happens("isolations", f"nobody hears the master until {until_s:.3f}, or is heard")
+        self._lasts(until_s)
+        self._master_was_away = True
+        self._world.network.split(Split(until_s, frozenset(self._world.alive)))
 
     def _leap(self) -> None:
         victim = self._victim()

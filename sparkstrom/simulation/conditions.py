@@ -15,6 +15,7 @@ from sparkstrom.simulation.sizes import Size
 
 CALM_SHARE = 0.05
 BUFFERED_SHARE = 0.3
+ISOLATED_SHARE = 0.1
 ROUGH_SHARE = 0.5
 
 
@@ -43,6 +44,8 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
     if luck < CALM_SHARE + ROUGH_SHARE:
         faults = _rougher(faults, nodes, chance)
         faults = _stranger(faults, random.Random(f"strange of {seed}"))
+        alone = random.Random(f"isolations of {seed}").random() < ISOLATED_SHARE
+        faults = replace(faults, isolations=int(alone))
     return size, faults
 
 

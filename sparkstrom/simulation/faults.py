@@ -22,6 +22,7 @@ class Faults:
     pauses: int = 1  # a worker's process stands still for up to two leases
     master_pauses: int = 0  # the driver program stands still for up to two leases
     splits: int = 0  # half of the workers cannot speak with the others for up to two leases
+    isolations: int = 0  # nobody can speak with the driver program for up to four leases
     slow: int = 0  # workers on machines that are ten times slower
     drift: float = 0.0  # share by which the workers' clocks go fast or slow, from other zeros
     leaps: int = 0  # a worker's clock goes forward by up to an eighth of a lease

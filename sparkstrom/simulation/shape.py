@@ -34,6 +34,7 @@ class Shape:
         self._violation = violation
         self._patience_s = CALM_LEASES * lease_s + CALM_MARGIN_S
         self._courses: dict[SimProcess, Course] = {}
+        self._closed_s: dict[SimProcess, float] = {}  # since when it goes by an id that is closed
         self._tree: Tree | None = None
         self.trouble_s = 0.0  # until then something went wrong, or was on its way back
 
@@ -101,6 +102,20 @@ class Shape:
                 course.since_s = now_s
                 where = f"{course.reached[1]} of {head}, {quiet_s:.1f} s after the last trouble"
                 self._violation(f"I4: {process.name} is cut off at commit {where}")
+
+    def closed_ids(self, processes: list[SimProcess], fit: Fit, now_s: float) -> None:
+        """Whoever goes by an id that is closed learns so, as soon as all others go on."""
+        for process in processes:
+            node = process.node.node
+            if not process.alive or node < 0 or node in fit.members.live:
+                self._closed_s.pop(process, None)
+                continue
+            since_s = self._closed_s.setdefault(process, now_s)
+            quiet_s = now_s - max(since_s, self.trouble_s)
+            if quiet_s > self._patience_s:
+                self._closed_s[process] = now_s
+                when = f"{quiet_s:.1f} s after the last trouble"
+                self._violation(f"I4: the closed id {node} is still {process.name}'s, {when}")
 
     def _above_copies(
         self, process: SimProcess, alive: dict[int, SimProcess], now_s: float

@@ -140,6 +140,7 @@ class World:
         if self._is_calm:
             head = self.master.fit.sequencer.head
             self.shape.goes_on(self.processes, head, self.time.now_s)
+            self.shape.closed_ids(self.processes, self.master.fit, self.time.now_s)
         if self.steady and self.size.max_lead is not None:
             self.checks.lead(self.processes, self.size.max_lead)
         if self.master_is_lost and not self.alive:

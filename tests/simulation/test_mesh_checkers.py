@@ -68,6 +68,10 @@ def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fit, "move", only_newcomers)
 
 
+def takes_no_notice_that_it_is_closed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node, "on_closed", lambda me, closed: [])
+
+
 def stands_under_the_master(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tree, "parent", lambda self, node: 0)
 
@@ -99,6 +103,7 @@ INNER = CALM | {"fan_out": 2, "crashes": 3, "step_s_max": 0.6, "epochs": 5}
 SUMS = CALM | {"loss": 0.2, "merged_bytes": 100, "downlink_bytes": 300, "log_bytes": 4_000}
 MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
     (cuts_a_subtree_off, "I4: p", INNER),
+    (takes_no_notice_that_it_is_closed, "I4: the closed id", CALM | {"isolations": 1}),
     (stands_under_the_master, "I4: node 0 has", {"fan_out": 2}),
     (overruns_a_child, "I4: node", {"fan_out": 2, "downlink_bytes": 1, "bandwidth": 0.0}),
     (adds_its_own_again_with_a_sum, "I3: p", SUMS),

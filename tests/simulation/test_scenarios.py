@@ -101,6 +101,7 @@ FOUND_IN_A_MESH: list[tuple[str, int, int, dict[str, Any]]] = [
     ("a relay with nothing of its own to send had a dead stream upwards", 2494, 12, {}),
     ("own updates that came down late were taken for a dead stream upwards", 6512, 12, {}),
     ("a released worker had no replica yet, and lost what an earlier fit had left", 6872, 12, {}),
+    ("nobody heard the master, and who it had closed never did", 226, 12, {"isolations": 1}),
     ("data that flowed hid that the control stream from the parent was dead", 1343, 12, {}),
 ]
 

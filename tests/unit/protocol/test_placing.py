@@ -340,6 +340,34 @@ def test_the_closed_one_and_its_parent_are_told_for_two_leases(mesh_of: Any) -> 
     assert master.fit.goodbyes == {}
 
 
+def say_goodbye_in_vain(mesh_of: Any) -> Any:
+    """Node 7 is lost, and so is all that it was told for two leases: its parent still has it."""
+    master = mesh_of(8)
+    lose(master, 3, 7)
+    keep_alive(master, 32.0)
+    assert master.fit.goodbyes == {}
+    return master
+
+
+@pytest.mark.parametrize("speaks", ["update", "report"])
+def test_who_goes_on_under_a_closed_id_is_told_again(mesh_of: Any, speaks: str) -> None:
+    master = say_goodbye_in_vain(mesh_of)
+    says = {"update": master.make.update(7, 1), "report": master.make.report(master.make.status(7))}
+    master.hear(1, says[speaks])
+    effects = keep_alive(master, 2.0)
+    assert answers(effects, Closed, host(7))[0].node == 7
+    assert sent(effects, State, 1)[0].closed == [7]
+    assert answers(keep_alive(master, 32.0), Closed)[-1].node == 7
+    assert answers(keep_alive(master, 10.0), Closed) == []
+
+
+def test_what_is_heard_late_of_one_that_is_back_is_no_news(mesh_of: Any) -> None:
+    master = say_goodbye_in_vain(mesh_of)
+    master.join(6, count=2, executor="e6")
+    master.hear(1, master.make.update(7, 1))
+    assert master.fit.goodbyes == {}
+
+
 def test_nothing_is_ordered_when_all_is_done(mesh_of: Any) -> None:
     master = mesh_of(8)
     master.evict(1)
