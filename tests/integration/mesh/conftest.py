@@ -34,7 +34,7 @@ from sparkstrom.transport.aeron.driver import DriverHandle, DriverOptions, ensur
 from sparkstrom.transport.aeron.processes import Watched, is_alive, watched
 
 SCRIPT = Path(__file__).with_name("forking.py")
-LEASE_S = 4.0  # beyond what the scheduler of a busy machine makes a media driver wait: 3 s seen
+LEASE_S = 4.0  # longer than any process waits for a processor on a busy machine
 
 
 def _load() -> Any:
