@@ -100,9 +100,9 @@ class Fit:
         return effects
 
     def still_speaks(self, node: int, now_s: float) -> None:
-        """Its id is closed, and a node that still has it below goes on feeding it: tell it again.
+        """Its id is closed, and whoever still has it below goes on feeding it: tell it again.
 
-        Whoever closed it could reach neither: it hears of the master, and would never find out.
+        All goodbyes may have been lost, and a node that hears of the master does not ask.
         """
         join = self.members.gone.get(node)
         if join is None or node in self.goodbyes or self.members.newest[join.token] > join.count:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 FIRST_S, EARLY_S = 0.3, 4.0
 EARLY_SHARE = 0.25
 TRAINING_SHARE = 1.2  # of the time that all steps take at their slowest
-LEASES_MAX = 2  # how long cuts and pauses of the driver last at most; pauses of workers and
-# isolations of the driver twice that
+# How long cuts and pauses of the driver last at most; twice that its isolations and workers' pauses
+LEASES_MAX = 2
 CUT_S_MIN = 0.1
 UNHEARD, UNANSWERED = (text.split("{")[0] for text in (MASTER_SILENT, JOIN_FAILED))
 MASTER_SHARE = 0.3  # of the media drivers that die
