@@ -42,7 +42,7 @@ class Goodbye:
     """To somebody whose id is closed, and to the parent that may still have it."""
 
     join: Join
-    parent: int
+    parent: int  # MASTER: nobody knows who still has it
     edge: int
     until_s: float
     next_s: float

@@ -124,8 +124,9 @@ def ensure_driver(
     """Join the living media driver of ``key``, or start one; return it once it is bound.
 
     ``key`` names executor and job, e.g. ``f"{application}-{job}-{executor}"``: the same for all
-    workers that shall share, different for everybody else on the host. Raise SetupError, with the
-    end of the driver's log, when it does not come up within the deadline.
+    workers that shall share, different for everybody else on the host. A driver that has stood
+    still for longer than clients wait is ended and replaced. Raise SetupError, with the end of the
+    driver's log, when it does not come up within the deadline.
     """
     options = options or DriverOptions()
     end_s = time.monotonic() + deadline_s
@@ -164,9 +165,10 @@ def _ends_stalled(directory: Path) -> bool:
     time.sleep(WAKING_S)  # the whole machine may have slept until just now
     if _is_active(directory):
         return False
-    log.warning("the media driver (pid %d) stands still; ending it", pid)
-    with suppress(ProcessLookupError):  # it ended by itself
-        os.kill(pid, signal.SIGKILL)
+    if is_held(directory / DRIVER_LOCK):  # otherwise it is gone, and its pid may be another's
+        log.warning("the media driver (pid %d) stands still; ending it", pid)
+        with suppress(ProcessLookupError):  # it ended in this very moment
+            os.kill(pid, signal.SIGKILL)
     return True
 
 

@@ -274,7 +274,7 @@ def test_it_goes_with_the_executor_though_clients_stay(drivers: Any) -> None:
 
 CLIENT = """
 import json, os, sys, time
-from sparkstrom.transport.aeron import driver, driver_process
+from sparkstrom.transport.aeron import driver
 from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.homes import home_for
