@@ -116,6 +116,11 @@ class Joiner:
         self._parts: list[bytes] = []
         self._bytes = 0
 
+    @property
+    def arriving_bytes(self) -> int:
+        """Of the message that is not whole yet."""
+        return self._bytes if self._next is not None else 0
+
     def take(self, header: Header, body: bytes) -> bytes | None:
         """The whole message's body once its last piece is here. Raise WireError for a replay."""
         if header.counter <= self._counter:

@@ -32,6 +32,13 @@ class Received(msgspec.Struct, frozen=True):
     message: Message
 
 
+class Arriving(msgspec.Struct, frozen=True):
+    """So many bytes of a data message from a neighbour are here; it is not whole yet."""
+
+    sender: int
+    bytes: int
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time passed; whatever is due is done."""
 
@@ -137,7 +144,7 @@ class GivenUp(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Received | Tick | Opened | Published | Progressed | Busy | Paused | Installed | Applied
+    Received | Arriving | Tick | Opened | Published | Progressed | Busy | Paused | Installed | Applied
     | Drained | Hashed | Released | TrainerFailed | Moved | StopRequested | GivenUp
 )  # fmt: skip
 
@@ -213,7 +220,7 @@ class Install(msgspec.Struct, frozen=True):
     """
 
     chunks: tuple[Chunk, ...]
-    held: tuple[Committed, ...]
+    held: tuple[Committed | MergedRange, ...]
     own: tuple[Update, ...]
     commit: int
 
@@ -243,6 +250,7 @@ class SendMerged(msgspec.Struct, frozen=True):
     after: int
     commit: int
     last: LastSeqs
+    count: int  # entries of the sum, about
     entries: tuple[Committed | MergedRange, ...]
 
 
@@ -321,5 +329,7 @@ class Command(msgspec.Struct, frozen=True):
     order: Order
     reason: str = ""
     steps_max: int | None = None  # with TRAIN: how far it may go
+    publishes: bool = True  # with TRAIN: a publication may go; False: the last ones are under way
+    round_s: float = 0.0  # with TRAIN: from a publication to its commit, lately
     commit: int = 0  # with AUDIT
     number: int = 0  # with PAUSE: an answer to an older one does not count

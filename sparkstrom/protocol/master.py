@@ -68,7 +68,7 @@ class Master:
         average: Callable[[list[bytes]], bytes] | None = None,
     ) -> None:
         sequencer, leases = Sequencer(limits.log_bytes), Leases(limits.lease_s, now_s)
-        family = Family(limits.downlink_bytes, limits.merged_bytes, sequencer.history, leases)
+        family = Family(limits.serving, sequencer.history, leases)
         self.fit = Fit(
             version=version,
             chunks=chunks,
@@ -114,6 +114,9 @@ class Master:
                     return self._on_direct(message, now_s)
                 fit.leases.renew(sender, now_s)
                 return self._on_child(child, message, now_s)
+            case ev.Arriving(sender=sender, bytes=size):
+                if (child := fit.family.children.get(sender)) is not None:
+                    fit.family.arriving(child, size)
             case ev.Tick():
                 return self._on_tick(now_s)
             case ev.GivenUp(reason=reason):
@@ -213,6 +216,8 @@ class Master:
                 effects: list[Effect] = []
                 for status in message.news:
                     effects += on_status(fit, status, now_s)
+                if message.received > child.received:  # slow links carry something, too
+                    fit.phases.progress_s = now_s
                 return effects + fit.family.on_report(child, message, now_s)
             case Attach():
                 child.state_due = True
@@ -221,10 +226,9 @@ class Master:
                     confirm(fit, fit.members.live[child.node], child.edge)
                 return effects
             case AskAfter(commit=commit) if commit <= fit.sequencer.head:
-                child.downlink.rewind(commit, now_s)
-                return fit.family.feed(child, now_s)
+                return fit.family.on_ask_after(child, commit, now_s)
             case AskChunk(index=index) if index < fit.chunks:
-                return [ev.SendChunk(child.node, index)]
+                return fit.family.on_ask_chunk(child, index, now_s)
             case AskUpdater():
                 return find_lender(fit, message)
             case UpdaterChunk(asker=asker) if asker in fit.tree:
@@ -236,7 +240,7 @@ class Master:
         return []
 
     def _on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
-        child.taken += 1
+        child.passed += self.fit.family.on_update(child, update)
         fit, member = self.fit, self.fit.members.live.get(update.origin)
         committed = fit.sequencer.number(update, self._payload_of)
         if member is None:
@@ -246,7 +250,7 @@ class Master:
         if committed is None:
             last = fit.sequencer.last[member.node]
             ahead = update.seq > last + 1 and not fit.sequencer.frozen
-            return fit.family.again(child, member.node, now_s) if ahead else []
+            return fit.family.again(child, member.node, last, now_s) if ahead else []
         fit.phases.progress_s = now_s
         fit.partition_of(member).advance(Position(update.epoch, update.batch))
         count_pending(fit, member)
@@ -299,7 +303,9 @@ class Master:
             nodes=len(fit.members.live),
             closed=list(fit.goodbyes),
             heard=0,
+            sent=0,
             taken=0,
+            passed=0,
         )
 
     def _ask_to_release(self, now_s: float) -> list[Effect]:

@@ -6,7 +6,7 @@ from sparkstrom.codec.messages import Activity
 from sparkstrom.protocol.events import Command, Order
 from sparkstrom.protocol.standing import NOBODY, Standing
 
-DOUBLINGS_MAX = 3  # of the patience with an edge that stays silent, on a network that is slow
+DOUBLINGS_MAX = 4  # of the patience with an edge that stays silent, on a network that is slow
 LEVELS_ABOVE = 4  # in a mesh: each may have to fetch its replica before the next gets its place
 FAREWELL_S = 5.0  # how long a failing or leaving node waits for the master to have heard
 
@@ -26,8 +26,7 @@ def forget_sleep(me: Standing, now_s: float) -> None:
         me.done_s = later(me.done_s)
     me.failed_s, me.leaving_s = later(me.failed_s), later(me.leaving_s)
     me.uplink.progress_s = later(me.uplink.progress_s)
-    if me.handed.since_s is not None:
-        me.handed.since_s = later(me.handed.since_s)
+    me.up.slept(slept_s)
     if me.catchup is not None:
         me.catchup.progress_s = later(me.catchup.progress_s)
 
@@ -45,10 +44,11 @@ def is_edge_dead(me: Standing, now_s: float) -> bool:
     steady = now_s - max(me.opened_s, me.steady_s) > lease_s and now_s - me.heard_s <= lease_s / 2
     if not me.attached or not steady:
         return False
-    waits = [me.got_s] if me.behind or me.catchup is not None else []
-    if me.handed.since_s is not None:
-        waits.append(me.handed.since_s)
-    return any(now_s - max(since_s, me.steady_s) > lease_s for since_s in waits)
+    waits = [me.got_s] if me.is_sent_more else []
+    if me.up.since_s is not None:
+        waits.append(me.up.since_s)
+    patience_s = lease_s * 2 ** min(me.starved, DOUBLINGS_MAX)
+    return any(now_s - max(since_s, me.steady_s) > patience_s for since_s in waits)
 
 
 def waited_too_long(me: Standing, now_s: float) -> Command | None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.frames import NOBODY, OVERHEAD_BYTES, Header, Joiner, Seal, pieces_of
-from sparkstrom.codec.messages import Address, Direct, Message, Update
-from sparkstrom.codec.wire import decode_untrusted, encode, is_data
+from sparkstrom.codec.messages import Address, Direct, Message, Report, State, Update
+from sparkstrom.codec.wire import Kind, decode_untrusted, encode, is_data
 from sparkstrom.runtime.outbox import Answers, Outbox
 from sparkstrom.transport.base import Sender, Transport
 
@@ -23,6 +22,7 @@ CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # the least that a control stream's
 UNBOUND = 0  # the edge of what the master says directly; edges count from 1
 LOBBY = -1  # the sender of what is told to the master directly
 TELLERS_MAX = 1024  # of whom the lobby keeps what is not whole yet
+NEWEST_COUNTS = (Report, State)  # each says all that the one before it said, and more
 LOCAL = 2  # streams of an edge inside one media driver: so much above those for UDP
 
 
@@ -105,6 +105,7 @@ class Mailroom:
         self._answers = Answers(self._open_answer)
         self._direct = Joiner(message_bytes_max)  # the master's own words, whichever stream
         self._sealed_seq = (-1, 0)
+        self._arriving: dict[int, int] = {}  # neighbour -> bytes of a message that is not whole
 
     # -- edges -----------------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ class Mailroom:
     # -- sending ---------------------------------------------------------------------------------
 
     def send(self, node: int, message: Message) -> None:
-        """Queue for a neighbour; where there is no edge, or no room, it is lost."""
+        """Queue for a neighbour; where there is no edge, it is lost."""
         peer = self._peers.get(node)
         if peer is None:
             self.traffic.not_queued += 1
@@ -186,7 +187,8 @@ class Mailroom:
         if isinstance(message, Update):
             self._count_update(message, frames)
         box = peer.data if is_data(message) else peer.control
-        self._put(box.put, frames)
+        box.put(frames, type(message) if isinstance(message, NEWEST_COUNTS) else None)
+        self._count(frames)
 
     def meet(self, endpoint: Endpoint, lobby: int) -> None:
         """Where the master takes what is told directly; a connection that was there is dropped."""
@@ -208,12 +210,16 @@ class Mailroom:
             self._seal.close(Header(kind, NOBODY, 0, number, counter + i, i, len(pieces)), piece)
             for i, piece in enumerate(pieces)
         ]
-        self._put(self._to_master.put, frames)
+        self._to_master.put(frames)
+        self._count(frames)
 
     def answer(self, address: Address, message: Message) -> None:
         """Queue something that the master says directly, whoever stands between."""
         frames = self._seal_message(message, receiver=NOBODY, edge=UNBOUND)
-        self._put(partial(self._answers.put, address), frames)
+        if self._answers.put(address, frames):
+            self._count(frames)
+        else:
+            self.traffic.not_queued += 1
 
     def _open_answer(self, address: Address) -> Sender:
         there = Endpoint(address.host, address.port)
@@ -238,11 +244,8 @@ class Mailroom:
         """Asked each time: after ``move_to`` the log may be a smaller one."""
         return min(self.transport.max_frame_bytes - OVERHEAD_BYTES, self._chunk_bytes_max)
 
-    def _put(self, put: Callable[[list[bytes]], bool], frames: list[bytes]) -> None:
-        if put(frames):
-            self.traffic.wire_bytes += sum(map(len, frames))
-        else:
-            self.traffic.not_queued += 1
+    def _count(self, frames: list[bytes]) -> None:
+        self.traffic.wire_bytes += sum(map(len, frames))
 
     def _seal_message(self, message: Message, *, receiver: int, edge: int) -> list[bytes]:
         kind, body = encode(message)
@@ -290,8 +293,19 @@ class Mailroom:
             raise WireError("a frame of another edge")
         if header.receiver not in (self.me, NOBODY):
             raise WireError("a frame for somebody else")
-        whole = (self._direct if direct else slot.joiner).take(header, body)
-        return None if whole is None else (header.sender, decode_untrusted(header.kind, whole))
+        joiner = self._direct if direct else slot.joiner
+        whole = joiner.take(header, body)
+        if whole is None:
+            if header.kind != Kind.CONTROL:
+                self._arriving[header.sender] = joiner.arriving_bytes
+            return None
+        self._arriving.pop(header.sender, None)
+        return header.sender, decode_untrusted(header.kind, whole)
+
+    def arriving(self) -> list[tuple[int, int]]:
+        """Since the last call: neighbours with a data message under way, and its bytes so far."""
+        arriving, self._arriving = list(self._arriving.items()), {}
+        return arriving
 
     def _open_in_lobby(self, lobby: Lobby, frame: bytes) -> tuple[int, Message] | None:
         header, body = self._seal.open_untrusted(frame)

@@ -235,6 +235,8 @@ class MasterThread(threading.Thread):
         try:
             for sender, message in self._mail.receive(IDLE_WAIT_S):
                 self._step(ev.Received(sender, message))
+            for sender, size in self._mail.arriving():
+                self._step(ev.Arriving(sender, size))
             while not self._wishes.empty():
                 self._step(self._wishes.get())
             while not self._snapshots.empty():

@@ -114,6 +114,8 @@ class NodeThread(threading.Thread):
         try:
             for sender, message in self._mail.receive(wait_s):
                 self._step(ev.Received(sender, message))
+            for sender, size in self._mail.arriving():
+                self._step(ev.Arriving(sender, size))
             self._take_trainer_events()
             self._step(ev.Tick())
             self._tell_stats()

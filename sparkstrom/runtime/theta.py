@@ -122,11 +122,14 @@ class Theta:
     def install(
         self,
         chunks: Sequence[Chunk],
-        held: Sequence[Committed],
+        held: Sequence[Committed | MergedRange],
         own: Sequence[Update],
         commit: int,
     ) -> None:
-        """Become the snapshot, plus what each chunk lacks of ``held``, plus ``own``."""
+        """Become the snapshot, plus what each chunk lacks of ``held``, plus ``own``.
+
+        A chunk has all of a sum or nothing: no sum of ``held`` goes past its commit.
+        """
         has = np.zeros(chunk_count(self.n_params), np.int64)
         *of_parameters, of_buffers = chunks
         self.buffers = of_buffers.payload
@@ -135,6 +138,11 @@ class Theta:
             part[:] = decode_theta_untrusted(chunk.payload, part.size, self.k)
             has[chunk.index] = chunk.commit
         for committed in held:
+            if isinstance(committed, MergedRange):
+                total = decode_quanta_untrusted(committed.payload, self.n_params)
+                total[np.repeat(has[:-1] > committed.after, CHUNK_PARAMS)[: total.size]] = 0
+                self.add_sum(total)
+                continue
             if committed.form == Form.BUFFERS:
                 if committed.commit > of_buffers.commit:
                     self.buffers = committed.payload
@@ -159,6 +167,7 @@ class Theta:
             after=wanted.after,
             commit=wanted.commit,
             last=wanted.last,
+            count=wanted.count,
             payload=encode_quanta(total),
         )
 

@@ -55,7 +55,11 @@ def merge(entries: Iterable[Committed | MergedRange]) -> bytes:
 def merged_range(effect: SendMerged) -> MergedRange:
     """The message that the effect asks for."""
     return MergedRange(
-        after=effect.after, commit=effect.commit, last=effect.last, payload=merge(effect.entries)
+        after=effect.after,
+        commit=effect.commit,
+        last=effect.last,
+        count=effect.count,
+        payload=merge(effect.entries),
     )
 
 
@@ -112,6 +116,11 @@ class SimReplica:
         self.buffers = buffers.payload
         has = [chunk.commit for chunk in cells]
         for committed in install.held:
+            if isinstance(committed, MergedRange):
+                for index, amount in enumerate(SUM.unpack(committed.payload)):
+                    if committed.after >= has[index // CHUNK]:
+                        self.theta[index] += amount
+                continue
             if committed.form == BUFFERS:
                 newer = committed.commit > buffers.commit
                 self.buffers = committed.payload if newer else self.buffers

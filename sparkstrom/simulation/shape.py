@@ -76,8 +76,9 @@ class Shape:
             good |= seen
         for node, me in alive.items():
             for child in me.family.children.values():
-                count, size = child.downlink.under_way
-                if count > 1 and size > me.limits.downlink_bytes:
+                size = child.link.under_way
+                # A chunk goes at once with all that it has and its child lacks.
+                if size > me.limits.serving.window_max + 2 * me.limits.log_bytes + 64 * 40:
                     self._violation(f"I4: node {node} has {size} bytes under way to {child.node}")
 
     def goes_on(self, processes: list[SimProcess], head: int, now_s: float) -> None:

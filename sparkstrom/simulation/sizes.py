@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.node import NodeLimits
+from sparkstrom.protocol.family import Serving
+from sparkstrom.protocol.link import SUM_ENTRY_BYTES
 from sparkstrom.protocol.tree import FLAT
+from sparkstrom.simulation.replica import CELL
 
 SILENT_LEASES = 3  # of the master; twice that in a mesh, where its signs take a detour
 
@@ -43,6 +46,12 @@ class Size:
     def mesh(self) -> bool:
         return self.depth > 1
 
+    @property
+    def serving(self) -> Serving:
+        """Of one child and of all; what a sum and a chunk weigh."""
+        entries = max(1, self.merged_bytes // SUM_ENTRY_BYTES)
+        return Serving(self.downlink_bytes, 4 * self.downlink_bytes, entries, CELL.size)
+
     def of_master(self) -> MasterLimits:
         return MasterLimits(
             lease_s=self.lease_s,
@@ -51,8 +60,7 @@ class Size:
             release_s=3.0,
             end_s=30.0,
             log_bytes=self.log_bytes,
-            downlink_bytes=self.downlink_bytes,
-            merged_bytes=self.merged_bytes,
+            serving=self.serving,
             fan_out=self.fan_out,
             depth=self.depth,
         )
@@ -64,8 +72,7 @@ class Size:
             master_silent_s=SILENT_LEASES * self.lease_s * (2 if self.mesh else 1),
             window_bytes=self.window_bytes,
             log_bytes=self.log_bytes,
-            downlink_bytes=self.downlink_bytes,
-            merged_bytes=self.merged_bytes,
+            serving=self.serving,
             max_lead=self.max_lead,
             borrow_s=self.lease_s,
         )

@@ -21,7 +21,7 @@ from sparkstrom.encoding.thresholds import (
     FixedThreshold,
     TargetSparsityThreshold,
 )
-from sparkstrom.spark.options import unknown
+from sparkstrom.spark.options import AUTO, unknown
 from sparkstrom.spark.shared import ALIASES, REFUSED, SharedTrainingMaster
 from sparkstrom.spark.void import REFUSED as VOID_REFUSED
 from sparkstrom.spark.void import VoidConfiguration
@@ -110,7 +110,9 @@ def _parsed(option: Field[Any], key: str, text: str) -> object:
         return _WORDS[word.lower()]
     if option.name == "port_range":
         return _port_range(key, word)
-    if option.type in ("int", "int | None", "float"):
+    if option.type == "int | str" and word == AUTO:
+        return word
+    if option.type in ("int", "int | None", "int | str", "float"):
         return _number(key, word)
     if option.name == "layer_multipliers":
         return _literal(key, word)

@@ -14,6 +14,7 @@ from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, ThresholdAlgorithm
 from sparkstrom.runtime.store import MEMORY_MIN_BYTES
 from sparkstrom.spark.options import (
+    AUTO,
     need,
     need_flag,
     need_one_of,
@@ -80,7 +81,7 @@ class SharedTrainingMaster:
     layer_multipliers: Mapping[str, int] | None = field(default=None, hash=False)
     warm_up: WarmUp | None = None  # send more in the first publications; None: as in all others
     shake_frequency: int = 0  # publications from one with tau / 3 to the next; 0: none
-    publish_every: int = 1  # steps between two publications
+    publish_every: int | str = AUTO  # steps between two; "auto": when the last one is committed
     aggregation: str = "sum"  # weight s of an update: 1, 1/workers or 1/sqrt(workers)
     max_lead: int | None = 8  # steps a worker may be ahead of the slowest; None: any number
     # How the data are spread
@@ -141,10 +142,12 @@ class SharedTrainingMaster:
         least, remedy = MEMORY_MIN_BYTES, " bytes, as a rule 512 MiB (536870912)"
         need_whole("batch_memory_bytes", self.batch_memory_bytes, least, remedy)
         need_whole("shake_frequency", self.shake_frequency, 0, " publications, as a rule 100")
-        need_whole("publish_every", self.publish_every, 1)
+        if self.publish_every != AUTO:
+            need_whole("publish_every", self.publish_every, 1, ", or 'auto'")
         if self.max_lead is not None:
             remedy = ", the value of publish_every: workers tell how far they are when they publish"
-            need_whole("max_lead", self.max_lead, self.publish_every, remedy)
+            least = self.publish_every if isinstance(self.publish_every, int) else 1
+            need_whole("max_lead", self.max_lead, least, remedy)
         need_whole("rng_seed", self.rng_seed, 0)
         need_flag("collect_training_stats", self.collect_training_stats)
         need_flag("encoding_debug_mode", self.encoding_debug_mode)
