@@ -31,6 +31,7 @@ from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.leases import Leases
 from sparkstrom.protocol.link import HEADER_BYTES, Link, entries_in_sum, sum_weight, weight
+from sparkstrom.protocol.narrow import Backlog, Narrow
 from sparkstrom.protocol.replay import Entry, History, adds, last_of
 
 STATE_SPACING_S = 0.005
@@ -82,6 +83,8 @@ class Child:
     state_due: bool = True
     state_s: float = -1.0
     asked: dict[int, Asked] = field(default_factory=dict)  # by origin
+    backlog: Backlog = field(default_factory=Backlog)
+    sums: int = 0  # that it was sent
 
 
 class Family:
@@ -91,6 +94,7 @@ class Family:
         self._serving, self._history, self.leases = serving, history, leases
         self.children: dict[int, Child] = {}
         self._under_way = 0  # bytes, to all
+        self.narrow: list[Narrow] = []  # links that were found to be; whoever tells takes them out
         self._short = False  # somebody had to wait because of what is under way to the others
 
     # -- edges -----------------------------------------------------------------------------------
@@ -245,6 +249,7 @@ class Family:
     def _send_merged(self, child: Child, entries: tuple[Entry, ...], now_s: float) -> Effect:
         self._hand(child, self._weight_of_sum(entries), now_s)
         after, child.sent = child.sent, entries[-1].commit
+        child.sums += 1
         last, count = last_of(entries), self._entries_of(entries)
         return ev.SendMerged(child.node, after, child.sent, last, count, entries)
 
@@ -320,6 +325,7 @@ class Family:
         out = self.feed_all(now_s)
         head = self._history.log.head if self._history.whole else 0
         for child in self.children.values():
+            self._look_at_link(child, now_s)
             if child.state_due and now_s >= child.state_s + STATE_SPACING_S:
                 child.state_due, child.state_s = False, now_s
                 told = {
@@ -331,6 +337,14 @@ class Family:
                 }
                 out.append(Send(child.node, msgspec.structs.replace(state, **told)))
         return out
+
+    def _look_at_link(self, child: Child, now_s: float) -> None:
+        log = self._history.log
+        waits = child.answer is not None and not child.catching and child.sent < log.head
+        needed = child.backlog.looks(waits, log.appended, now_s)
+        if needed is not None:
+            behind = log.head - child.received
+            self.narrow.append(Narrow(child.node, child.link.rate, needed, behind, child.sums > 0))
 
     def tell_all(self) -> None:
         """There is a new state."""

@@ -71,6 +71,7 @@ class Fit:
     moving: dict[int, None] = field(default_factory=dict)  # nodes whose place is not confirmed
     doubted: dict[int, float] = field(default_factory=dict)  # node -> when it was last asked
     goodbyes: dict[int, Goodbye] = field(default_factory=dict)
+    narrow: set[int] = field(default_factory=set)  # whose links upwards are told to be too slow
     lenders: dict[int, int] = field(default_factory=dict)  # who wants an updater's state -> whose
 
     def partition_of(self, member: Member) -> Partition:

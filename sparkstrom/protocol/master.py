@@ -34,7 +34,7 @@ from sparkstrom.protocol.admission import on_join
 from sparkstrom.protocol.events import Effect
 from sparkstrom.protocol.family import Child, Family
 from sparkstrom.protocol.fit import Fit, MasterLimits
-from sparkstrom.protocol.hearing import count_pending, find_lender, on_status
+from sparkstrom.protocol.hearing import count_pending, find_lender, on_status, tell_narrow
 from sparkstrom.protocol.keeping import Keeping, KeptFiles
 from sparkstrom.protocol.leases import Leases
 from sparkstrom.protocol.members import Member
@@ -282,7 +282,9 @@ class Master:
             fit.family.tell_all()
         if not done:
             effects += order_places(fit, now_s) + ask_again(fit, now_s)
-        return effects + fit.family.tick(self._state(), now_s) + self._ask_to_release(now_s)
+        effects += fit.family.tick(self._state(), now_s) + self._ask_to_release(now_s)
+        found, fit.family.narrow = fit.family.narrow, []
+        return effects + tell_narrow(fit, found)
 
     def _close_silent(self, now_s: float) -> list[Effect]:
         fit = self.fit

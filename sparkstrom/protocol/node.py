@@ -349,8 +349,13 @@ class Node:
         return [Send(me.parent, Leaving(node=me.node, reason="done", kept=None))]
 
     def stats(self, values: dict[str, float]) -> None:
-        """Counters for the master; they go with the next report, and are cumulative."""
-        self.standing.stats, self.standing.news = values, True
+        """Counters for the master; they go with the next report, and are cumulative.
+
+        With them, of the links downwards the one that was found to be too slow last.
+        """
+        me = self.standing
+        slow = me.family.narrow[-1].counters() if me.family.narrow else {}
+        me.stats, me.news = {**values, **slow, "round_s": me.uplink.round_s}, True
 
 
 def _shared(state: State) -> State:

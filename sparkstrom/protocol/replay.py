@@ -51,6 +51,11 @@ class Log:
     def bytes(self) -> int:
         return self._end - self._begin
 
+    @property
+    def appended(self) -> int:
+        """Bytes ever."""
+        return self._end
+
     def append(self, entry: Entry) -> None:
         assert before(entry) == self.head, "a log has no gaps"
         self._entries[self.head] = entry, self._end

@@ -83,12 +83,18 @@ def _longest_wait(me: Standing, now_s: float) -> tuple[float, float, str]:
     if me.opened_s < begun_s and me.parent != NOBODY and not me.attached:
         return me.opened_s, LEVELS_ABOVE * stuck_s, NO_PARENT
     if uplink.progress_s < begun_s and len(uplink) > 0:
-        return uplink.progress_s, stuck_s, NO_COMMITS
+        return uplink.progress_s, stuck_s, no_commits(me)
     if me.got_s < begun_s and me.behind:
         return me.got_s, stuck_s, NOT_FED
     if me.installing or (me.activity is Activity.STEPPING and not me.paused):
         return me.activity_s, limits.step_s, STEP_STUCK
     return now_s, stuck_s, ""
+
+
+def no_commits(me: Standing) -> str:
+    """With what waits, and how fast it went."""
+    figures = {"bytes": me.uplink.bytes, "under_way": me.up.under_way, "rate": me.up.rate / 1e6}
+    return NO_COMMITS.format(parent=me.parent, **figures)
 
 
 JOIN_FAILED = (
@@ -111,6 +117,14 @@ NO_SNAPSHOT = (
 NO_PARENT = (
     "the node that it stands under has had no replica for it for {:.0f} s, although it answers"
 )
-NO_COMMITS = "none of its updates was committed for {:.0f} s, although the master answers"
-NOT_FED = "the updates of the others did not arrive for {:.0f} s, although the master answers"
+NO_COMMITS = (
+    "none of its updates was committed for {{:.0f}} s, although the master answers: {bytes:,} bytes"
+    " of them wait, {under_way:,} bytes are under way to node {parent}, and the link there carried"
+    " {rate:.2f} MB/s; look at that link and at the driver's, use mesh_build_mode='mesh', or send"
+    " less (threshold='auto', publish_every='auto')"
+)
+NOT_FED = (
+    "the updates of the others did not arrive for {:.0f} s, although the master answers: look at "
+    "the link of this executor and at that of the node it stands under"
+)
 STEP_STUCK = "one training step took longer than {:.0f} s: raise step_timeout if that is normal"

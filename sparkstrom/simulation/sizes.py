@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkstrom.protocol.fit import MasterLimits
-from sparkstrom.protocol.node import NodeLimits
 from sparkstrom.protocol.family import Serving
+from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.link import SUM_ENTRY_BYTES
+from sparkstrom.protocol.node import NodeLimits
 from sparkstrom.protocol.tree import FLAT
 from sparkstrom.simulation.replica import CELL
 
