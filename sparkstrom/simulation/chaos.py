@@ -130,7 +130,7 @@ class Chaos:
     def _cut(self, victim: SimProcess, cut: Cut) -> None:
         self._unreached.add(victim)
         self._lasts(cut.until_s)
-        victim.cut = cut
+        self._world.network.cut(victim, cut)
 
     def _split(self) -> None:
         """Half of the workers are alone with each other."""
@@ -200,9 +200,11 @@ class Chaos:
             return
         if self._world.time.chance.random() < MASTER_SHARE:
             self._happens("edge deaths", "the master's media driver dies")
+            self._world.network.break_edges(None)
             self._world.step_master(ev.Moved("master", 1))
         else:
             self._happens("edge deaths", f"the media driver of {victim.name} dies")
+            self._world.network.break_edges(victim)
             self._world.open(victim, alone=True)
 
     def _stop(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Faults:
     """Rates per message, and how many of each event happen in a run."""
 
-    loss: float = 0.05
+    loss: float = 0.05  # of what is said directly and of control that is repeated; data is not lost
     repeat: float = 0.03
     delay_ms_max: float = 40.0
     late: float = 0.02  # share of messages that come up to half a second late: reordering
@@ -18,7 +18,8 @@ class Faults:
     crashes: int = 2  # a worker process is gone; Spark starts another after a while
     executor_crashes: int = 0  # all workers of one executor are gone at once
     doubles: int = 0  # Spark starts another attempt although the first one lives
-    cuts: int = 2  # a worker is out of reach for up to two leases, both ways or one way
+    cuts: int = 2  # a worker is out of reach for up to two leases, both ways or one way: half a
+    # lease breaks its streams, less only delays what goes over them
     pauses: int = 1  # a worker's process stands still for up to two leases
     master_pauses: int = 0  # the driver program stands still for up to two leases
     splits: int = 0  # half of the workers cannot speak with the others for up to two leases

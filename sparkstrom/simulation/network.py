@@ -1,4 +1,10 @@
-"""Network: edges between neighbours, and the way to the master, on which anything may happen."""
+"""Network: edges between neighbours, and the way to the master, on which anything may happen.
+
+An edge has a control and a data stream each way. As Aeron's, a stream is ordered and reliable
+while it lives, and it lives through a cut shorter than its liveness; otherwise it breaks, and all
+after that is lost. Control that is repeated anyway, and what is said directly, may also get lost,
+come twice or be overtaken, one by one: harsher than Aeron is.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import Address, Direct, Message
+from sparkstrom.codec.messages import (
+    Address,
+    Attach,
+    Attached,
+    Direct,
+    Message,
+    Report,
+    State,
+)
 from sparkstrom.codec.wire import encode, is_data
 from sparkstrom.protocol import events as ev
 from sparkstrom.simulation.faults import Faults
@@ -20,6 +34,8 @@ LATE_S_MAX = 0.5
 NOBODY = -1  # who speaks in the master's lobby
 MASTERS_HOST = "master"
 CONTROL_BYTES = 100  # of a message without payload, about
+LIVENESS_S = 1.0  # a stream without a sign for so long breaks: half a lease, as Aeron's 5 s of 10 s
+REPEATED = (Attach, Attached, Report, State)  # on edges, until they are answered or for ever
 
 Arrive = Callable[[SimProcess | None, int, int, Message], None]  # target, sender, edge, message
 
@@ -36,6 +52,7 @@ class Network:
     """``to_master`` takes what arrives there, with its sender. ``measured``: sizes are real.
 
     ``poll_s``: how often a process looks at its streams, each at moments of its own; 0: always.
+    ``liveness_s``: a cut that lasts longer breaks the streams that it cuts.
     """
 
     def __init__(
@@ -46,18 +63,20 @@ class Network:
         *,
         measured: bool = False,
         poll_s: float = 0.0,
+        liveness_s: float = LIVENESS_S,
     ) -> None:
         self._time, self._faults, self._to_master = time, faults, to_master
         self._processes: dict[str, SimProcess] = {}  # by the host part of their addresses
         self._master_slots: dict[int, Slot] = {}
         self._random = time.chance.random
-        self._measured, self._poll_s = measured, poll_s
+        self._measured, self._poll_s, self._liveness_s = measured, poll_s, liveness_s
         self._phases_s: dict[SimProcess, float] = {}
         self._sized: tuple[Message | None, int] = None, 0
         self.masters_links: dict[SimProcess | None, Link] = {}
         self._free_s: dict[SimProcess | None, float] = {}  # when what one has sent is on its way
-        self._broken: set[tuple[int, bool, bool]] = set()  # edge, upwards, data
+        self._broken: set[tuple[int, SimProcess | None, bool]] = set()  # edge, sender, data
         self._splits: list[Split] = []
+        self._direct = (self._arrive_in_lobby, self._arrive_directly)
         self.quiet = not (faults.loss or faults.repeat or faults.late)
 
     def add(self, process: SimProcess) -> None:
@@ -74,7 +93,7 @@ class Network:
         slots = self._master_slots if owner is None else owner.slots
         host = effect.peer.host
         target = None if host == MASTERS_HOST else self._processes[host]
-        slots[effect.node] = Slot(effect.edge, target, self._link(owner, target))
+        slots[effect.node] = Slot(effect.edge, target, self._time.now_s)
 
     def close(self, owner: SimProcess | None, node: int) -> None:
         slots = self._master_slots if owner is None else owner.slots
@@ -82,7 +101,19 @@ class Network:
 
     def break_stream(self, process: SimProcess, *, up: bool, data: bool) -> None:
         """Nothing gets through on this stream of its present edge upwards any more."""
-        self._broken.add((process.node.standing.edge, up, data))
+        slot = process.slots.get(process.node.standing.parent)
+        if slot is not None:
+            self._broken.add((slot.edge, process if up else slot.target, data))
+
+    def break_edges(self, owner: SimProcess | None) -> None:
+        """The media driver of ``owner`` (None: the master) died: so did all streams there."""
+        for slot in (self._master_slots if owner is None else owner.slots).values():
+            self._break(slot.edge, owner)
+            self._break(slot.edge, slot.target)
+
+    def _break(self, edge: int, sender: SimProcess | None) -> None:
+        """Both streams of this edge from ``sender``."""
+        self._broken |= {(edge, sender, False), (edge, sender, True)}
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -91,24 +122,20 @@ class Network:
         slot = (self._master_slots if owner is None else owner.slots).get(to)
         if slot is None:
             return
-        if self._broken:
-            up = owner is not None and to == owner.node.standing.parent
-            if (slot.edge, up, is_data(message)) in self._broken:
-                return
+        if (slot.edge, owner, is_data(message)) in self._broken:
+            return
         sender = MASTER if owner is None else owner.node.node
         arrive = self._arrive_at_root if slot.target is None else self._arrive_at_edge
-        self._transmit(owner, slot.target, slot.link, arrive, sender, slot.edge, message)
+        self._transmit(owner, slot.target, arrive, sender, slot.edge, message)
 
     def tell(self, process: SimProcess, message: Direct) -> None:
         """To the master's lobby."""
-        link = self._link(process, None)
-        self._transmit(process, None, link, self._arrive_in_lobby, NOBODY, 0, message)
+        self._transmit(process, None, self._arrive_in_lobby, NOBODY, 0, message)
 
     def answer(self, address: Address, message: Message) -> None:
         """From the master, directly."""
         target = self._processes[address.host]
-        link = self._link(None, target)
-        self._transmit(None, target, link, self._arrive_directly, MASTER, address.port, message)
+        self._transmit(None, target, self._arrive_directly, MASTER, address.port, message)
 
     def _link(self, owner: SimProcess | None, target: SimProcess | None) -> Link:
         links = self.masters_links if owner is None else owner.links
@@ -118,8 +145,43 @@ class Network:
         """From now on every message arrives, once and in time."""
         self.quiet = True
 
+    # -- cuts ------------------------------------------------------------------------------------
+
+    def cut(self, process: SimProcess, cut: Cut) -> None:
+        """Out of reach from now on; what is sent over edges meanwhile waits for the end of it."""
+        process.cut = cut
+        self._time.after(self._liveness_s, self._break_cut, process)
+
+    def _break_cut(self, process: SimProcess) -> None:
+        """Nothing came for too long: these streams are over, unless the cut is.
+
+        Those that were opened meanwhile were never connected, and will be.
+        """
+        cut = process.cut
+        if cut is None or cut.until_s <= self._time.now_s:
+            return
+        for slot in self._old_slots(process):
+            if cut.up:
+                self._break(slot.edge, process)
+            if cut.down:
+                self._break(slot.edge, slot.target)
+
     def split(self, split: Split) -> None:
         self._splits.append(split)
+        if split.until_s > self._time.now_s + self._liveness_s:
+            self._time.after(self._liveness_s, self._break_split, split)
+
+    def _break_split(self, split: Split) -> None:
+        for process in split.apart:
+            for slot in self._old_slots(process):
+                if slot.target not in split.apart:
+                    self._break(slot.edge, process)
+                    self._break(slot.edge, slot.target)
+
+    def _old_slots(self, process: SimProcess) -> list[Slot]:
+        """Of edges that were there ``liveness_s`` ago."""
+        until_s = self._time.now_s - self._liveness_s
+        return [slot for slot in process.slots.values() if slot.opened_s <= until_s]
 
     def is_cut(self, process: SimProcess) -> bool:
         cut, now_s = process.cut, self._time.now_s
@@ -127,52 +189,66 @@ class Network:
             return True
         return cut is not None and cut.until_s > now_s
 
+    def _cut_until_s(self, owner: SimProcess | None, target: SimProcess | None) -> float:
+        """Until when nothing that is sent now leaves there and gets here; 0: it does."""
+        until_s = 0.0
+        if self._splits:
+            until_s = self._split_until_s(owner, target)
+        if owner is not None and owner.cut is not None and self._swallows(owner.cut, up=True):
+            until_s = max(until_s, owner.cut.until_s)
+        return until_s
+
+    # -- the way ---------------------------------------------------------------------------------
+
     def _transmit(
         self,
         owner: SimProcess | None,
         target: SimProcess | None,
-        link: Link,
         arrive: Arrive,
         sender: int,
         edge: int,
         message: Message,
     ) -> None:
-        """Put a message on its way, once, twice, late or not at all.
+        """Put a message on its way: once, or, where it may get lost, perhaps twice or never.
 
-        As Aeron's streams do, a link keeps the order; what is late is overtaken by what follows.
+        A stream keeps the order; what is late of such messages is overtaken by what follows.
         """
-        start_s = self._time.now_s
-        if self._splits and self._separates(owner, target):
+        link = self._link(owner, target)
+        data, direct = is_data(message), arrive in self._direct
+        start_s, cut_s = self._time.now_s, self._cut_until_s(owner, target)
+        if cut_s == math.inf or (cut_s and direct):
             return
+        start_s = max(start_s, cut_s)  # Aeron sends again what the other end did not get
         if self._measured:
             if message is not self._sized[0]:  # what goes to several in turn is encoded once
                 self._sized = message, len(encode(message)[1])
             link.messages += 1
             link.bytes += self._sized[1]
         if self._faults.bandwidth:
-            start_s = self._leaves_s(owner, message)
-        if owner is not None and owner.cut is not None and self._swallows(owner.cut, up=True):
-            return
-        random, copies = self._random, 1
-        luck = random()
-        if not self.quiet and luck < self._faults.loss + self._faults.repeat:
-            if luck < self._faults.loss:
-                self._time.faults["lost"] += 1
-                return
-            self._time.faults["repeated"] += 1
-            copies = 2
+            start_s = max(start_s, self._leaves_s(owner, message))
+        lossy = not self.quiet and (direct or isinstance(message, REPEATED))
+        copies = self._copies() if lossy else 1
         for _ in range(copies):
-            at_s = start_s + DELAY_S_MIN + random() * self._faults.delay_ms_max / 1000
-            if not self.quiet and random() < self._faults.late:
+            at_s = start_s + DELAY_S_MIN + self._random() * self._faults.delay_ms_max / 1000
+            if lossy and self._random() < self._faults.late:
                 self._time.faults["late"] += 1
-                at_s += random() * LATE_S_MAX
-            elif at_s > link.newest_s:
-                link.newest_s = at_s
+                at_s += self._random() * LATE_S_MAX
             else:
-                at_s = link.newest_s
+                at_s = link.newest_s[data] = max(at_s, link.newest_s[data])
             if self._poll_s and target is not None:
                 at_s = self._polled_s(target, at_s)
             self._time.at(at_s, arrive, target, sender, edge, message)
+
+    def _copies(self) -> int:
+        """How many of a message that may get lost arrive."""
+        luck = self._random()
+        if luck >= self._faults.loss + self._faults.repeat:
+            return 1
+        if luck < self._faults.loss:
+            self._time.faults["lost"] += 1
+            return 0
+        self._time.faults["repeated"] += 1
+        return 2
 
     def _polled_s(self, target: SimProcess, at_s: float) -> float:
         """When the target looks next."""
@@ -196,23 +272,30 @@ class Network:
     def _arrive_at_root(
         self, target: SimProcess | None, sender: int, edge: int, message: Message
     ) -> None:
-        """Only where both ends mean the same edge."""
+        """Only where both ends mean the same edge, and its stream lives."""
         slot = self._master_slots.get(sender)
-        if slot is not None and slot.edge == edge:
+        if slot is None or slot.edge != edge:
+            return
+        if (edge, slot.target, is_data(message)) not in self._broken:
             self._to_master(sender, message)
 
     def _arrive_at_edge(
         self, target: SimProcess | None, sender: int, edge: int, message: Message
     ) -> None:
-        """The same below the root."""
-        if target is None or not self._is_reached(target):
+        """The same below the root; what is cut off or asleep takes it afterwards."""
+        if target is None or not target.alive:
             return
-        now_s = self._time.now_s
-        if now_s < target.awake_s:
-            self._time.at(target.awake_s, self._arrive_at_edge, target, sender, edge, message)
+        now_s, ready_s = self._time.now_s, target.awake_s
+        if target.cut is not None and self._swallows(target.cut, up=False):
+            ready_s = max(ready_s, target.cut.until_s)
+        if now_s < ready_s:
+            if ready_s < math.inf:
+                self._time.at(ready_s, self._arrive_at_edge, target, sender, edge, message)
             return
         slot = target.slots.get(sender)
-        if slot is not None and slot.edge == edge:
+        if slot is None or slot.edge != edge:
+            return
+        if (edge, slot.target, is_data(message)) not in self._broken:
             target.feed(ev.Received(sender, message), now_s)
 
     def _arrive_directly(
@@ -232,13 +315,13 @@ class Network:
             return False
         return process.cut is None or not self._swallows(process.cut, up=False)
 
-    def _separates(self, source: SimProcess | None, target: SimProcess | None) -> bool:
-        now_s = self._time.now_s
+    def _split_until_s(self, source: SimProcess | None, target: SimProcess | None) -> float:
+        until_s, now_s = 0.0, self._time.now_s
         for split in self._splits:
             if split.until_s > now_s and (source in split.apart) != (target in split.apart):
                 self._time.faults["split off"] += 1
-                return True
-        return False
+                until_s = max(until_s, split.until_s)
+        return until_s
 
     def _swallows(self, cut: Cut, *, up: bool) -> bool:
         if cut.until_s <= self._time.now_s or not (cut.up if up else cut.down):

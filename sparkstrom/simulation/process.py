@@ -10,7 +10,7 @@ import random
 import struct
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 from sparkstrom.base.identity import Position
@@ -48,7 +48,7 @@ class Slot:
 
     edge: int
     target: SimProcess | None  # who is at the other end; None: the master
-    link: Link  # to it
+    opened_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +56,15 @@ class Cut:
     """A worker is out of reach."""
 
     until_s: float
-    up: bool  # what it sends is lost
-    down: bool  # what is sent to it is lost
+    up: bool  # what it sends does not get out
+    down: bool  # what is sent to it does not get there
 
 
 @dataclass(slots=True)
 class Link:
     """What one end has sent to another one, over whatever edges they had."""
 
-    newest_s: float = 0.0  # when the last of it arrives
+    newest_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # control, data: last arrival
     messages: int = 0
     bytes: int = 0
 

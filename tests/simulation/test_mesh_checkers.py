@@ -10,11 +10,12 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from sparkstrom.codec.messages import Committed
+from sparkstrom.codec.messages import Committed, Update
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol import node
 from sparkstrom.protocol.fit import Fit
 from sparkstrom.protocol.replay import Downlink
+from sparkstrom.protocol.sequencer import Sequencer
 from sparkstrom.protocol.tree import Tree
 from sparkstrom.simulation.faults import NO_FAULTS
 from sparkstrom.simulation.replica import SimReplica
@@ -76,6 +77,17 @@ def stands_under_the_master(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tree, "parent", lambda self, node: 0)
 
 
+def skips_a_lost_update(patch: pytest.MonkeyPatch) -> None:
+    number = Sequencer.number
+
+    def hasty(self: Sequencer, update: Update, *how: Any) -> Committed | None:
+        if update.seq > self.last.get(update.origin, update.seq):
+            self.last[update.origin] = update.seq - 1
+        return number(self, update, *how)
+
+    patch.setattr(Sequencer, "number", hasty)
+
+
 def overruns_a_child(patch: pytest.MonkeyPatch) -> None:
     put = Downlink.put
 
@@ -101,11 +113,14 @@ ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
 CALM = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
 INNER = CALM | {"fan_out": 2, "crashes": 3, "step_s_max": 0.6, "epochs": 5}
 SUMS = CALM | {"loss": 0.2, "merged_bytes": 100, "downlink_bytes": 300, "log_bytes": 4_000}
+BROKEN = {"fan_out": 2, "edge_deaths": 12, "epochs": 6, "publish_every": 1, "max_lead": 6}
+BROKEN |= {"crashes": 0, "stop": 0.0, "failure": 0.0}
 MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
     (cuts_a_subtree_off, "I4: p", INNER),
     (takes_no_notice_that_it_is_closed, "I4: the closed id", CALM | {"isolations": 1}),
     (stands_under_the_master, "I4: node 0 has", {"fan_out": 2}),
     (overruns_a_child, "I4: node", {"fan_out": 2, "downlink_bytes": 1, "bandwidth": 0.0}),
+    (skips_a_lost_update, "I2: commit", BROKEN),
     (adds_its_own_again_with_a_sum, "I3: p", SUMS),
     (applies_twice, "I3: p", ROUGH),
     (forgets_one, "I3: p", ROUGH),

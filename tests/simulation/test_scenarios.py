@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import Phase
+from sparkstrom.codec.messages import Chunk, Phase
+from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.node import Identity
 from sparkstrom.simulation.conditions import changed
 from sparkstrom.simulation.faults import NO_FAULTS, Faults
+from sparkstrom.simulation.process import Cut, SimProcess
 from sparkstrom.simulation.runs import play
 from sparkstrom.simulation.sizes import Size
 from sparkstrom.simulation.world import World
@@ -146,3 +148,39 @@ def test_a_machine_that_is_ten_times_slower_slows_nobody(seed: int) -> None:
     assert free[0] > 2 * usual[0]
     assert max(free[p] for p in others) < 1.3 * max(usual[p] for p in others)
     assert max(bound[p] for p in others) > max(free[p] for p in others)
+
+
+MARK = 1_000_000  # a commit that this fit never reaches
+
+
+@pytest.mark.parametrize(("leases", "breaks"), [(0.4, False), (0.8, True)])
+def test_a_short_cut_delays_what_is_sent_and_a_long_one_breaks_the_stream(
+    leases: float, breaks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with Aeron: it repairs what it can, in order, and what it cannot is gone for good."""
+    world = World(1, Size(nodes=1, epochs=100), replace(NO_FAULTS, step_s_max=0.1))
+    got: list[tuple[float, int]] = []
+    feed = SimProcess.feed
+
+    def seen(self: SimProcess, event: ev.Event, now_s: float) -> None:
+        if isinstance(event, ev.Received) and getattr(event.message, "commit", 0) == MARK:
+            assert isinstance(event.message, Chunk)
+            got.append((now_s, event.message.index))
+        feed(self, event, now_s)
+
+    monkeypatch.setattr(SimProcess, "feed", seen)
+    until_s = 3.0 + leases * world.size.lease_s
+
+    def cut_off() -> None:
+        (process,) = world.alive
+        world.network.cut(process, Cut(until_s, up=False, down=True))
+        for index in range(3):
+            chunk = Chunk(index=index, commit=MARK, payload=b"")
+            world.network.send(None, process.node.node, chunk)
+
+    world.time.at(3.0, cut_off)
+    world.time.at(0.0, world.start, 0)
+    world.time.at(0.1, world._tick_master)
+    world.time.run(until_s + 0.1)
+    assert [index for _, index in got] == ([] if breaks else [0, 1, 2])
+    assert all(at_s >= until_s for at_s, _ in got)

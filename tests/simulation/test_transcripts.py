@@ -131,7 +131,7 @@ def cut_off_and_back(world: Story) -> None:
     until_s = world.time.now_s + 2.5 * world.size.lease_s
     world.time.say(f"nobody reaches {victim.name}, node {victim.node.node}, until {until_s:.1f}")
     world.shape.trouble_s = until_s
-    victim.cut = Cut(until_s, up=True, down=True)
+    world.network.cut(victim, Cut(until_s, up=True, down=True))
 
 
 def slow_child(world: Story) -> None:
