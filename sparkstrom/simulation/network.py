@@ -6,9 +6,10 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import Address, Direct, Message
+from sparkstrom.codec.messages import Direct, Message
 from sparkstrom.codec.wire import encode, is_data
 from sparkstrom.protocol import events as ev
 from sparkstrom.simulation.faults import Faults
@@ -104,11 +105,12 @@ class Network:
         link = self._link(process, None)
         self._transmit(process, None, link, self._arrive_in_lobby, NOBODY, 0, message)
 
-    def answer(self, address: Address, message: Message) -> None:
-        """From the master, directly."""
-        target = self._processes[address.host]
-        link = self._link(None, target)
-        self._transmit(None, target, link, self._arrive_directly, MASTER, address.port, message)
+    def answer(self, answer: ev.Answer) -> None:
+        """From the master, directly: for one process, and for its id where that is named."""
+        target = self._processes[answer.address.host]
+        arrive = partial(self._arrive_directly, answer.token, answer.node)
+        port, message = answer.address.port, answer.message
+        self._transmit(None, target, self._link(None, target), arrive, MASTER, port, message)
 
     def _link(self, owner: SimProcess | None, target: SimProcess | None) -> Link:
         links = self.masters_links if owner is None else owner.links
@@ -216,14 +218,21 @@ class Network:
             target.feed(ev.Received(sender, message), now_s)
 
     def _arrive_directly(
-        self, target: SimProcess | None, sender: int, port: int, message: Message
+        self,
+        token: int,
+        node: int | None,
+        target: SimProcess | None,
+        sender: int,
+        port: int,
+        message: Message,
     ) -> None:
         if target is None or not self._is_reached(target):
             return
         now_s = self._time.now_s
         if now_s < target.awake_s:
-            self._time.at(target.awake_s, self._arrive_directly, target, sender, port, message)
-        elif port == target.port:
+            again = partial(self._arrive_directly, token, node)
+            self._time.at(target.awake_s, again, target, sender, port, message)
+        elif port == target.port and target.answers_to(token, node):
             target.feed(ev.Received(MASTER, message), now_s)
 
     def _is_reached(self, process: SimProcess) -> bool:

@@ -324,8 +324,8 @@ class World:
         match effect:
             case Send():
                 self.network.send(None, effect.to, effect.message)
-            case ev.Answer(address=address, message=message):
-                self.network.answer(address, message)
+            case ev.Answer():
+                self.network.answer(effect)
             case ev.OpenEdge():
                 self.network.open(None, effect)
             case ev.CloseEdge(node=node):
