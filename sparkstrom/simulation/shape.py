@@ -35,6 +35,8 @@ class Shape:
         self._patience_s = CALM_LEASES * lease_s + CALM_MARGIN_S
         self._courses: dict[SimProcess, Course] = {}
         self._closed_s: dict[SimProcess, float] = {}  # since when it goes by an id that is closed
+        self._placed: set[int] = set()  # who has confirmed its place
+        self._placed_s = 0.0  # when somebody was last added to them
         self._tree: Tree | None = None
         self.trouble_s = 0.0  # until then something went wrong, or was on its way back
 
@@ -104,13 +106,22 @@ class Shape:
                 self._violation(f"I4: {process.name} is cut off at commit {where}")
 
     def closed_ids(self, processes: list[SimProcess], fit: Fit, now_s: float) -> None:
-        """Whoever goes by an id that is closed learns so, as soon as all others go on."""
+        """Whoever goes by an id that is closed learns so, as soon as all others go on.
+
+        Who has another one already hears so in its place: level by level, as long as that goes on.
+        """
+        placed = {node for node, member in fit.members.live.items() if member.placed}
+        self._placed_s = now_s if placed - self._placed else self._placed_s
+        self._placed = placed
+        returning = {m.join.token for m in fit.members.live.values() if not m.placed}
         for process in processes:
             node = process.node.node
             if not process.alive or node < 0 or node in fit.members.live:
                 self._closed_s.pop(process, None)
                 continue
             since_s = self._closed_s.setdefault(process, now_s)
+            if process.identity.token in returning:
+                since_s = max(since_s, self._placed_s)
             quiet_s = now_s - max(since_s, self.trouble_s)
             if quiet_s > self._patience_s:
                 self._closed_s[process] = now_s
