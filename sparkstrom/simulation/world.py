@@ -139,6 +139,7 @@ class World:
         self.shape.edges(self.processes)
         if self._is_calm:
             head = self.master.fit.sequencer.head
+            self.shape.places(self.master.fit, self.time.now_s)
             self.shape.goes_on(self.processes, head, self.time.now_s)
             self.shape.closed_ids(self.processes, self.master.fit, self.time.now_s)
         if self.steady and self.size.max_lead is not None:
