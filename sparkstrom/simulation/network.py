@@ -10,7 +10,7 @@ from functools import partial
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import Direct, Message
-from sparkstrom.codec.wire import encode, is_data
+from sparkstrom.codec.wire import decode_untrusted, encode, is_data
 from sparkstrom.protocol import events as ev
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.process import Cut, Link, SimProcess, Slot
@@ -36,6 +36,7 @@ class Split:
 class Network:
     """``to_master`` takes what arrives there, with its sender. ``measured``: sizes are real.
 
+    ``coded``: each message goes through its bytes; what cannot be read again ends the run.
     ``poll_s``: how often a process looks at its streams, each at moments of its own; 0: always.
     """
 
@@ -45,6 +46,7 @@ class Network:
         faults: Faults,
         to_master: Callable[[int, Message], None],
         *,
+        coded: bool = False,
         measured: bool = False,
         poll_s: float = 0.0,
     ) -> None:
@@ -53,6 +55,7 @@ class Network:
         self._master_slots: dict[int, Slot] = {}
         self._random = time.chance.random
         self._measured, self._poll_s = measured, poll_s
+        self._coded = coded
         self._phases_s: dict[SimProcess, float] = {}
         self._sized: tuple[Message | None, int] = None, 0
         self.masters_links: dict[SimProcess | None, Link] = {}
@@ -144,6 +147,8 @@ class Network:
         As Aeron's streams do, a link keeps the order; what is late is overtaken by what follows.
         """
         start_s = self._time.now_s
+        if self._coded:
+            message = decode_untrusted(*encode(message))
         if self._splits and self._separates(owner, target):
             return
         if self._measured:

@@ -50,7 +50,7 @@ class World:
         self.replica = SimReplica()
         self.master = self._new_master()
         self.checks = Checks({path: mass(theta) for path, theta in self.scratch.items()})
-        self.network = Network(self.time, faults, self._arrive_at_master)
+        self.network = Network(self.time, faults, self._arrive_at_master, coded=size.coded)
         self.shape = Shape(self.checks.violation, size.lease_s)
         self.processes: list[SimProcess] = []
         self.chaos = Chaos(self, faults)
