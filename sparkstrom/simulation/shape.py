@@ -77,11 +77,20 @@ class Shape:
                 seen.add(at)
                 at = parents[at]
             good |= seen
+        self._ends(processes)
         for node, me in alive.items():
             for child in me.family.children.values():
                 count, size = child.downlink.under_way
                 if count > 1 and size > me.limits.downlink_bytes:
                     self._violation(f"I4: node {node} has {size} bytes under way to {child.node}")
+
+    def _ends(self, processes: list[SimProcess]) -> None:
+        """Whoever is neither the parent nor a child has no edge: what it says is nobody's."""
+        for process in processes:
+            me = process.node.standing
+            neighbours = {me.parent, *me.family.children}
+            for node in process.slots.keys() - neighbours if process.alive else ():
+                self._violation(f"I4: {process.name} keeps an edge to {node}, of {neighbours}")
 
     def places(self, fit: Fit, now_s: float) -> None:
         """Note who has no place yet: orders go level by level, each once the one above has one.
