@@ -166,10 +166,16 @@ class Tell(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """From the master directly to a node, whoever stands between; may be lost."""
+    """From the master directly to a node, whoever stands between; may be lost.
+
+    It is for this process and nobody else, and for the id ``node`` where the message names none
+    and the process must know its own: what is meant for an id must not reach the next one.
+    """
 
     address: Address
+    token: int
     message: Message
+    node: int | None = None
 
 
 class OpenEdge(msgspec.Struct, frozen=True):

@@ -87,4 +87,4 @@ def find_lender(fit: Fit, ask: AskUpdater) -> list[Effect]:
             return []
         lender = max(able, key=lambda member: (member.steps, -member.node))
         fit.lenders[ask.asker] = lender.node
-    return [ev.Answer(lender.join.address, ask)]
+    return [lender.answer(ask)]

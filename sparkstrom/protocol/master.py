@@ -37,7 +37,7 @@ from sparkstrom.protocol.fit import Fit, MasterLimits
 from sparkstrom.protocol.hearing import count_pending, find_lender, on_status, tell_narrow
 from sparkstrom.protocol.keeping import Keeping, KeptFiles
 from sparkstrom.protocol.leases import Leases
-from sparkstrom.protocol.members import Member
+from sparkstrom.protocol.members import Member, answer
 from sparkstrom.protocol.partitions import Partition
 from sparkstrom.protocol.phases import Phases
 from sparkstrom.protocol.placing import ask_again, confirm, is_here, on_silent, order_places
@@ -148,7 +148,7 @@ class Master:
         if isinstance(message, Join):
             known = fit.members.live.get(fit.members.of(message) or MASTER)
             if known is not None and fit.phases.phase is Phase.DONE:
-                return [ev.Answer(message.address, self._state())]
+                return [answer(message, self._state())]
             return on_join(fit, message, now_s)
         node = getattr(message, "node", MASTER)
         member = fit.members.live.get(node)
@@ -174,10 +174,13 @@ class Master:
 
     def _on_leaving(self, member: Member, leaving: Leaving, now_s: float) -> list[Effect]:
         """A released one stays until it knows that what it left behind is known."""
+        if member.releasing is None:
+            self.fit.sequencer.dropped["was not asked to leave"] += 1
+            return []
         self.fit.keeping.keep(member.join.executor, member.node, leaving.kept)
         effects = self.fit.close(member.node, leaving.reason, now_s)
         self.fit.goodbyes.pop(member.node, None)
-        return [*effects, ev.Answer(member.join.address, farewell(member, leaving.reason))]
+        return [*effects, answer(member.join, farewell(member, leaving.reason))]
 
     def _on_failed(self, member: Member, reason: str, trace: str) -> list[Effect]:
         """One failure ends the fit, unless the fit is done already."""
@@ -203,7 +206,7 @@ class Master:
         return [self._farewell(live[node]) for node in sorted(told) if node in live]
 
     def _farewell(self, member: Member) -> Effect:
-        return ev.Answer(member.join.address, farewell(member, "the fit has failed"))
+        return answer(member.join, farewell(member, "the fit has failed"))
 
     # -- what comes up from the children ---------------------------------------------------------
 
@@ -316,7 +319,7 @@ class Master:
             return []
         self._release_s = now_s
         return [
-            ev.Answer(member.join.address, Release(member.releasing))
+            member.answer(Release(member.releasing))
             for member in self.fit.members.live.values()
             if member.releasing is not None
         ]
@@ -343,7 +346,9 @@ class Master:
         Spark takes a while to use it; the next goes only if that did not help.
         """
         for member in self.fit.members.live.values():
-            if self.fit.partition_of(member).trained and member.releasing is None:
+            if not member.placed or member.releasing is not None:
+                continue  # it may not know its id yet, and what it was granted
+            if self.fit.partition_of(member).trained:
                 self.fit.released_s = now_s
                 member.releasing = f"partition {waiting} needs a task slot"
                 return

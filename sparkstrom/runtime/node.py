@@ -81,9 +81,9 @@ class NodeThread(threading.Thread):
             open_transport(None),
             seal,
             me=NOBODY,
+            token=identity.token,
             message_bytes_max=message_bytes_max,
             chunk_bytes_max=chunk_bytes_max,
-            random_u63=lambda: secrets.randbits(63),
         )
         self._items: list[Item] = []
         self._stats_due_s = 0.0

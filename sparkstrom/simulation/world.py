@@ -51,7 +51,11 @@ class World:
         self.master = self._new_master()
         self.checks = Checks({path: mass(theta) for path, theta in self.scratch.items()})
         self.network = Network(
-            self.time, faults, self._arrive_at_master, liveness_s=size.lease_s / 2
+            self.time,
+            faults,
+            self._arrive_at_master,
+            coded=size.coded,
+            liveness_s=size.lease_s / 2,
         )
         self.shape = Shape(self.checks.violation, size.lease_s)
         self.processes: list[SimProcess] = []
@@ -141,6 +145,7 @@ class World:
         self.shape.edges(self.processes)
         if self._is_calm:
             head = self.master.fit.sequencer.head
+            self.shape.places(self.master.fit, self.time.now_s)
             self.shape.goes_on(self.processes, head, self.time.now_s)
             self.shape.closed_ids(self.processes, self.master.fit, self.time.now_s)
         if self.steady and self.size.max_lead is not None:
@@ -326,8 +331,8 @@ class World:
         match effect:
             case Send():
                 self.network.send(None, effect.to, effect.message)
-            case ev.Answer(address=address, message=message):
-                self.network.answer(address, message)
+            case ev.Answer():
+                self.network.answer(effect)
             case ev.OpenEdge():
                 self.network.open(None, effect)
             case ev.CloseEdge(node=node):
