@@ -73,16 +73,18 @@ def on_child(me: Standing, child: Child, message: Message, now_s: float) -> list
 
 
 def on_again(me: Standing, origin: int, now_s: float) -> list[Effect]:
-    """Updates got lost above: whoever made them sends them again."""
-    effects: list[Effect] = []
-    if origin == 0 or origin in me.ids:
-        effects += send_all(me, now_s)
+    """Updates got lost above: whoever made them sends them again.
+
+    Where an edge above is new, that is everybody, and at once.
+    """
     if origin == 0:
-        effects += [Send(child, Again(0)) for child in me.family.children]
-        return effects
+        again = [Send(child, Again(0)) for child in me.family.children]
+        return [*send_all(me, now_s, force=True), *again]
+    if origin in me.ids:
+        return send_all(me, now_s)
     via = me.ledger.via(origin)
     child = me.family.children.get(via) if via is not None else None
-    return effects if child is None else [*effects, Send(child.node, Again(origin))]
+    return [] if child is None else [Send(child.node, Again(origin))]
 
 
 def look_after_children(me: Standing, now_s: float) -> list[Effect]:
