@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.encoding import backends, gaps
+from sparkstrom.encoding import backends, gaps, levels
 from sparkstrom.encoding.forms import Form, half_side
 from sparkstrom.encoding.grid import EXACT_QUANTA, Flat
 from sparkstrom.encoding.layers import Layers
+from sparkstrom.encoding.levels import TOP_MAX
 
 Indices = NDArray[np.int32]  # i32[count], ascending, no index twice
 Quanta = NDArray[np.int32]  # i32[count] or i32[n_params], signed multiples of the job's quantum
@@ -41,20 +42,21 @@ def decode_update_untrusted(
     n_params: int,
     layers: Layers | None = None,
 ) -> tuple[Indices, Quanta]:
-    """Turn an update's payload into where to add and how many quanta; half steps are half of tau.
+    """Turn an update's payload into where to add and how many quanta: tau, half or 2^level of it.
 
     With ``layers``, tau is that of each entry's layer.
 
     Raises WireError and nothing else. Takes at most 8 bytes of memory per entry that the payload
     has room for.
     """
-    _check_header(count, tau_quanta, n_params, layers.largest if layers else 1)
-    if form == Form.GAPS:
-        hits = _decode_gaps(payload, count, tau_quanta, n_params)
+    multiplier = (layers.largest if layers else 1) << (TOP_MAX if form == Form.LEVELS else 0)
+    _check_header(count, tau_quanta, n_params, multiplier)
+    if form in (Form.GAPS, Form.LEVELS):
+        hits = _decode_hits(payload, Form(form), count, tau_quanta, n_params)
     elif form in BITMAPS:
         hits = _decode_bitmap(payload, Form(form), count, tau_quanta, n_params)
     else:
-        raise WireError(f"an update has form 1, 2 or 3, not {form}")
+        raise WireError(f"an update has form 1, 2, 3 or 7, not {form}")
     if layers is not None:
         layers.scale(*hits)
     return hits
@@ -68,15 +70,19 @@ def _check_header(count: int, tau_quanta: int, n_params: int, multiplier: int) -
         raise WireError(f"a threshold of {tau_quanta} quanta: must be even, within 2 .. {most}")
 
 
-def _decode_gaps(
-    payload: bytes, count: int, tau_quanta: int, n_params: int
+def _decode_hits(
+    payload: bytes, form: Form, count: int, tau_quanta: int, n_params: int
 ) -> tuple[Indices, Quanta]:
     if count * HIT_BITS_MIN > 8 * (len(payload) - 1):
         raise WireError(f"{count} hits announced, {len(payload)} bytes cannot hold so many")
     indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
-    answer = gaps.read_gaps(np.frombuffer(payload, np.uint8), n_params, tau_quanta, indices, quanta)
-    if answer:
-        raise WireError(f"gaps of {count} hits in {len(payload)} bytes: {gaps.REASONS[answer]}")
+    data = np.frombuffer(payload, np.uint8)
+    if form == Form.LEVELS:
+        reason = levels.read(data, n_params, tau_quanta, indices, quanta)
+    else:
+        reason = gaps.read(data, n_params, tau_quanta, indices, quanta)
+    if reason:
+        raise WireError(f"{form.name.lower()} of {count} hits in {len(payload)} bytes: {reason}")
     return indices, quanta
 
 

@@ -11,9 +11,10 @@ class Form(enum.IntEnum):
     GAPS = 1  # Rice-coded index gaps and signs: few hits
     BITMAP_UP = 2  # 2 bits per parameter; the half step is +tau/2
     BITMAP_DOWN = 3  # 2 bits per parameter; the half step is -tau/2
-    QUANTA = 4  # i32 per parameter: several updates summed ("merged range")
+    QUANTA = 4  # several updates summed ("merged range"), as sparse as what it holds
     THETA = 5  # f32 per parameter: part of a snapshot
     BUFFERS = 6  # arrays beside the parameters, as the model lays them out
+    LEVELS = 7  # as GAPS, each hit moving by tau times a power of two
 
 
 # The four states of a parameter in a bitmap.

@@ -78,6 +78,11 @@ def tau_quanta(tau: float, k: int) -> int:
     return _even(math.ldexp(tau, k), EXACT_QUANTA)
 
 
+def rounded_down(tau: float, k: int) -> float:
+    """The largest threshold on the grid that ``tau`` reaches; 0.0 where there is none."""
+    return math.ldexp(math.floor(math.ldexp(tau, k) / 2) * 2, -k)
+
+
 def scaled_quanta(quanta: int, scale: float) -> int:
     """What a hit of ``quanta`` moves theta by under aggregation: positive, even, <= ``quanta``."""
     return _even(quanta * scale, quanta)

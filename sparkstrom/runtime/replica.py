@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import BUFFERS, Chunk, Update
 from sparkstrom.codec.payload import Bitmap
-from sparkstrom.encoding.encoder import Encoded, Encoder
+from sparkstrom.encoding.encoded import Encoded
+from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel
 from sparkstrom.models.outputs import measured
 from sparkstrom.protocol.events import DeliverMerged, Install

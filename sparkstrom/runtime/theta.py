@@ -23,7 +23,7 @@ from sparkstrom.codec.payload import (
     read_bitmap_untrusted,
 )
 from sparkstrom.encoding.backends import SCRATCH_BYTES, kernels
-from sparkstrom.encoding.encoder import Encoded
+from sparkstrom.encoding.encoded import Encoded
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.layers import Layers
