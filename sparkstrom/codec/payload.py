@@ -12,14 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.encoding import backends, gaps, levels
+from sparkstrom.encoding import backends, gaps, levels, sums
 from sparkstrom.encoding.forms import Form, half_side
 from sparkstrom.encoding.grid import EXACT_QUANTA, Flat
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.levels import TOP_MAX
+from sparkstrom.encoding.totals import Total
 
 Indices = NDArray[np.int32]  # i32[count], ascending, no index twice
-Quanta = NDArray[np.int32]  # i32[count] or i32[n_params], signed multiples of the job's quantum
+Quanta = NDArray[np.int32]  # i32[count], signed multiples of the job's quantum
 
 BITMAPS = (Form.BITMAP_UP, Form.BITMAP_DOWN)
 HIT_BITS_MIN = 2  # a hit in gaps is at least a stop bit and a sign
@@ -119,16 +120,14 @@ def _checked_bitmap(payload: bytes, count: int, n_params: int) -> NDArray[np.uin
     return packed
 
 
-def encode_quanta(total: Quanta) -> bytes:
-    """A merged range, i32[n_params] little endian, as ``Form.QUANTA``."""
-    return total.astype("<i4", copy=False).tobytes()
+def encode_quanta(total: Total) -> bytes:
+    """A merged range as ``Form.QUANTA``, in its shortest layout."""
+    return sums.encode(total)
 
 
-def decode_quanta_untrusted(payload: bytes, n_params: int) -> Quanta:
-    """A merged range as a fresh i32[n_params]. Raises WireError and nothing else."""
-    if len(payload) != 4 * n_params:
-        raise WireError(f"a merged range of {len(payload)} bytes for {n_params} parameters")
-    return np.frombuffer(payload, "<i4").astype(np.int32)
+def decode_quanta_untrusted(payload: bytes, n_params: int) -> Total:
+    """A merged range as a sum of its own. Raises WireError and nothing else."""
+    return sums.decode_untrusted(payload, n_params)
 
 
 def encode_theta(theta: Flat) -> bytes:

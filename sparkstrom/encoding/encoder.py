@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.encoding import backends, gaps, grid, levels
 from sparkstrom.encoding.encoded import Counters, Encoded
-from sparkstrom.encoding.forms import Form, half_side
+from sparkstrom.encoding.forms import Form, half_side, prefers_bitmap
 from sparkstrom.encoding.grid import Flat
 from sparkstrom.encoding.layers import LayeredKernels, Layers, indices_of
 from sparkstrom.encoding.residuals import ResidualClipping
@@ -103,7 +103,8 @@ class Encoder:
         room = n_params if sparse_only else n_params // 2 + 1
         self._codes: backends.I32 = self._memory.empty(room, np.int32)
         self._levels_of = np.empty(room if self._levels > 1 else 0, np.uint8)
-        self._out = np.empty(levels.bytes_max(room, n_params, self._levels - 1) + 16, np.uint8)
+        sparse_bytes = levels.bytes_max(room, n_params, self._levels - 1) + gaps.FLUSH_BYTES
+        self._out = np.empty(max(sparse_bytes, (n_params + 3) // 4), np.uint8)
         self._packed = self._memory.mirror(self._out[: (n_params + 3) // 4])
         self._scratch = np.empty(backends.SCRATCH_BYTES, np.uint8)
 
@@ -144,12 +145,13 @@ class Encoder:
         Raises TrainingError naming index and layer when anything is NaN or infinite; theta is then
         as it was.
         """
-        tau_quanta = self._next_tau_quanta(learnt, theta)
-        step_quanta = grid.scaled_quanta(tau_quanta, self.scale)
-        hits = self._scan(learnt, theta, tau_quanta)
+        least_quanta = self._next_tau_quanta(learnt, theta)  # of a hit
+        tau_quanta = self._step_of(least_quanta)
+        step_quanta = self._step_of(grid.scaled_quanta(tau_quanta, self.scale))
+        hits = self._scan(learnt, theta, least_quanta)
         self._publications += 1
         if self._auto is not None and not self._shakes(self._publications):
-            hits = self._chosen(hits, learnt, theta, tau_quanta)
+            hits = self._chosen(hits, learnt, theta, least_quanta)
         self.counters.publications += 1
         if hits == 0:
             self._sent_fraction = 0.0
@@ -245,6 +247,10 @@ class Encoder:
         if self._shakes(self._publications):  # what a shake-up sent says nothing about tau
             return self._threshold_state
         return self.threshold.next_tau(self._threshold_state, self._sent_fraction)
+
+    def _step_of(self, quanta: int) -> int:
+        """By how much hits move: any number where tau is steered, few where it is sampled."""
+        return grid.coarse(quanta) if self._auto is not None else quanta
 
     def _fraction_of(self, publication: int) -> float | None:
         """What this publication is to send, where tau is made for it."""
@@ -387,12 +393,3 @@ class Encoder:
         if breaches and self.counters.first_breach < 0:
             self.counters.first_breach = first
         self.counters.breaches += breaches
-
-
-def prefers_bitmap(hits: int, n_params: int) -> bool:
-    """Whether a bitmap is the shorter way to say what it says: from half of all parameters on.
-
-    A bitmap takes 2 bits per parameter and carries half steps too. Gaps for the same entries would
-    take one bit per parameter and two per entry (is it a half step, and the sign).
-    """
-    return 2 * hits >= n_params

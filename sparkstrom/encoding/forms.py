@@ -24,3 +24,12 @@ NOTHING, UP, DOWN, HALF = 0, 1, 2, 3
 def half_side(form: Form) -> int:
     """The sign of the half step in a bitmap of this form: +1 or -1."""
     return 1 if form is Form.BITMAP_UP else -1
+
+
+def prefers_bitmap(hits: int, n_params: int) -> bool:
+    """Whether a bitmap is the shorter way to say what it says: from half of all parameters on.
+
+    A bitmap takes 2 bits per parameter and carries half steps too. Gaps for the same entries would
+    take one bit per parameter and two per entry (is it a half step, and the sign).
+    """
+    return 2 * hits >= n_params
