@@ -28,6 +28,7 @@ from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import Kept
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.thresholds import algorithm_of
 from sparkstrom.models.base import Placeable, Share
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.admission import DISMISSED
@@ -280,7 +281,7 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
     encoder = Encoder(
         job.n_params,
         job.k,
-        master.threshold,
+        algorithm_of(master.threshold),
         master.residual_post_processor,
         train_on=master.train_on,
         aggregation=master.aggregation,

@@ -17,7 +17,9 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import (
+    AUTO,
     AdaptiveThreshold,
+    AutoThreshold,
     FixedThreshold,
     TargetSparsityThreshold,
 )
@@ -34,6 +36,7 @@ _CALLABLE: dict[str, Callable[..., object]] = {
     made.__name__: made
     for made in (
         AdaptiveThreshold,
+        AutoThreshold,
         FixedThreshold,
         TargetSparsityThreshold,
         ResidualClipping,
@@ -108,6 +111,8 @@ def _parsed(option: Field[Any], key: str, text: str) -> object:
     word = text.strip()
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
+    if option.name == "threshold" and word.lower() == AUTO:
+        return AUTO
     if option.name == "port_range":
         return _port_range(key, word)
     if option.type == "int | str" and word == AUTO:
@@ -161,6 +166,7 @@ def _called(key: str, word: str) -> object:
         names = ", ".join(_CALLABLE)
         raise UsageError(
             f"{key}={word!r}: must be one of {names}, with numbers, like AdaptiveThreshold(1e-3)"
+            + (f"; or {AUTO}" if key.lower().endswith("threshold") else "")
         ) from None
     try:
         return made(*arguments, **keywords)

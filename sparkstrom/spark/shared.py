@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from sparkstrom.encoding.layers import MULTIPLIER_MAX
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
-from sparkstrom.encoding.thresholds import AdaptiveThreshold, ThresholdAlgorithm
+from sparkstrom.encoding.thresholds import AUTO, ThresholdAlgorithm
 from sparkstrom.runtime.store import MEMORY_MIN_BYTES
 from sparkstrom.spark.options import (
     AUTO,
@@ -73,7 +73,7 @@ class SharedTrainingMaster:
     batch_size_per_worker: int = 32  # rows of one minibatch; the last of an epoch may be smaller
     workers_per_node: int = ALL_SLOTS  # workers per executor; -1: as many as it has task slots
     train_on: str = "local"  # "local": theta + own residual; "replica": theta alone, as DL4J does
-    threshold: ThresholdAlgorithm = field(default_factory=AdaptiveThreshold)  # what to send
+    threshold: ThresholdAlgorithm | str = AUTO  # what to send; "auto": AutoThreshold()
     residual_post_processor: ResidualClipping | None = field(
         default_factory=lambda: ResidualClipping(5.0, 5)
     )  # what happens to what was not sent; None: nothing
@@ -108,8 +108,9 @@ class SharedTrainingMaster:
     def _check_parts(self) -> None:
         void, threshold, clipping = self.void, self.threshold, self.residual_post_processor
         need(isinstance(void, VoidConfiguration), "void", void, "must be a VoidConfiguration")
-        hint = "must be a threshold algorithm, such as AdaptiveThreshold(1e-3)"
-        need(isinstance(threshold, ThresholdAlgorithm), "threshold", threshold, hint)
+        hint = f"must be {AUTO!r} or a threshold algorithm, such as AdaptiveThreshold(1e-3)"
+        fits = threshold == AUTO or isinstance(threshold, ThresholdAlgorithm)
+        need(fits, "threshold", threshold, hint)
         hint = "must be None or a post-processor, such as ResidualClipping(5.0, 5)"
         fits = clipping is None or isinstance(clipping, ResidualClipping)
         need(fits, "residual_post_processor", clipping, hint)
