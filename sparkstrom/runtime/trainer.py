@@ -247,6 +247,7 @@ class Trainer:
         encoded = None
         if self._is_due or self._finished:
             self._unpublished = 0
+            self._follow_link()
             encoded = self._replica.publish()
         else:
             self._replica.hold_back()
@@ -268,6 +269,13 @@ class Trainer:
         """
         every = self._schedule.publish_every
         return self._station.command.publishes if every is None else self._unpublished >= every
+
+    def _follow_link(self) -> None:
+        """How much is sent follows how soon the last publication was committed."""
+        round_s, seconds = self._station.command.round_s, self.counts.seconds
+        step_s = (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
+        if round_s:
+            self._replica.encoder.follow_link(round_s, step_s)
 
     # -- counting --------------------------------------------------------------------------------
 
