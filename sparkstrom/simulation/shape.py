@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.protocol.fit import Fit
+from sparkstrom.protocol.standing import NOBODY
 from sparkstrom.protocol.tree import Tree
 from sparkstrom.simulation.process import SimProcess
 
@@ -79,6 +80,26 @@ class Shape:
                 count, size = child.downlink.under_way
                 if count > 1 and size > me.limits.downlink_bytes:
                     self._violation(f"I4: node {node} has {size} bytes under way to {child.node}")
+
+    def transports(
+        self, processes: list[SimProcess], fit: Fit, masters_edges: dict[int, int]
+    ) -> None:
+        """Each machine has the id and the edges that its transport has; ``masters_edges``: so."""
+        believed = {node: child.edge for node, child in fit.family.children.items()}
+        if believed != masters_edges:
+            self._violation(f"I4: the master has edges {masters_edges}, its machine {believed}")
+        for process in processes:
+            me = process.node.standing
+            if not process.alive:
+                continue
+            if process.me != me.node:
+                self._violation(f"I4: {process.name} sends as {process.me}, and is {me.node}")
+            believed = {node: child.edge for node, child in me.family.children.items()}
+            if me.parent != NOBODY:
+                believed[me.parent] = me.edge
+            edges = {node: slot.edge for node, slot in process.slots.items()}
+            if believed != edges:
+                self._violation(f"I4: {process.name} has edges {edges}, its machine {believed}")
 
     def goes_on(self, processes: list[SimProcess], head: int, now_s: float) -> None:
         """In quiet times everybody takes part again, two leases after the last trouble.

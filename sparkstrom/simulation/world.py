@@ -9,13 +9,16 @@ from __future__ import annotations
 import itertools
 import math
 
+from sparkstrom.base.errors import DriverLost
 from sparkstrom.codec.messages import Address, Failed, Message, Phase
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import ENDS, Effect, Order, Send
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.node import Identity
+from sparkstrom.protocol.performing import perform_all
 from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.checks import Checks
+from sparkstrom.simulation.deaths import Doom
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.network import Network
 from sparkstrom.simulation.process import SimProcess
@@ -57,6 +60,7 @@ class World:
         self._attempts = itertools.count(100)
         self._master_awake_s = 0.0
         self._began_with = 0  # workers that held a replica
+        self.doom: Doom | None = None  # of the master's media driver
 
     def _new_master(self) -> Master:
         kept: dict[str, dict[str, float]] = {}
@@ -137,6 +141,7 @@ class World:
         self.checks.bounds(self.master, self.processes)
         self.shape.tree(self.master.fit)
         self.shape.edges(self.processes)
+        self.shape.transports(self.processes, self.master.fit, self.network.masters_edges)
         if self._is_calm:
             head = self.master.fit.sequencer.head
             self.shape.goes_on(self.processes, head, self.time.now_s)
@@ -180,6 +185,7 @@ class World:
             perform=self._perform,
             wake=self._wake,
             hurry=self._hurry,
+            replace=self.lose_driver,
             scratch=self.scratch,
             now_s=self.time.now_s,
             clock=self._clock(),
@@ -219,6 +225,11 @@ class World:
         process.port += 1
         address = Address(process.name, process.port, 1, 2)
         process.feed(ev.Opened(address, alone), self.time.now_s)
+
+    def lose_driver(self, process: SimProcess) -> None:
+        """It goes on over another media driver."""
+        self.network.lose(process)
+        self.open(process, alone=True)
 
     def _tick(self, process: SimProcess, number: int) -> None:
         if not process.alive or number != process.ticks:
@@ -312,13 +323,24 @@ class World:
 
     def step_master(self, event: ev.Event) -> None:
         """One event for the master's machine, and its effects performed."""
-        before = self.phase
-        for effect in self.master.step(event, self.time.now_s):
-            self._perform_master(effect)
+        before, lost = self.phase, False
+        effects, perform = self.master.step(event, self.time.now_s), self._perform_master
+        if self.doom is not None:
+            perform = self.doom.over(effects, perform)
+        try:
+            perform_all(effects, perform)
+        except DriverLost:
+            lost = True
         if before is Phase.GATHERING and self.phase is not before:
             self.time.say("training begins")
             self._began_with = sum(process.installed for process in self.alive)
             self.chaos.training_began()
+        if lost:
+            self.lose_masters_driver()
+
+    def lose_masters_driver(self) -> None:
+        self.network.lose(None)
+        self.step_master(ev.Moved("master", 1))
 
     def _perform_master(self, effect: Effect) -> None:
         match effect:
