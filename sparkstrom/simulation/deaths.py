@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from sparkstrom.base.errors import DriverLost
+from sparkstrom.protocol import performing
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.performing import BY_DRIVER
 
@@ -37,3 +38,15 @@ class Doom:
             perform(effect)
 
         return until_it_dies
+
+
+def outlives(
+    effects: Sequence[Effect], perform: Callable[[Effect], None], doom: Doom | None
+) -> bool:
+    """Perform them as the threads do; does the media driver live through it?"""
+    carry = perform if doom is None else doom.over(effects, perform)
+    try:
+        performing.perform_all(effects, carry)
+    except DriverLost:
+        return False
+    return True

@@ -13,14 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
-from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import BUFFERS, Activity, AskUpdater, Kept, Report, UpdaterChunk
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import ENDS, Command, Effect, Order
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
-from sparkstrom.protocol.performing import perform_all
-from sparkstrom.simulation.deaths import Doom
+from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.replica import SimLearner, SimReplica, Theta, mass
 
 Item = (
@@ -81,10 +79,10 @@ class SimProcess:
     __slots__ = (  # there may be 32,768 of them, and each is touched at every commit
         "_activity", "_applied", "_buffered", "_copy", "_end", "_grants", "_hurry", "_inbox",
         "_perform", "_publish_every", "_rate", "_reached", "_replace", "_said", "_scratch",
-        "_shift_s", "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed", "cut",
-        "doom", "failing", "identity", "installed", "learner", "left", "limits", "links", "made",
-        "me", "name", "node", "port", "position", "quiet", "replica", "slots", "slowness_s", "stepping", "steps",
-        "tick_s", "ticks", "turn", "woken",
+        "_shift_s", "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed", "cut", "doom",
+        "failing", "identity", "installed", "learner", "left", "limits", "links", "made", "me",
+        "name", "node", "port", "position", "quiet", "replica", "slots", "slowness_s", "stepping",
+        "steps", "tick_s", "ticks", "turn", "woken",
     )  # fmt: skip
 
     def __init__(
@@ -152,20 +150,15 @@ class SimProcess:
 
     def feed(self, event: ev.Event, now_s: float) -> None:
         """One event for the machine, and its effects performed; its media driver may die there."""
-        before, lost = self.node.command, False
-        effects, carry = self.node.step(event, self._rate * now_s + self._shift_s), self._carry
-        if self.doom is not None:
-            carry = self.doom.over(effects, carry)
-        try:
-            perform_all(effects, carry)
-        except DriverLost:
-            lost = True
+        before = self.node.command
+        effects = self.node.step(event, self._rate * now_s + self._shift_s)
+        lives = outlives(effects, self._carry, self.doom)
         command = self.node.command
         if self._inbox or (command is not before and command != before):
             self._wake(self)
         elif type(event) is ev.Received and type(event.message) is Report:
             self._hurry(self)
-        if lost:
+        if not lives:
             self._replace(self)
 
     def _carry(self, effect: Effect) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.protocol.fit import Fit
+from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.standing import NOBODY
 from sparkstrom.protocol.tree import Tree
 from sparkstrom.simulation.process import SimProcess
@@ -82,11 +83,11 @@ class Shape:
                     self._violation(f"I4: node {node} has {size} bytes under way to {child.node}")
 
     def transports(
-        self, processes: list[SimProcess], fit: Fit, masters_edges: dict[int, int]
+        self, processes: list[SimProcess], master: Master, masters_edges: dict[int, int]
     ) -> None:
-        """Each machine has the id and the edges that its transport has; ``masters_edges``: so."""
-        believed = {node: child.edge for node, child in fit.family.children.items()}
-        if believed != masters_edges:
+        """Each machine goes by the id and the edges that its transport has; ``masters_edges``."""
+        believed = {node: child.edge for node, child in master.fit.family.children.items()}
+        if believed != masters_edges and not master.aborted:
             self._violation(f"I4: the master has edges {masters_edges}, its machine {believed}")
         for process in processes:
             me = process.node.standing

@@ -9,16 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 
-from sparkstrom.base.errors import DriverLost
 from sparkstrom.codec.messages import Address, Failed, Message, Phase
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import ENDS, Effect, Order, Send
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.node import Identity
-from sparkstrom.protocol.performing import perform_all
 from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.checks import Checks
-from sparkstrom.simulation.deaths import Doom
+from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.network import Network
 from sparkstrom.simulation.process import SimProcess
@@ -141,7 +139,7 @@ class World:
         self.checks.bounds(self.master, self.processes)
         self.shape.tree(self.master.fit)
         self.shape.edges(self.processes)
-        self.shape.transports(self.processes, self.master.fit, self.network.masters_edges)
+        self.shape.transports(self.processes, self.master, self.network.masters_edges)
         if self._is_calm:
             head = self.master.fit.sequencer.head
             self.shape.goes_on(self.processes, head, self.time.now_s)
@@ -323,19 +321,14 @@ class World:
 
     def step_master(self, event: ev.Event) -> None:
         """One event for the master's machine, and its effects performed."""
-        before, lost = self.phase, False
-        effects, perform = self.master.step(event, self.time.now_s), self._perform_master
-        if self.doom is not None:
-            perform = self.doom.over(effects, perform)
-        try:
-            perform_all(effects, perform)
-        except DriverLost:
-            lost = True
+        before = self.phase
+        effects = self.master.step(event, self.time.now_s)
+        lives = outlives(effects, self._perform_master, self.doom)
         if before is Phase.GATHERING and self.phase is not before:
             self.time.say("training begins")
             self._began_with = sum(process.installed for process in self.alive)
             self.chaos.training_began()
-        if lost:
+        if not lives:
             self.lose_masters_driver()
 
     def lose_masters_driver(self) -> None:
@@ -360,7 +353,8 @@ class World:
             case ev.SendMerged(to=to):
                 self.network.send(None, to, merged_range(effect))
             case ev.Hash(commit=commit):
-                self.time.after(0.0, self._hash, commit)
+                hashed = ev.Hashed(commit, self.replica.digest(), None)
+                self.time.after(0.0, self.step_master, hashed)
             case ev.Abort():
                 self.time.say(f"aborted: {effect.reason}")
                 late = self.phase is Phase.GATHERING and bool(self.time.faults)
@@ -373,9 +367,6 @@ class World:
                 self.time.say(text)
             case _:
                 raise AssertionError(f"a master cannot want {effect}")
-
-    def _hash(self, commit: int) -> None:
-        self.step_master(ev.Hashed(commit, self.replica.digest(), None))
 
     def _wait_for_the_last(self, until_s: float) -> None:
         """Tasks end by themselves, soon after the fit has."""
