@@ -42,9 +42,9 @@ from sparkstrom.protocol.partitions import Partition
 from sparkstrom.protocol.phases import Phases
 from sparkstrom.protocol.placing import (
     ask_again,
+    close_unattached,
     confirm,
     is_here,
-    never_came,
     on_silent,
     order_places,
 )
@@ -294,8 +294,8 @@ class Master:
             node: f"silent for {silent_s:.1f} s (lease {fit.limits.lease_s:g} s)"
             for node, silent_s in fit.leases.expire(now_s)
         }
-        lost = never_came(fit, now_s) | silent
-        return fit.close_all(lost, now_s) if lost else []
+        effects = fit.close_all(silent, now_s) if silent else []
+        return effects + close_unattached(fit, now_s)
 
     def _state(self) -> State:
         fit = self.fit

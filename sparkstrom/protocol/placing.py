@@ -123,11 +123,11 @@ def confirm(fit: Fit, member: Member, edge: int) -> None:
         fit.leases.drop(member.node)
 
 
-def never_came(fit: Fit, now_s: float) -> dict[int, str]:
-    """Who was ordered its place long ago, lives, and has no edge there; with the reason.
+def close_unattached(fit: Fit, now_s: float) -> list[Effect]:
+    """End the membership of who was ordered its place long ago, lives, and never came there.
 
-    Its process may come back under another id, once: who has never said a word over an edge under
-    this one would end there again, and fails, so that Spark tries elsewhere.
+    Its process may come back under another id, once: who has not said a word over an edge under
+    its present one would end there again, and fails, so that Spark tries elsewhere.
     """
     reasons: dict[int, str] = {}
     for node, waited_s in fit.attaching.expire(now_s):
@@ -135,13 +135,16 @@ def never_came(fit: Fit, now_s: float) -> dict[int, str]:
         above = "the driver program"
         if parent != MASTER:
             above = f"node {parent} on {fit.members.live[parent].join.host}"
-        reasons[node] = NEVER_CAME.format(member.join.host, above, waited_s)
+        reasons[node] = NO_EDGE.format(member.join.host, above, waited_s)
         if member.age == (0, 0):
             fit.members.failed[node] = reasons[node]
-    return reasons
+    effects = fit.close_all(reasons, now_s) if reasons else []
+    for node in reasons:
+        fit.still_speaks(node, now_s)
+    return effects
 
 
-NEVER_CAME = (
+NO_EDGE = (
     "{} and {} have had no edge for {:.0f} s, although both speak with the master: does UDP get "
     "through between them in both directions (ports, security group)?"
 )
