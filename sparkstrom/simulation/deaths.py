@@ -7,15 +7,17 @@ from collections.abc import Callable, Sequence
 
 from sparkstrom.base.errors import DriverLost
 from sparkstrom.protocol import performing
-from sparkstrom.protocol.events import Effect, Send
+from sparkstrom.protocol.events import CloseEdge, Effect, OpenEdge, Reopen
 from sparkstrom.protocol.performing import BY_DRIVER
+
+EDGES = frozenset({OpenEdge, CloseEdge, Reopen})
 
 
 class Doom:
     """So many media drivers of one process die, each at some effect of a list; one after the other.
 
-    Lists of one effect are no prey, nor are those that only send: nothing in them depends on more
-    than what may get lost anyway.
+    Prey are the lists in which something depends on the driver's life: they open or close an edge,
+    or want something else after what needs the driver; there it dies more often.
     """
 
     def __init__(self, chance: random.Random, deaths: int) -> None:
@@ -25,9 +27,10 @@ class Doom:
         self, effects: Sequence[Effect], perform: Callable[[Effect], None]
     ) -> Callable[[Effect], None]:
         """``perform`` for this list, in which the driver may die."""
-        if not self._deaths or len(effects) < 2 or all(type(e) is Send for e in effects):
+        moments = _moments(effects) if self._deaths else []
+        if not moments:
             return perform
-        left = self._chance.randrange(len(effects))
+        left = self._chance.choice(moments)
 
         def until_it_dies(effect: Effect) -> None:
             nonlocal left
@@ -38,6 +41,16 @@ class Doom:
             perform(effect)
 
         return until_it_dies
+
+
+def _moments(effects: Sequence[Effect]) -> list[int]:
+    """At which effects a driver may die, the telling ones twice."""
+    kinds = [type(effect) for effect in effects]
+    needing = [i for i, kind in enumerate(kinds) if kind in BY_DRIVER]
+    telling = [i for i in needing if not BY_DRIVER.issuperset(kinds[i:])]
+    if len(kinds) < 2 or (EDGES.isdisjoint(kinds) and not telling):
+        return []
+    return [*needing, *telling, *telling]
 
 
 def outlives(
