@@ -73,6 +73,7 @@ class Members:
     tokens: dict[int, list[int]] = field(default_factory=dict)  # token -> its ids
     neighbours: dict[str, list[int]] = field(default_factory=dict)  # executor -> live nodes there
     gone: dict[int, Join] = field(default_factory=dict)  # of ids that are closed: the newest
+    failed: dict[int, str] = field(default_factory=dict)  # ids that no other may follow, and why
     departures: list[Departure] = field(default_factory=list)
     next_id: int = 1
 

@@ -47,7 +47,8 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
         faults = _rougher(faults, nodes, chance)
         faults = _stranger(faults, random.Random(f"strange of {seed}"))
         alone = random.Random(f"isolations of {seed}").random() < ISOLATED_SHARE
-        faults = replace(faults, isolations=int(alone))
+        deaths = random.Random(f"deaths of {seed}").choice((0, 0, 1, nodes))
+        faults = replace(faults, isolations=int(alone), driver_deaths=deaths)
     return size, faults
 
 

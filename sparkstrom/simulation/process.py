@@ -18,6 +18,7 @@ from sparkstrom.codec.messages import BUFFERS, Activity, AskUpdater, Kept, Repor
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import ENDS, Command, Effect, Order
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
+from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.replica import SimLearner, SimReplica, Theta, mass
 
 Item = (
@@ -77,11 +78,11 @@ class SimProcess:
 
     __slots__ = (  # there may be 32,768 of them, and each is touched at every commit
         "_activity", "_applied", "_buffered", "_copy", "_end", "_grants", "_hurry", "_inbox",
-        "_perform", "_publish_every", "_rate", "_reached", "_said", "_scratch", "_shift_s",
-        "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed", "cut", "failing",
-        "identity", "installed", "learner", "left", "limits", "links", "made", "me", "name", "node",
-        "port", "position", "quiet", "replica", "slots", "slowness_s", "stepping", "steps",
-        "tick_s", "ticks", "turn", "woken",
+        "_perform", "_publish_every", "_rate", "_reached", "_replace", "_said", "_scratch",
+        "_shift_s", "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed", "cut", "doom",
+        "failing", "identity", "installed", "learner", "left", "limits", "links", "made", "me",
+        "name", "node", "port", "position", "quiet", "replica", "slots", "slowness_s", "stepping",
+        "steps", "tick_s", "ticks", "turn", "woken",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +97,7 @@ class SimProcess:
         perform: Perform,
         wake: Callable[[SimProcess], None],
         hurry: Callable[[SimProcess], None],
+        replace: Callable[[SimProcess], None],
         scratch: dict[str, Theta],
         now_s: float,
         clock: tuple[float, float] = (1.0, 0.0),
@@ -104,6 +106,8 @@ class SimProcess:
         self.name, self.identity, self.limits = name, identity, limits
         self._perform, self._scratch = perform, scratch
         self._wake, self._hurry = wake, hurry  # its trainer; its machine, which has to answer
+        self._replace = replace  # its media driver, which died
+        self.doom: Doom | None = None  # of that driver
         self._rate, self._shift_s = clock
         self.node = Node(identity, limits, self._rate * now_s + self._shift_s)
         self.replica = SimReplica()
@@ -128,8 +132,8 @@ class SimProcess:
         self.installed = False
         self._applied = 0  # as its machine knows it
         self.failing = False
-        self.me: int | None = None  # the id that it sends and receives under
         self.port = 0  # a new one with each media driver, and each time it listens anew
+        self.me = self.node.node  # by which id it sends and receives
         self.slots: dict[int, Slot] = {}  # its neighbours
         self.links: dict[SimProcess | None, Link] = {}  # to whomever it has sent
         self.cut: Cut | None = None
@@ -145,20 +149,26 @@ class SimProcess:
         self._shift_s += seconds
 
     def feed(self, event: ev.Event, now_s: float) -> None:
-        """One event for the machine, and its effects performed."""
+        """One event for the machine, and its effects performed; its media driver may die there."""
         before = self.node.command
-        for effect in self.node.step(event, self._rate * now_s + self._shift_s):
-            if type(effect) is ev.Admitted:
-                self.me = effect.node
-            if type(effect) in ITEMS:
-                self._inbox.append(effect)  # type: ignore[arg-type]
-            else:
-                self._perform(self, effect)
+        effects = self.node.step(event, self._rate * now_s + self._shift_s)
+        lives = outlives(effects, self._carry, self.doom)
         command = self.node.command
         if self._inbox or (command is not before and command != before):
             self._wake(self)
         elif type(event) is ev.Received and type(event.message) is Report:
             self._hurry(self)
+        if not lives:
+            self._replace(self)
+
+    def _carry(self, effect: Effect) -> None:
+        """Out, one effect."""
+        if type(effect) in ITEMS:
+            self._inbox.append(effect)  # type: ignore[arg-type]
+            if type(effect) is ev.Admitted:
+                self.me = effect.node
+        else:
+            self._perform(self, effect)
 
     def answers_to(self, token: int, node: int | None) -> bool:
         """Is what the master says directly to these for it? Its endpoint opens nothing else."""

@@ -13,6 +13,8 @@ from sparkstrom.simulation.replica import CELL
 
 SILENT_LEASES = 3  # of the master; twice that in a mesh, where its signs take a detour
 
+ATTACH_LEASES = 8  # longer than any trouble lasts from which a place comes in the end
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -57,6 +59,7 @@ class Size:
         return MasterLimits(
             lease_s=self.lease_s,
             start_s=max(10.0, 4 * self.starts_s),
+            attach_s=ATTACH_LEASES * self.lease_s,
             rejoin_s=60.0,
             release_s=3.0,
             end_s=30.0,

@@ -16,6 +16,7 @@ from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.node import Identity
 from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.checks import Checks
+from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.network import Network
 from sparkstrom.simulation.process import SimProcess
@@ -63,6 +64,7 @@ class World:
         self._attempts = itertools.count(100)
         self._master_awake_s = 0.0
         self._began_with = 0  # workers that held a replica
+        self.doom: Doom | None = None  # of the master's media driver
 
     def _new_master(self) -> Master:
         kept: dict[str, dict[str, float]] = {}
@@ -143,6 +145,7 @@ class World:
         self.checks.bounds(self.master, self.processes)
         self.shape.tree(self.master.fit)
         self.shape.edges(self.processes)
+        self.shape.transports(self.processes, self.master, self.network.masters_edges)
         if self._is_calm:
             head = self.master.fit.sequencer.head
             self.shape.places(self.master.fit, self.time.now_s)
@@ -187,6 +190,7 @@ class World:
             perform=self._perform,
             wake=self._wake,
             hurry=self._hurry,
+            replace=self.lose_driver,
             scratch=self.scratch,
             now_s=self.time.now_s,
             clock=self._clock(),
@@ -226,6 +230,11 @@ class World:
         process.port += 1
         address = Address(process.name, process.port, 1, 2)
         process.feed(ev.Opened(address, alone), self.time.now_s)
+
+    def lose_driver(self, process: SimProcess) -> None:
+        """It goes on over another media driver."""
+        self.network.lose(process)
+        self.open(process, alone=True)
 
     def _tick(self, process: SimProcess, number: int) -> None:
         if not process.alive or number != process.ticks:
@@ -320,12 +329,18 @@ class World:
     def step_master(self, event: ev.Event) -> None:
         """One event for the master's machine, and its effects performed."""
         before = self.phase
-        for effect in self.master.step(event, self.time.now_s):
-            self._perform_master(effect)
+        effects = self.master.step(event, self.time.now_s)
+        lives = outlives(effects, self._perform_master, self.doom)
         if before is Phase.GATHERING and self.phase is not before:
             self.time.say("training begins")
             self._began_with = sum(process.installed for process in self.alive)
             self.chaos.training_began()
+        if not lives:
+            self.lose_masters_driver()
+
+    def lose_masters_driver(self) -> None:
+        self.network.lose(None)
+        self.step_master(ev.Moved("master", 1))
 
     def _perform_master(self, effect: Effect) -> None:
         match effect:
@@ -345,7 +360,8 @@ class World:
             case ev.SendMerged(to=to):
                 self.network.send(None, to, merged_range(effect))
             case ev.Hash(commit=commit):
-                self.time.after(0.0, self._hash, commit)
+                hashed = ev.Hashed(commit, self.replica.digest(), None)
+                self.time.after(0.0, self.step_master, hashed)
             case ev.Abort():
                 self.time.say(f"aborted: {effect.reason}")
                 late = self.phase is Phase.GATHERING and bool(self.time.faults)
@@ -358,9 +374,6 @@ class World:
                 self.time.say(text)
             case _:
                 raise AssertionError(f"a master cannot want {effect}")
-
-    def _hash(self, commit: int) -> None:
-        self.step_master(ev.Hashed(commit, self.replica.digest(), None))
 
     def _wait_for_the_last(self, until_s: float) -> None:
         """Tasks end by themselves, soon after the fit has."""

@@ -24,7 +24,13 @@ from sparkstrom.protocol.uplink import Uplink
 from sparkstrom.simulation.process import SimProcess
 from sparkstrom.simulation.replica import SimReplica
 from sparkstrom.simulation.runs import play
-from tests.simulation.planted import SEEDS, Plant, drops_a_residual
+from tests.simulation.planted import (
+    SEEDS,
+    Plant,
+    drops_a_residual,
+    drops_the_rest,
+    drops_the_rest_unseen,
+)
 
 
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
@@ -258,6 +264,7 @@ def names_nobody(patch: pytest.MonkeyPatch) -> None:
 ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
 LOSSY = ROUGH | {"loss": 0.25, "crashes": 8, "step_s_max": 0.3, "window_bytes": 10_000}
 NARROW = ROUGH | {"window_bytes": 600, "log_bytes": 300, "max_lead": 6}
+DEATHS = ROUGH | {"driver_deaths": 12}
 
 PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (drops_a_residual, "I1: p", {}),
@@ -292,6 +299,9 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (ignores_the_slowest, "I4: ", {"max_lead": 1, "publish_every": 1, "crashes": 0}),
     (waits_for_an_empty_partition, "I", {"empty_partitions": 1}),
     (repeats_a_phase, "I4: not over", {}),
+    (drops_the_rest, "I4: p", DEATHS),
+    (drops_the_rest_unseen, "I5: p", DEATHS),
+    (drops_the_rest_unseen, "I4: not over", DEATHS | {"crashes": 8, "stop": 0.5}),
     (swallows_a_failure, "I5: a failure was heard", {"failure": 1.0, "stop": 0.0}),
     (names_nobody, "I5: aborted", {"failure": 1.0, "stop": 0.0}),
 ]
@@ -307,6 +317,8 @@ def test_a_planted_bug_is_caught(
     assert any(text.startswith(begins) for text in violations(given, SEEDS))
 
 
-@pytest.mark.parametrize("given", [ROUGH, NARROW, LOSSY], ids=["rough", "narrow", "lossy"])
+@pytest.mark.parametrize(
+    "given", [ROUGH, NARROW, LOSSY, DEATHS], ids=["rough", "narrow", "lossy", "deaths"]
+)
 def test_the_same_runs_are_clean_without_the_bug(given: dict[str, Any]) -> None:
     assert list(violations(given, range(8))) == []

@@ -21,7 +21,13 @@ from sparkstrom.simulation.faults import NO_FAULTS
 from sparkstrom.simulation.replica import SimReplica
 from sparkstrom.simulation.runs import play
 from sparkstrom.simulation.shape import Shape
-from tests.simulation.planted import SEEDS, Plant, drops_a_residual
+from tests.simulation.planted import (
+    SEEDS,
+    Plant,
+    drops_a_residual,
+    drops_the_rest,
+    says_not_alone,
+)
 
 
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
@@ -115,6 +121,7 @@ INNER = CALM | {"fan_out": 2, "crashes": 3, "step_s_max": 0.6, "epochs": 5}
 SUMS = CALM | {"loss": 0.2, "merged_bytes": 100, "downlink_bytes": 300, "log_bytes": 4_000}
 BROKEN = {"fan_out": 2, "edge_deaths": 12, "epochs": 6, "publish_every": 1, "max_lead": 6}
 BROKEN |= {"crashes": 0, "stop": 0.0, "failure": 0.0}
+DYING = INNER | {"crashes": 0, "edge_deaths": 3, "driver_deaths": 3}
 MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
     (cuts_a_subtree_off, "I4: p", INNER),
     (takes_no_notice_that_it_is_closed, "I4: the closed id", CALM | {"isolations": 1}),
@@ -126,6 +133,8 @@ MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
     (forgets_one, "I3: p", ROUGH),
     (hashes_something_else, "I3: node", ROUGH),
     (drops_a_residual, "I1: p", {}),
+    (drops_the_rest, "I4: p", ROUGH | {"driver_deaths": 12}),
+    (says_not_alone, "I4: p", DYING),
     (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
 ]
 
@@ -140,7 +149,7 @@ def test_a_bug_planted_in_a_mesh_is_caught(
     assert any(text.startswith(begins) for text in violations(given, SEEDS))
 
 
-@pytest.mark.parametrize("given", [INNER, SUMS], ids=["inner", "sums"])
+@pytest.mark.parametrize("given", [INNER, SUMS, DYING], ids=["inner", "sums", "dying"])
 def test_the_same_meshes_are_clean_without_the_bug(given: dict[str, Any]) -> None:
     assert list(violations(given, range(5))) == []
 
