@@ -80,7 +80,7 @@ class Paused(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """The trainer's replica is that of the last ``Install``."""
+    """The trainer's replica is that of the last ``Install``, or of ``Begin``."""
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -216,6 +216,10 @@ class Install(msgspec.Struct, frozen=True):
     held: tuple[Committed, ...]
     own: tuple[Update, ...]
     commit: int
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """The replica that the trainer was started with, of commit 0, is the one to go on from."""
 
 
 class Admitted(msgspec.Struct, frozen=True):

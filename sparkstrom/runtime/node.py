@@ -147,7 +147,12 @@ class NodeThread(threading.Thread):
             case ev.Tell(message=message):
                 self._mail.tell(message)
             case (
-                ev.Deliver() | ev.Passed() | ev.DeliverMerged() | ev.Install() | ev.InstallUpdater()
+                ev.Deliver()
+                | ev.Passed()
+                | ev.DeliverMerged()
+                | ev.Install()
+                | ev.Begin()
+                | ev.InstallUpdater()
             ):
                 self._items.append(effect)
             case ev.SendChunk(to=to, index=index):

@@ -15,6 +15,7 @@ from sparkstrom.simulation.sizes import Size
 
 CALM_SHARE = 0.05
 BUFFERED_SHARE = 0.3
+WHOLE_SHARE = 0.7
 ISOLATED_SHARE = 0.1
 ROUGH_SHARE = 0.5
 
@@ -36,6 +37,7 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
     if mode == "mesh":
         size = _meshed(size, random.Random(f"mesh of {seed}"))
     size = replace(size, buffered=random.Random(f"buffers of {seed}").random() < BUFFERED_SHARE)
+    size = replace(size, whole=random.Random(f"starts of {seed}").random() < WHOLE_SHARE)
     luck = chance.random()
     if luck < CALM_SHARE:
         return size, NO_FAULTS
