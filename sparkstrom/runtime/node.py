@@ -26,6 +26,7 @@ from sparkstrom.protocol.node import Identity, Node, NodeLimits
 from sparkstrom.runtime.inbox import Item
 from sparkstrom.runtime.mailroom import Mailroom
 from sparkstrom.runtime.station import Station
+from sparkstrom.runtime.wire import Wire
 from sparkstrom.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class NodeThread(threading.Thread):
             random_u63=lambda: secrets.randbits(63),
         )
         self._items: list[Item] = []
+        self._wire = Wire()
         self._stats_due_s = 0.0
         self._sent_stats: dict[str, float] = {}
         self._stopping = threading.Event()
@@ -189,6 +191,7 @@ class NodeThread(threading.Thread):
     def _replace_transport(self) -> None:
         """The media driver died: its replica and id live on, over another driver."""
         before = self._mail.transport.endpoint
+        self._wire.look(self._mail.transport)
         self._mail.move_to(lambda: self._open_transport(before))
         self._open_edge(alone=True)
 
@@ -205,6 +208,7 @@ class NodeThread(threading.Thread):
             **self._station.stats,
             "update_bytes": self._mail.traffic.update_bytes,
             "wire_bytes": self._mail.traffic.wire_bytes,
+            **self._wire.look(self._mail.transport),
             "rejected": sum(self._mail.traffic.rejected.values()),
         }
         if values != self._sent_stats:
