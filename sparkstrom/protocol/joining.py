@@ -113,7 +113,7 @@ def ask_to_attach(me: Standing, now_s: float) -> list[Effect]:
     catching = me.catchup is not None
     attach = Attach(
         have=me.received,
-        whole=(me.has_replica or me.installing) and not catching,
+        whole=(me.has_replica or me.installing or me.identity.whole) and not catching,
         catching=catching,
         ids=list(me.ids),
     )
@@ -133,6 +133,9 @@ def on_attached(me: Standing, attached: Attached, now_s: float) -> list[Effect]:
     elif me.catchup is not None:
         me.catchup.resume()
         effects += catch_up(me, now_s)
+    elif not (me.has_replica or me.installing):
+        me.installing, me.activity_s = True, now_s
+        effects.append(ev.Begin())
     return effects + start_anew(me, now_s) + report(me, now_s)
 
 

@@ -62,6 +62,7 @@ class Identity:
     executor: str
     pid: int
     version: str
+    whole: bool = False  # it begins with the replica of commit 0; its parent hears so, not ``Join``
 
 
 @dataclass(slots=True)

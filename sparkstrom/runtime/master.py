@@ -35,6 +35,7 @@ from sparkstrom.runtime.mailroom import Mailroom, Traffic
 from sparkstrom.runtime.node import OpenTransport
 from sparkstrom.runtime.recovery import Recovery
 from sparkstrom.runtime.theta import Theta, chunk_count
+from sparkstrom.runtime.wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ class Outcome:
     staleness: Counter[int]
     stats: dict[int, Stats]
     traffic: Traffic
+    wire: Stats  # what left the driver program's interfaces, as ``runtime.wire`` tells it
     dropped: Counter[str]
     departures: list[Departure]
     notes: list[str]
@@ -151,6 +153,7 @@ class MasterThread(threading.Thread):
         self.finished = threading.Event()  # done, or failed
         self.failure: SparkstromError | None = None
         self._stats: dict[int, Stats] = {}
+        self._wire = Wire()
         self._notes: list[str] = []
         self._progress_due_s = 0.0
         self.progress = self._look()
@@ -205,6 +208,7 @@ class MasterThread(threading.Thread):
             staleness=fit.sequencer.staleness,
             stats=dict(self._stats),
             traffic=self._mail.traffic,
+            wire=self._wire.look(self._mail.transport),
             dropped=fit.sequencer.dropped,
             departures=fit.members.departures,
             notes=list(self._notes),
@@ -261,6 +265,7 @@ class MasterThread(threading.Thread):
     def _replace_transport(self) -> None:
         """Another media driver, on the same port: workers know no other place to knock at."""
         before = self.endpoint
+        self._wire.look(self._mail.transport)
         self._mail.move_to(lambda: self._open_transport(before))
         self.endpoint = self._mail.transport.endpoint
         if self.endpoint != before:

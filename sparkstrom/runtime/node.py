@@ -29,6 +29,7 @@ from sparkstrom.runtime.inbox import Item
 from sparkstrom.runtime.mailroom import Mailroom
 from sparkstrom.runtime.recovery import Recovery
 from sparkstrom.runtime.station import Station
+from sparkstrom.runtime.wire import Wire
 from sparkstrom.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class NodeThread(threading.Thread):
         )
         self._recovery = Recovery("this executor", self._replace_transport, clock)
         self._items: list[Item] = []
+        self._wire = Wire()
         self._stats_due_s = 0.0
         self._sent_stats: dict[str, float] = {}
         self._stopping = threading.Event()
@@ -152,7 +154,12 @@ class NodeThread(threading.Thread):
             case ev.Tell(message=message):
                 self._mail.tell(message)
             case (
-                ev.Deliver() | ev.Passed() | ev.DeliverMerged() | ev.Install() | ev.InstallUpdater()
+                ev.Deliver()
+                | ev.Passed()
+                | ev.DeliverMerged()
+                | ev.Install()
+                | ev.Begin()
+                | ev.InstallUpdater()
             ):
                 self._items.append(effect)
             case ev.SendChunk(to=to, index=index):
@@ -189,6 +196,7 @@ class NodeThread(threading.Thread):
     def _replace_transport(self) -> None:
         """The media driver died: its replica and id live on, over another driver."""
         before = self._mail.transport.endpoint
+        self._wire.look(self._mail.transport)
         self._mail.move_to(lambda: self._open_transport(before))
         self._open_edge(alone=True)
 
@@ -205,6 +213,7 @@ class NodeThread(threading.Thread):
             **self._station.stats,
             "update_bytes": self._mail.traffic.update_bytes,
             "wire_bytes": self._mail.traffic.wire_bytes,
+            **self._wire.look(self._mail.transport),
             "rejected": sum(self._mail.traffic.rejected.values()),
         }
         if values != self._sent_stats:

@@ -160,7 +160,7 @@ class Trainer:
                 self._replica.apply_merged(item)
             case ev.DeliverMerged():
                 self._replica.apply_range(item)
-            case ev.Install():
+            case ev.Install() | ev.Begin():
                 self._install(item)
             case ev.InstallUpdater(payload=payload):
                 self._install_updater(payload)
@@ -170,8 +170,11 @@ class Trainer:
             case ev.Admitted():
                 pass  # back under a new id, with theta, residual and position as they were
 
-    def _install(self, install: ev.Install) -> None:
-        self._replica.install(install)
+    def _install(self, install: ev.Install | ev.Begin) -> None:
+        if isinstance(install, ev.Install):
+            self._replica.install(install)
+        else:
+            self._replica.begin()
         self._take_grants()
         self._station.post(ev.Installed())
         if self._activity is Activity.CATCHING_UP:

@@ -15,7 +15,7 @@ from sparkstrom.protocol.link import HEADER_BYTES
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.placing import SUPERSEDED
 from sparkstrom.simulation.process import FAILURE, UPDATER, SimProcess
-from sparkstrom.simulation.replica import SIZE, SimReplica, Theta, add, average
+from sparkstrom.simulation.replica import INITIAL, SimReplica, Theta, add, average
 
 DISMISSED = "its partition is trained already"
 LACKING = ("workers joined within", "has been without a worker for")
@@ -42,7 +42,7 @@ class Checks:
         self.violations: list[str] = []
         self.commits: list[Committed] = []
         self._kept = kept  # files of an earlier fit and their mass
-        self._sums: list[Theta] = [[0] * SIZE]  # theta at each commit
+        self._sums: list[Theta] = [list(INITIAL)]  # theta at each commit
         self._reports: dict[int, bytes] = {}  # partition -> its newest buffers
         self.buffers = b""  # of all
         self._numbered: dict[int, int] = {}

@@ -16,6 +16,7 @@ from sparkstrom.simulation.sizes import Size
 CALM_SHARE = 0.05
 BUFFERED_SHARE = 0.3
 CODED_SHARE = 0.25
+WHOLE_SHARE = 0.7
 ISOLATED_SHARE = 0.1
 ROUGH_SHARE = 0.5
 
@@ -38,6 +39,7 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
         size = _meshed(size, random.Random(f"mesh of {seed}"))
     size = replace(size, buffered=random.Random(f"buffers of {seed}").random() < BUFFERED_SHARE)
     size = replace(size, coded=random.Random(f"bytes of {seed}").random() < CODED_SHARE)
+    size = replace(size, whole=random.Random(f"starts of {seed}").random() < WHOLE_SHARE)
     luck = chance.random()
     if luck < CALM_SHARE:
         return size, NO_FAULTS

@@ -22,7 +22,8 @@ from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.replica import SimLearner, SimReplica, Theta, mass
 
 Item = (
-    ev.Deliver | ev.Passed | ev.DeliverMerged | ev.Install | ev.InstallUpdater | ev.Admitted
+    ev.Deliver | ev.Passed | ev.DeliverMerged | ev.Install | ev.Begin | ev.InstallUpdater
+    | ev.Admitted
 )  # fmt: skip
 BUFFER = struct.Struct("<III")  # partition, attempt, epoch
 UPDATER = struct.Struct("<II")  # attempt, steps
@@ -110,7 +111,7 @@ class SimProcess:
         self.doom: Doom | None = None  # of that driver
         self._rate, self._shift_s = clock
         self.node = Node(identity, limits, self._rate * now_s + self._shift_s)
-        self.replica = SimReplica()
+        self.replica = SimReplica(whole=identity.whole)
         self.learner = SimLearner(random.Random(seed))
         self._end = Position(epochs if identity.rows else 0, 0)
         self._publish_every, self._unpublished = publish_every, 0
@@ -271,13 +272,14 @@ class SimProcess:
                 self._grants = item.grants
             case ev.Admitted():
                 pass  # back under a new id, with everything as it was
-            case ev.Install():
+            case ev.Install() | ev.Begin():
                 self._install(item, now_s)
             case ev.InstallUpdater(payload=payload):
                 self.borrowed.append(payload)
 
-    def _install(self, install: ev.Install, now_s: float) -> None:
-        self.replica.install(install)
+    def _install(self, install: ev.Install | ev.Begin, now_s: float) -> None:
+        if isinstance(install, ev.Install):
+            self.replica.install(install)
         self._take_grants()
         self.installed = True
         self.feed(ev.Installed(), now_s)

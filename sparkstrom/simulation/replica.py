@@ -25,6 +25,7 @@ SUM = struct.Struct(f"<{SIZE}q")
 TAU = 3
 
 Theta = list[int]
+INITIAL = tuple(range(1, SIZE + 1))  # the parameters that a fit begins with
 
 
 def add(theta: Theta, payload: bytes) -> None:
@@ -71,8 +72,8 @@ def average(reports: list[bytes]) -> bytes:
 class SimReplica:
     """theta as integers; ``own``: what its trainer added and has not seen committed."""
 
-    def __init__(self) -> None:
-        self.theta: Theta = [0] * SIZE
+    def __init__(self, *, whole: bool = True) -> None:
+        self.theta: Theta = list(INITIAL) if whole else [0] * SIZE
         self.commit = 0
         self.own: deque[bytes] = deque()
         self.buffers = b""

@@ -33,6 +33,7 @@ class Size:
     depth: int = FLAT[1]
     buffered: bool = False  # the model has statistics beside its parameters
     coded: bool = False  # messages go through their bytes, which takes half as long again
+    whole: bool = True  # workers begin with the initial replica; otherwise they copy it
     per_executor: int = 2  # tasks
     empty_partitions: int = 0  # the last ones
     kept_files: int = 2  # of an earlier fit

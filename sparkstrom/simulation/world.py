@@ -173,6 +173,7 @@ class World:
             executor=f"e{partition // self.size.per_executor}",
             pid=attempt,
             version="sim",
+            whole=self.size.whole,
         )
 
     def start(self, partition: int) -> None:

@@ -125,9 +125,11 @@ class Make:
 class NodeDriver:
     """A node's machine and what it wanted last. ``parent`` is whom it was told to stand under."""
 
-    def __init__(self, make: Make, parent: int = MASTER, **limits: Any) -> None:
+    def __init__(
+        self, make: Make, parent: int = MASTER, *, whole: bool = False, **limits: Any
+    ) -> None:
         self.make, self.parent = make, parent
-        identity = Identity(1, 0, 10, 7, 5, 3, "h", "e", 1, "v")
+        identity = Identity(1, 0, 10, 7, 5, 3, "h", "e", 1, "v", whole)
         self.machine = Node(identity, NodeLimits(**limits), 0.0)
         self.me = self.machine.standing
         self.now_s = 0.0

@@ -348,3 +348,13 @@ def test_only_the_first_snapshot_sets_the_models_buffers(buffered: Replica) -> N
     assert buffered.theta.buffers == b"a newer one"
     buffered.passed(3)
     assert buffered.unsent_mass() == 0
+
+
+def test_who_begins_with_a_replica_takes_the_buffers_that_came_with_it(buffered: Replica) -> None:
+    buffered.theta.buffers = b"initial"
+    buffered.begin()
+    assert buffered.model.buffers_bytes() == b"initial"  # type: ignore[attr-defined]
+    server = Theta(N, K)
+    server.buffers = b"a newer one"
+    buffered.install(Install(whole(server), (), (), 1))
+    assert buffered.model.buffers_bytes() == b"initial"  # type: ignore[attr-defined]
