@@ -117,10 +117,12 @@ class Checks:
         for payload in process.borrowed:
             if payload is None:
                 continue
-            halves = {payload[: UPDATER.size], payload[UPDATER.size :]}
-            attempt, steps = UPDATER.unpack(payload[: UPDATER.size])
-            if len(halves) > 1 or not steps or attempt == process.identity.attempt:
+            parts = set(UPDATER.iter_unpack(payload))
+            attempt, steps, fresh = min(parts)
+            if len(parts) > 1 or not steps or attempt == process.identity.attempt:
                 self.violation(f"I3: {process.name} borrowed {payload.hex()}")
+            if fresh:
+                self.violation(f"I3: {process.name} borrowed a fresh state of {attempt}")
 
     def bounds(self, master: Master, processes: list[SimProcess]) -> None:
         """What is bounded stays so, and what only grows does."""
