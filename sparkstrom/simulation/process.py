@@ -79,9 +79,9 @@ class SimProcess:
     __slots__ = (  # there may be 32,768 of them, and each is touched at every commit
         "_activity", "_applied", "_buffered", "_copy", "_end", "_grants", "_hurry", "_inbox",
         "_is_fresh", "_perform", "_publish_every", "_rate", "_reached", "_said", "_scratch",
-        "_shift_s", "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed", "cut", "failing",
-        "identity", "installed", "learner", "left", "limits", "links", "made", "name", "node",
-        "port", "position", "quiet", "replica", "slots", "slowness_s", "stepping", "steps",
+        "_shift_s", "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed", "cut",
+        "failing", "identity", "installed", "learner", "left", "limits", "links", "made", "name",
+        "node", "port", "position", "quiet", "replica", "slots", "slowness_s", "stepping", "steps",
         "tick_s", "ticks", "turn", "woken",
     )  # fmt: skip
 

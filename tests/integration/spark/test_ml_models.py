@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -181,6 +182,7 @@ def test_each_fit_of_a_cross_validation_begins_with_the_same(
         evaluator=MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy"),
     )  # fmt: skip
     found = validator.fit(frame)
+    gc.collect()  # Spark leaves its pool of threads to the collector
     assert len(found.avgMetrics) == 2
     assert found.bestModel.summary.replicas_equal
     assert len(predicted(found, frame)) == 160

@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from sparkstrom.codec.copies import Copy, number_of
-from sparkstrom.codec.messages import Activity, AskUpdater, Report, UpdaterChunk
+from sparkstrom.codec.messages import Activity, AskUpdater, UpdaterChunk
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.borrowing import ASKED_AT_ONCE, RETRY_S, Borrowing, can_lend
 from sparkstrom.protocol.events import Order
+from sparkstrom.protocol.reporting import put_own_status
 from tests.unit.protocol.spoken import answers, only, sent
 
 
@@ -100,9 +101,10 @@ def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make:
     fresh.tick(5.1)
     for node, lends in ((borrower, True), (fresh, False)):
         node.step(ev.Busy(Activity.STEPPING))
-        for batch in range(1, 4):
-            node.step(ev.Progressed(0, batch, 3 + batch))
-        assert [s.lends for s in sent(node.tick(1.0), Report)[-1].news] == [lends]
+        node.step(ev.Progressed(0, 1, 4))
+        me = node.machine.standing
+        put_own_status(me, 10.0)
+        assert me.status.lends == lends
         ask = AskUpdater(5, 0, 0)
         assert node.told(ask) == ([ev.SendUpdater(0, ask)] if lends else [])
 
