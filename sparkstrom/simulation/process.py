@@ -165,6 +165,11 @@ class SimProcess:
         return self.position.epoch * self.identity.batches + self.position.batch
 
     @property
+    def goal(self) -> int:
+        """Minibatches of all epochs."""
+        return self._end.epoch * self.identity.batches
+
+    @property
     def finished(self) -> bool:
         return self.position >= self._end
 
