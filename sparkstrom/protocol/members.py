@@ -31,6 +31,7 @@ class Member:
     final: int | None = None
     audit: AuditAnswer | None = None
     releasing: str | None = None
+    lends: bool = False  # its updater's state
     lag: int = 0  # commits behind its parent, as people were told
 
     def answer(self, message: Message) -> Answer:

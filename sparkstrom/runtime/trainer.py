@@ -89,7 +89,7 @@ class Trainer:
             items, command = self._station.take()
             for item in items:
                 self._take(item)
-            self._lender.at_boundary(self._replica.model, self._steps)
+            self._lender.at_boundary(self._replica.model)
             if items:
                 self._station.post(ev.Applied(self._replica.theta.commit))
             if command.order is Order.END:

@@ -112,15 +112,22 @@ class Checks:
         if expected != process.replica.theta:
             self.violation(f"I3: {process.name} is not what its commit {commit} says")
 
+    def released(self, process: SimProcess) -> None:
+        """Only whose partition is trained is asked to give up its slot."""
+        if self._missing(process.identity.partition, process.goal):
+            self.violation(f"I2: {process.name} is asked to leave, and is not through")
+
     def borrowed(self, process: SimProcess) -> None:
         """An updater's state is one copy, of somebody else, who has trained."""
         for payload in process.borrowed:
             if payload is None:
                 continue
-            halves = {payload[: UPDATER.size], payload[UPDATER.size :]}
-            attempt, steps = UPDATER.unpack(payload[: UPDATER.size])
-            if len(halves) > 1 or not steps or attempt == process.identity.attempt:
+            parts = set(UPDATER.iter_unpack(payload))
+            attempt, steps, fresh = min(parts)
+            if len(parts) > 1 or not steps or attempt == process.identity.attempt:
                 self.violation(f"I3: {process.name} borrowed {payload.hex()}")
+            if fresh:
+                self.violation(f"I3: {process.name} borrowed a fresh state of {attempt}")
 
     def bounds(self, master: Master, processes: list[SimProcess]) -> None:
         """What is bounded stays so, and what only grows does."""
@@ -148,6 +155,8 @@ class Checks:
             newest = sum(HEADER_BYTES + len(update.payload) for update in at_once)
             if me.uplink.bytes - newest >= me.limits.window_bytes:
                 self.violation(f"I4: {process.name} has {me.uplink.bytes} bytes uncommitted")
+        if me.history.whole and me.history.applied > process.replica.commit:
+            self.violation(f"I3: {process.name} claims a commit that its replica has not")
         log = me.history.log
         if log.bytes > me.limits.log_bytes and len(tuple(log.after(log.base))) > 1:
             self.violation(f"I4: the log of {process.name} holds {log.bytes} bytes")
@@ -239,15 +248,20 @@ class Checks:
     def _covers(self, index: int, goal: int) -> None:
         """Each minibatch is inside one committed update, or sent nothing when it was trained."""
         trained = self._trained[index]
-        quiet: set[int] = set().union(*(p.quiet for p in trained.processes))
-        missing = set(range(1, goal + 1)) - quiet
-        for first, last in trained.spans:
-            missing -= set(range(first + 1, last + 1))
-        if missing:
+        if missing := self._missing(index, goal):
             self.violation(f"I2: partition {index}: minibatches {sorted(missing)} of {goal} "
                            "are in no committed update")  # fmt: skip
         if trained.last > goal:
             self.violation(f"I2: partition {index}: {trained.last} of {goal} minibatches committed")
+
+    def _missing(self, index: int, goal: int) -> set[int]:
+        """Minibatches up to the goal that are neither committed nor trained without sending."""
+        trained = self._trained[index]
+        quiet: set[int] = set().union(*(p.quiet for p in trained.processes))
+        missing = set(range(1, goal + 1)) - quiet
+        for first, last in trained.spans:
+            missing -= set(range(first + 1, last + 1))
+        return missing
 
     def _kept_mass(self, master: Master) -> None:
         """I1 between fits: what was kept was taken in by somebody who lived, or counts as lost."""

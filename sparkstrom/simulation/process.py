@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from sparkstrom.base.identity import Position
+from sparkstrom.codec.copies import Copy
 from sparkstrom.codec.messages import BUFFERS, Activity, AskUpdater, Kept, Report, UpdaterChunk
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import ENDS, Command, Effect, Order
@@ -26,7 +27,7 @@ Item = (
     | ev.Admitted
 )  # fmt: skip
 BUFFER = struct.Struct("<III")  # partition, attempt, epoch
-UPDATER = struct.Struct("<II")  # attempt, steps
+UPDATER = struct.Struct("<III")  # attempt, steps, 1 where the state began fresh in mid-training
 COPY_CHUNKS = 2
 ITEMS = frozenset(get_args(Item))
 Perform = Callable[["SimProcess", Effect], None]
@@ -79,9 +80,9 @@ class SimProcess:
 
     __slots__ = (  # there may be 32,768 of them, and each is touched at every commit
         "_activity", "_applied", "_buffered", "_copy", "_end", "_grants", "_hurry", "_inbox",
-        "_perform", "_publish_every", "_rate", "_reached", "_replace", "_said", "_scratch",
-        "_shift_s", "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed", "cut", "doom",
-        "failing", "identity", "installed", "learner", "left", "limits", "links", "made", "me",
+        "_is_fresh", "_perform", "_publish_every", "_rate", "_reached", "_replace", "_said",
+        "_scratch", "_shift_s", "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed",
+        "cut", "doom", "failing", "identity", "installed", "learner", "left", "limits", "links", "made", "me",
         "name", "node", "port", "position", "quiet", "replica", "slots", "slowness_s", "stepping",
         "steps", "tick_s", "ticks", "turn", "woken",
     )  # fmt: skip
@@ -128,7 +129,8 @@ class SimProcess:
         self._said: set[tuple[Order, int, int]] = set()
         self.stepping = False  # inside a step, which began under an earlier command
         self._buffered = buffered
-        self._copy = b""  # of its updater's state, once somebody has asked for it
+        self._copy: Copy | None = None  # of its updater's state, once somebody has asked for it
+        self._is_fresh = False  # that state, although training had begun
         self.borrowed: list[bytes | None] = []
         self.installed = False
         self._applied = 0  # as its machine knows it
@@ -179,6 +181,11 @@ class SimProcess:
     def ordinal(self) -> int:
         """Minibatches up to here, counted through all epochs."""
         return self.position.epoch * self.identity.batches + self.position.batch
+
+    @property
+    def goal(self) -> int:
+        """Minibatches of all epochs."""
+        return self._end.epoch * self.identity.batches
 
     @property
     def finished(self) -> bool:
@@ -269,6 +276,7 @@ class SimProcess:
             case ev.Admitted(returned=False):
                 self.position, self.steps = Position(item.epoch, item.batch), item.steps
                 self._reached = self.ordinal
+                self._is_fresh = self.steps > 0 or self.ordinal > 0
                 self._grants = item.grants
             case ev.Admitted():
                 pass  # back under a new id, with everything as it was
@@ -276,6 +284,7 @@ class SimProcess:
                 self._install(item, now_s)
             case ev.InstallUpdater(payload=payload):
                 self.borrowed.append(payload)
+                self._is_fresh = payload is None
 
     def _install(self, install: ev.Install | ev.Begin, now_s: float) -> None:
         if isinstance(install, ev.Install):
@@ -303,14 +312,11 @@ class SimProcess:
     # -- updaters --------------------------------------------------------------------------------
 
     def lend(self, ask: AskUpdater) -> UpdaterChunk:
-        """Part of a copy of its updater's state, which both of its parts name."""
-        if not self._copy:
-            self._copy = UPDATER.pack(self.identity.attempt, self.steps)
-        number = 1 + self.identity.attempt
-        index = ask.index if ask.copy == number and ask.index < COPY_CHUNKS else 0
-        return UpdaterChunk(
-            asker=ask.asker, copy=number, index=index, count=COPY_CHUNKS, payload=self._copy
-        )
+        """Part of a copy of its updater's state; each of its parts says whose it is."""
+        if self._copy is None:
+            part = UPDATER.pack(self.identity.attempt, self.steps, self._is_fresh)
+            self._copy = Copy.of(part * COPY_CHUNKS, UPDATER.size)
+        return self._copy.chunk(ask)
 
     def _finish_step(self, now_s: float) -> None:
         self.learner.step()

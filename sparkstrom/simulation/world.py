@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from sparkstrom.codec.messages import Address, Failed, Message, Phase
+from sparkstrom.codec.messages import Address, Failed, Message, Phase, Release
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import ENDS, Effect, Order, Send
 from sparkstrom.protocol.master import Master
@@ -347,7 +347,9 @@ class World:
         match effect:
             case Send():
                 self.network.send(None, effect.to, effect.message)
-            case ev.Answer():
+            case ev.Answer(address=address, message=message):
+                if isinstance(message, Release):
+                    self.checks.released(self.network.process(address.host))
                 self.network.answer(effect)
             case ev.OpenEdge():
                 self.network.open(None, effect)

@@ -28,7 +28,7 @@ from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import Kept
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.encoder import Encoder
-from sparkstrom.encoding.thresholds import algorithm_of
+from sparkstrom.encoding.thresholds import AUTO, algorithm_of
 from sparkstrom.models.base import Placeable, Share
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.admission import DISMISSED
@@ -49,7 +49,6 @@ from sparkstrom.spark.blocks import Block, check_block
 from sparkstrom.spark.cluster import edges_of
 from sparkstrom.spark.initial import unpack
 from sparkstrom.spark.job import TrainingJob, serving_of
-from sparkstrom.spark.options import AUTO
 from sparkstrom.spark.parcels import Blocks
 from sparkstrom.transport.aeron.processes import find_executor
 

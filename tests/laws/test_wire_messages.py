@@ -50,7 +50,7 @@ DATA: dict[type, dict[str, st.SearchStrategy[Any]]] = {
     },
     m.UpdaterChunk: {
         "asker": U32,
-        "copy": st.integers(1, 2**32 - 1),
+        "copy": NUMBER,
         "index": st.integers(0, 2**31),
         "count": st.integers(2**31 + 1, 2**32 - 1),
         "payload": PAYLOAD,

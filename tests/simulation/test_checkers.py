@@ -8,9 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparkstrom.codec.messages import Committed, Update
+from sparkstrom.codec import copies
+from sparkstrom.codec.messages import Activity, Committed, Update
+from sparkstrom.protocol import (
+    borrowing,
+    following,
+    hearing,
+    joining,
+    master,
+    node,
+    orders,
+    reporting,
+)
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol import following, hearing, joining, master, node, orders
 from sparkstrom.protocol.catchup import Catchup
 from sparkstrom.protocol.fit import Fit
 from sparkstrom.protocol.keeping import Keeping
@@ -21,7 +31,7 @@ from sparkstrom.protocol.phases import Phases
 from sparkstrom.protocol.replay import Entry, Log, cost
 from sparkstrom.protocol.sequencer import Sequencer
 from sparkstrom.protocol.uplink import Uplink
-from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.process import UPDATER, SimProcess
 from sparkstrom.simulation.replica import SimReplica
 from sparkstrom.simulation.runs import play
 from tests.simulation.planted import (
@@ -105,6 +115,14 @@ def counts_positions_before_their_updates(patch: pytest.MonkeyPatch) -> None:
 
     for module in (hearing, master):
         patch.setattr(module, "count_pending", hasty)
+
+
+def releases_the_untrained(patch: pytest.MonkeyPatch) -> None:
+    def blind(self: Master, waiting: int, now_s: float) -> None:
+        member = next(iter(self.fit.members.live.values()))
+        self.fit.released_s, member.releasing = now_s, "a slot is needed"
+
+    patch.setattr(Master, "_release_one", blind)
 
 
 # -- I3: equal bytes -------------------------------------------------------------------------------
@@ -200,6 +218,36 @@ def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(node, "order", hasty)
 
 
+def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
+    """As lenders did: two at equal steps give their copies one number."""
+
+    def by_steps(content: bytes) -> int:
+        return 1 + UPDATER.unpack_from(content)[1]
+
+    for module in (copies, borrowing):
+        patch.setattr(module, "number_of", by_steps)
+
+
+def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
+    def generous(me: Any) -> bool:
+        catching_up = me.activity is Activity.CATCHING_UP or me.borrowing is not None
+        return me.history.whole and me.steps > 0 and not catching_up
+
+    for module in (borrowing, reporting):
+        patch.setattr(module, "can_lend", generous)
+
+
+def claims_what_it_has_not_applied(patch: pytest.MonkeyPatch) -> None:
+    on_committed = following.on_committed
+
+    def hasty(me: Any, committed: Committed, now_s: float) -> list[ev.Effect]:
+        effects = on_committed(me, committed, now_s)
+        me.history.applied = me.received
+        return effects
+
+    patch.setattr(node, "on_committed", hasty)
+
+
 # -- I4: nothing waits for ever, and what is bounded stays so ----------------------------------
 
 
@@ -265,6 +313,7 @@ ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
 LOSSY = ROUGH | {"loss": 0.25, "crashes": 8, "step_s_max": 0.3, "window_bytes": 10_000}
 NARROW = ROUGH | {"window_bytes": 600, "log_bytes": 300, "max_lead": 6}
 DEATHS = ROUGH | {"driver_deaths": 12}
+LENDERS = ROUGH | {"crashes": 8, "loss": 0.25, "max_lead": 1, "publish_every": 1, "epochs": 6}
 
 PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (drops_a_residual, "I1: p", {}),
@@ -277,6 +326,10 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (goes_back_when_a_worker_dies, "I2: partition", ROUGH),
     (goes_back_when_a_worker_dies, "I2: minibatch", ROUGH),
     (counts_positions_before_their_updates, "I2: partition", LOSSY),
+    (releases_the_untrained, "I2: p", ROUGH | {"restart_s_max": 8.0}),
+    (numbers_copies_by_steps, "I3: p", LENDERS),
+    (lends_a_fresh_state, "I3: p", LENDERS),
+    (claims_what_it_has_not_applied, "I3: p", ROUGH),
     (applies_twice, "I3: p", ROUGH),
     (forgets_one, "I3: p", ROUGH),
     (applies_its_own_updates_twice, "I3: p", ROUGH),
@@ -318,7 +371,9 @@ def test_a_planted_bug_is_caught(
 
 
 @pytest.mark.parametrize(
-    "given", [ROUGH, NARROW, LOSSY, DEATHS], ids=["rough", "narrow", "lossy", "deaths"]
+    "given",
+    [ROUGH, NARROW, LOSSY, DEATHS, LENDERS],
+    ids=["rough", "narrow", "lossy", "deaths", "lenders"],
 )
 def test_the_same_runs_are_clean_without_the_bug(given: dict[str, Any]) -> None:
     assert list(violations(given, range(8))) == []

@@ -74,7 +74,7 @@ def test_a_merged_range_is_laid_out_as_documented() -> None:
 
 
 def test_a_chunk_of_an_updaters_state_is_laid_out_as_documented() -> None:
-    head = u32(7) + u32(5) + u32(1) + u32(2) + u32(3)
+    head = u32(7) + u64(5) + u32(1) + u32(2) + u32(3)
     assert encode(UPDATER) == (6, head + b"mom")
 
 
@@ -88,7 +88,7 @@ def test_a_status_in_a_report_is_an_array_without_names() -> None:
         node=1, edge=2, count=3, after_seq=4, epoch=5, batch=6, steps=7, activity=Activity.STEPPING
     )
     _, body = encode(Report(received=9, catching=False, stamp=8, news=[status]))
-    assert body.endswith(b"\x91\x9c\x01\x02\x03\x04\x05\x06\x07\x02\xc0\xc0\xc0\x00")
+    assert body.endswith(b"\x91\x9d\x01\x02\x03\x04\x05\x06\x07\x02\xc0\xc0\xc0\x00\xc2")
 
 
 @pytest.mark.parametrize("kind", [0, max(Kind) + 1, 255])
@@ -183,6 +183,7 @@ def test_what_is_no_merged_range_is_refused(body: bytes, why: str) -> None:
     ("fields", "why"),
     [
         ((7, 0, 0, 1, 0), "copy 0"),
+        ((7, 2**63, 0, 1, 0), "copy 9223372036854775808"),
         ((7, 1, 1, 1, 0), "updater chunk 1 of 1"),
         ((7, 1, 0, 0, 0), "updater chunk 0 of 0"),
         ((7, 1, 0, 1, 9), "announces 9 payload bytes, carries 0"),
@@ -191,8 +192,10 @@ def test_what_is_no_merged_range_is_refused(body: bytes, why: str) -> None:
 def test_what_is_no_chunk_of_an_updaters_state_is_refused(
     fields: tuple[int, ...], why: str
 ) -> None:
+    asker, copy, *rest = fields
+    body = u32(asker) + u64(copy) + b"".join(map(u32, rest))
     with pytest.raises(WireError, match=why):
-        decode_untrusted(Kind.UPDATER, b"".join(map(u32, fields)))
+        decode_untrusted(Kind.UPDATER, body)
 
 
 def control_without_its_list(message: Attached | Report) -> bytes:
