@@ -17,7 +17,6 @@ from sparkstrom.codec.messages import (
     Probe,
     Welcome,
 )
-from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect
 from sparkstrom.protocol.fit import Fit, Goodbye
 from sparkstrom.protocol.members import Member, answer

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.identity import MASTER, Endpoint
+from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import (
     NOBODY,
     OVERHEAD_BYTES,
@@ -351,7 +351,7 @@ class Mailroom:
 
 
 def _rejection(error: WireError) -> Rejection:
-    return error.rejection if isinstance(error, FrameError) else Rejection.NO_MESSAGE
+    return Rejection(error.rejection) if isinstance(error, FrameError) else Rejection.NO_MESSAGE
 
 
 def _streams(address: Address) -> tuple[int, int]:

@@ -99,7 +99,7 @@ class Network:
             up = owner is not None and to == owner.node.standing.parent
             if (slot.edge, up, is_data(message)) in self._broken:
                 return
-        sender = MASTER if owner is None else owner.node.node
+        sender = MASTER if owner is None else owner.me
         arrive = self._arrive_at_root if slot.target is None else self._arrive_at_edge
         self._transmit(owner, slot.target, slot.link, arrive, sender, slot.edge, message)
 

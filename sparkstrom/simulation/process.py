@@ -128,7 +128,7 @@ class SimProcess:
         self.installed = False
         self._applied = 0  # as its machine knows it
         self.failing = False
-        self.me: int | None = None  # the id that it sends and receives under
+        self.me = -1  # the id that it sends and receives under
         self.port = 0  # a new one with each media driver, and each time it listens anew
         self.slots: dict[int, Slot] = {}  # its neighbours
         self.links: dict[SimProcess | None, Link] = {}  # to whomever it has sent
@@ -162,7 +162,7 @@ class SimProcess:
 
     def answers_to(self, token: int, node: int | None) -> bool:
         """Is what the master says directly to these for it? Its endpoint opens nothing else."""
-        return token == self.identity.token and node in (self.me, None)
+        return token == self.identity.token and node in (None, self.me)
 
     @property
     def ordinal(self) -> int:
