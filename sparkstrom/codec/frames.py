@@ -54,7 +54,7 @@ class Rejection(enum.StrEnum):
 
 
 class FrameError(WireError):
-    """A frame that is not taken: ``rejection`` (a ``Rejection``) for counting, ``detail`` for reading."""
+    """A frame that is not taken: a ``Rejection`` for counting, and what it was for reading."""
 
     def __init__(self, rejection: str, detail: str = "") -> None:
         super().__init__(rejection, detail)
