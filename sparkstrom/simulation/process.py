@@ -82,9 +82,9 @@ class SimProcess:
         "_activity", "_applied", "_buffered", "_copy", "_end", "_grants", "_hurry", "_inbox",
         "_is_fresh", "_perform", "_publish_every", "_rate", "_reached", "_replace", "_said",
         "_scratch", "_shift_s", "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed",
-        "cut", "doom", "failing", "identity", "installed", "learner", "left", "limits", "links", "made", "me",
-        "name", "node", "port", "position", "quiet", "replica", "slots", "slowness_s", "stepping",
-        "steps", "tick_s", "ticks", "turn", "woken",
+        "cut", "doom", "failing", "identity", "installed", "learner", "left", "limits", "links",
+        "made", "me", "name", "node", "port", "position", "quiet", "replica", "slots", "slowness_s",
+        "stepping", "steps", "tick_s", "ticks", "turn", "woken",
     )  # fmt: skip
 
     def __init__(
@@ -175,7 +175,7 @@ class SimProcess:
 
     def answers_to(self, token: int, node: int | None) -> bool:
         """Is what the master says directly to these for it? Its endpoint opens nothing else."""
-        return token == self.identity.token and node in (self.me, None)
+        return token == self.identity.token and node in (None, self.me)
 
     @property
     def ordinal(self) -> int:

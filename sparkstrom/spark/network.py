@@ -29,7 +29,7 @@ from sparkstrom.runtime.master import MasterThread, Outcome, Plan, Snapshot
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark import data as spreading
 from sparkstrom.spark.addresses import driver_address, opener
-from sparkstrom.spark.cluster import check_conf, refuse_connect, slots_of, workers_for
+from sparkstrom.spark.cluster import check_conf, check_key, refuse_connect, slots_of, workers_for
 from sparkstrom.spark.columns import Chosen, Names
 from sparkstrom.spark.data import Spread
 from sparkstrom.spark.executor import forget_kept, run_partition
@@ -114,6 +114,7 @@ class SparkNetwork(Using):
         slots = slots_of(self._context)
         workers = workers_for(slots, self._master)
         warnings = check_conf(self._conf, workers, self._model.n_params, self._master)
+        warnings += check_key(self._conf)
         progress = ProgressLine(enabled=self._show_progress)
         for warning in warnings:
             progress.say(f"sparkstrom warns: {warning}")

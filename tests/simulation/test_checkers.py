@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sparkstrom.codec import copies
-from sparkstrom.codec.messages import Activity, Committed, Update
+from sparkstrom.codec.messages import Activity, Committed, Here, Update
 from sparkstrom.protocol import (
     borrowing,
     following,
@@ -71,6 +71,21 @@ def forgets_what_was_kept(patch: pytest.MonkeyPatch) -> None:
 
 def grants_again_on_return(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keeping, "returned", lambda self, former, joiner: None)
+
+
+def adds_its_grants_with_each_replica(patch: pytest.MonkeyPatch) -> None:
+    take = SimProcess._take_grants
+
+    def keeping(self: SimProcess) -> None:
+        grants = self._grants
+        take(self)
+        self._grants = grants
+
+    patch.setattr(SimProcess, "_take_grants", keeping)
+
+
+def keeps_what_was_used_on_its_list(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keeping, "used", lambda self, node: None)
 
 
 # -- I2: each update once, each minibatch once ---------------------------------------------------
@@ -296,6 +311,21 @@ def repeats_a_phase(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Phases, "_enter", back)
 
 
+def keeps_its_former_id_at_its_endpoint(patch: pytest.MonkeyPatch) -> None:
+    feed = SimProcess.feed
+
+    def stubborn(self: SimProcess, event: ev.Event, now_s: float) -> None:
+        before = self.me
+        feed(self, event, now_s)
+        self.me = self.me if before < 0 else before
+
+    patch.setattr(SimProcess, "feed", stubborn)
+
+
+def says_what_nobody_can_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node, "Here", lambda node: Here(-1))
+
+
 # -- I5: no silent success ---------------------------------------------------------------------
 
 
@@ -356,6 +386,10 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (drops_the_rest_unseen, "I5: p", DEATHS),
     (drops_the_rest_unseen, "I4: not over", DEATHS | {"crashes": 8, "stop": 0.5}),
     (swallows_a_failure, "I5: a failure was heard", {"failure": 1.0, "stop": 0.0}),
+    (adds_its_grants_with_each_replica, "I1: p", {"kept_files": 4} | NARROW),
+    (keeps_what_was_used_on_its_list, "I1: ", {"kept_files": 4} | ROUGH),
+    (keeps_its_former_id_at_its_endpoint, "I", {"cuts": 6, "empty_partitions": 2} | ROUGH),
+    (says_what_nobody_can_read, "WireError: control message", ROUGH),
     (names_nobody, "I5: aborted", {"failure": 1.0, "stop": 0.0}),
 ]
 

@@ -12,7 +12,7 @@ import pytest
 
 from sparkstrom.codec.messages import Committed, Update
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol import node
+from sparkstrom.protocol import joining, node
 from sparkstrom.protocol.fit import Fit
 from sparkstrom.protocol.replay import Downlink
 from sparkstrom.protocol.sequencer import Sequencer
@@ -79,6 +79,16 @@ def takes_no_notice_that_it_is_closed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(node, "on_closed", lambda me, closed: [])
 
 
+def keeps_the_edge_to_its_former_parent(patch: pytest.MonkeyPatch) -> None:
+    leave = joining.leave_parent
+
+    def clinging(me: Any) -> list[ev.Effect]:
+        leave(me)
+        return []
+
+    patch.setattr(joining, "leave_parent", clinging)
+
+
 def stands_under_the_master(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tree, "parent", lambda self, node: 0)
 
@@ -125,6 +135,7 @@ DYING = INNER | {"crashes": 0, "edge_deaths": 3, "driver_deaths": 3}
 MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
     (cuts_a_subtree_off, "I4: p", INNER),
     (takes_no_notice_that_it_is_closed, "I4: the closed id", CALM | {"isolations": 1}),
+    (keeps_the_edge_to_its_former_parent, "I4: p", INNER),
     (stands_under_the_master, "I4: node 0 has", {"fan_out": 2}),
     (overruns_a_child, "I4: node", {"fan_out": 2, "downlink_bytes": 1, "bandwidth": 0.0}),
     (skips_a_lost_update, "I2: commit", BROKEN),
@@ -179,7 +190,8 @@ def test_a_circle_of_edges_is_seen() -> None:
     def standing(node: int, parent: int) -> SimpleNamespace:
         family = SimpleNamespace(children={})
         me = SimpleNamespace(parent=parent, attached=True, family=family)
-        return SimpleNamespace(alive=True, node=SimpleNamespace(node=node, standing=me))
+        machine = SimpleNamespace(node=node, standing=me)
+        return SimpleNamespace(alive=True, node=machine, slots={})
 
     shape = Shape(found.append, 2.0)
     straight = [standing(1, 0), standing(2, 1), standing(3, 2)]

@@ -118,6 +118,17 @@ FOUND_IN_A_MESH: list[tuple[str, int, int, dict[str, Any]]] = [
 ]
 
 
+CHAIN = {"fan_out": 1, "depth": 13}
+FOUND_IN_A_CHAIN = [
+    ("a worker without an id had to go, and said something that nobody could read", 7320009),
+    ("places were given level by level, and three who came back were taken for lost", 7320010),
+    ("the same at the end of the chain", 7320046),
+    ("the same, with messages that came late", 7320049),
+    ("who stood there before waited for its place as long", 7320227),
+    ("and so did who stood below one who waited", 7320298),
+]
+
+
 @pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND],
                          ids=[run[0] for run in FOUND])  # fmt: skip
 def test_what_once_went_wrong(seed: int, nodes: int, given: dict[str, Any]) -> None:
@@ -128,6 +139,12 @@ def test_what_once_went_wrong(seed: int, nodes: int, given: dict[str, Any]) -> N
                          ids=[run[0] for run in FOUND_IN_A_MESH])  # fmt: skip
 def test_what_once_went_wrong_in_a_mesh(seed: int, nodes: int, given: dict[str, Any]) -> None:
     assert play(seed, nodes, "mesh", given).violations == []
+
+
+@pytest.mark.parametrize("seed", [run[1] for run in FOUND_IN_A_CHAIN],
+                         ids=[run[0] for run in FOUND_IN_A_CHAIN])  # fmt: skip
+def test_what_once_went_wrong_in_a_chain(seed: int) -> None:
+    assert play(seed, 13, "mesh", CHAIN | {"coded": True}).violations == []
 
 
 class Wall(Network):

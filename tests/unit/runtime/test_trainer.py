@@ -204,7 +204,9 @@ def test_a_pause_is_answered_once_and_a_replica_taken_with_its_grants(
     admitted = ev.Admitted(5, epoch=0, batch=0, steps=0, grants=("a", "b"), returned=False)
     install = ev.Install(whole(server), (), (), 3)
     pause = Command(Order.PAUSE, number=1)
-    made = bench([([admitted], pause), ([], pause), ([install], Command(Order.WAIT)), *steps(1)])
+    again = ([ev.Install(whole(server), (), (), 3)], Command(Order.WAIT))  # and nothing is granted
+    script: Script = [([admitted], pause), ([], pause), ([install], Command(Order.WAIT)), again]
+    made = bench([*script, *steps(1)])
     events = made.run()
     assert events.count(ev.Paused(1)) == 1
     assert events.index(ev.Paused(1)) < events.index(ev.Installed())
