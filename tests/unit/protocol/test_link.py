@@ -105,7 +105,7 @@ def test_the_window_is_never_more_than_the_most_that_is_allowed() -> None:
     assert link.has_room(600)
     assert not link.has_room(601)
     wire = Wire(1e9, window_max=400 * KIB)
-    wire.run(5.0)
+    wire.run(1.0)
     assert wire.link.window == 400 * KIB
 
 
@@ -147,16 +147,17 @@ def test_nobody_is_done_with_more_than_was_handed_over() -> None:
 
 
 @pytest.mark.parametrize("rate", [125e3, 1.25e6, 12.5e6, 125e6])
-@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.2])
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.5])
 def test_a_link_is_used_and_its_queue_stays_short(rate: float, delay_s: float) -> None:
-    """From 1 Mbit/s to 1 Gbit/s: nine tenths of the rate, and no more than a second in queues."""
+    """From 1 Mbit/s to 1 Gbit/s, next door or behind a satellite: most of the rate, and
+    little more than a second in queues."""
     wire = Wire(rate, delay_s, size=max(8 * KIB, int(rate / 500)))
     wire.run(20.0)
     wire.watch()
     sent = wire.sent
     wire.run(20.0)
-    assert (wire.sent - sent) * wire.size >= 0.9 * 20.0 * rate
-    assert wire.queued_s <= 4 * QUEUE_S
+    assert (wire.sent - sent) * wire.size >= 0.85 * 20.0 * rate
+    assert wire.queued_s <= 5 * QUEUE_S
 
 
 def test_the_window_shrinks_when_the_link_narrows_and_grows_when_it_widens() -> None:
@@ -169,7 +170,7 @@ def test_the_window_shrinks_when_the_link_narrows_and_grows_when_it_widens() -> 
     assert narrow < wide / 5
     wire.watch()
     wire.run(20.0)
-    assert wire.queued_s <= 4 * QUEUE_S
+    assert wire.queued_s <= 5 * QUEUE_S
     wire.rate = 12.5e6
     wire.run(20.0)
     assert wire.link.window > 5 * narrow
