@@ -160,7 +160,8 @@ def test_a_commit_begins_the_wait_anew(make: Any) -> None:
 
 def test_an_update_from_before_a_return_says_nothing_of_a_round(make: Any) -> None:
     uplink = filled(make, 2)
-    uplink.rekey({1: 0}, 5, 50.0)
+    uplink.rekey({1: 1}, 5, 50.0)
+    uplink.strike(1, 1, 300.0)
     uplink.strike(5, 1, 300.0)
     assert uplink.round_s == 0.0
 
