@@ -102,13 +102,17 @@ class Link:
         self._way.append((self.handed, now_s))
 
     def told(self, taken: int, passed: int, now_s: float) -> bool:
-        """The neighbour says how much has arrived, and how much it is done with; is any new?"""
+        """The neighbour says how much has arrived, and how much it is done with; is any new?
+
+        Parts of a message count as they come, also of one that weighs less, or nothing.
+        """
+        taken, passed = min(taken, self.handed), min(passed, self.handed)
         if taken > self._taken:  # the next that is handed over has to show it anew
             self._taken, self.since_s = taken, None if taken >= self.handed else now_s
         elif passed <= self.passed:
             return False
         if passed > self.passed:
-            self._pass(min(passed, self.handed), now_s)
+            self._pass(passed, now_s)
         return True
 
     def slept(self, later_s: float) -> None:

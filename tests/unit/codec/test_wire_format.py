@@ -87,10 +87,10 @@ def test_every_control_message_stands_in_the_table():
 def test_merged_range():
     first, *rest = example("merged")
     words = first.split()
-    said = named_numbers(" ".join(words[:4]))
+    said = named_numbers(" ".join(words[:6]))
     body = bytes.fromhex("".join(rest))
-    last = [tuple(map(int, pair.split(":"))) for pair in words[4:]]
-    merged = MergedRange(after=said["after"], commit=said["commit"], last=last, payload=b"sum")
+    last = [tuple(map(int, pair.split(":"))) for pair in words[6:]]
+    merged = MergedRange(**said, last=last, payload=b"sum")
     assert encode(merged) == (Kind.MERGED, body)
     assert decode_untrusted(Kind.MERGED, body) == merged
 

@@ -60,9 +60,10 @@ class Make:
         )
 
     def merged(
-        self, after: int, commit: int, last: list[tuple[int, int]] | None = None
+        self, after: int, commit: int, last: list[tuple[int, int]] | None = None, count: int = 4
     ) -> MergedRange:
-        return MergedRange(after=after, commit=commit, last=last or [(9, commit)], payload=b"sum!")
+        last = last or [(9, commit)]
+        return MergedRange(after=after, commit=commit, last=last, count=count, payload=b"sum!")
 
     def join(self, partition: int = 0, token: int = 0, **fields: Any) -> Join:
         given = {
@@ -100,12 +101,12 @@ class Make:
         return Status(node=node, **(given | fields))
 
     def report(self, *news: Status, **fields: Any) -> Report:
-        given: dict[str, Any] = {"received": 0, "catching": False, "stamp": 0} | fields
+        given: dict[str, Any] = {"received": 0, "taken": 0, "catching": False, "stamp": 0} | fields
         return Report(news=list(news), **given)
 
     def state(self, phase: Phase = Phase.RUNNING, **fields: Any) -> State:
         given: dict[str, Any] = {"beat": 0, "head": 0, "final": 0, "slowest": 0, "nodes": 1}
-        given |= {"closed": [], "heard": 0, "taken": 0} | fields
+        given |= {"closed": [], "heard": 0, "sent": 0, "taken": 0, "passed": 0} | fields
         return State(phase=phase, **given)
 
     def closed(self, node: int, seq: int = 0, *, free: bool = True, **fields: Any) -> Closed:
