@@ -6,7 +6,7 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residuals import ResidualClipping
-from sparkstrom.encoding.thresholds import FixedThreshold, TargetSparsityThreshold
+from sparkstrom.encoding.thresholds import AutoThreshold, FixedThreshold, TargetSparsityThreshold
 from sparkstrom.spark.settings import local_ip, resolve
 from sparkstrom.spark.shared import SharedTrainingMaster
 from sparkstrom.spark.void import VoidConfiguration
@@ -44,6 +44,8 @@ def test_who_wins(
         ("threshold", "FixedThreshold(1e-3)", FixedThreshold(1e-3)),
         ("threshold", "TargetSparsityThreshold(2e-3)", TargetSparsityThreshold(2e-3)),
         ("residual_post_processor", "ResidualClipping(4.0, 3)", ResidualClipping(4.0, 3)),
+        ("threshold", "auto", "auto"),
+        ("threshold", "AutoThreshold(1e-4, levels=1)", AutoThreshold(1e-4, levels=1)),
         ("residual_post_processor", "none", None),
     ],
 )

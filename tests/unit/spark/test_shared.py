@@ -26,7 +26,7 @@ def test_defaults_are_dl4js_where_those_work() -> None:
     master = SharedTrainingMaster()
     assert master.void == VoidConfiguration()
     assert master.workers_per_node == -1
-    assert master.threshold == AdaptiveThreshold(1e-4)
+    assert master.threshold == "auto"
     assert master.residual_post_processor == ResidualClipping(5.0, 5)
     assert master.batch_size_per_worker == 32
     assert master.train_on == "local"
@@ -65,6 +65,7 @@ def test_one_field_under_two_names_is_refused() -> None:
         ("workers_per_node", 0, "or -1 for all task slots"),
         ("train_on", "theta", "one of local, replica"),
         ("threshold", 1e-3, "AdaptiveThreshold(1e-3)"),
+        ("threshold", "adaptive", "must be 'auto' or a threshold algorithm"),
         ("residual_post_processor", 5.0, "ResidualClipping(5.0, 5)"),
         ("publish_every", 0, "at least 1"),
         ("aggregation", "average", "one of sum, mean, sqrt"),
