@@ -161,9 +161,9 @@ def line(result: dict[str, Any]) -> str:
     return (
         f"{name} {when} to {result['wanted']}, {pace}, start-up {result['startup_s']:.1f} s, "
         f"{result['bytes'] / 1e6:,.1f} MB sent, {result['bytes_driver'] / 1e6:,.1f} of it by the "
-        f"driver's host; {result['accuracy']} after {result['seconds']:.0f} s and {result['steps']:.0f} of "
-        f"{result['steps_wanted']} steps ({result['ended']}), learning rate "
-        f"{result['learning_rate']:g}"
+        f"driver's host; {result['accuracy']} after {result['seconds']:.0f} s and "
+        f"{result['steps']:.0f} of {result['steps_wanted']} steps ({result['ended']}); "
+        f"learning rate {result['learning_rate']:g}"
     )
 
 

@@ -46,8 +46,8 @@ def figures(trial: Trial, observed: Observed) -> dict[str, Any]:
         "steps": minibatches / trial.workers,
         "steps_wanted": trial.steps,
         "steps_to": steps_to,
-        "ms_per_step": rounded(1000 * seconds * trial.workers / minibatches, minibatches),
-        "cpu_ms_per_step": rounded(1000 * training.cpu_s / max(1, minibatches), minibatches),
+        "ms_per_step": per(1000 * seconds * trial.workers, minibatches),
+        "cpu_ms_per_step": per(1000 * training.cpu_s, minibatches),
         "bytes": sum(whole.tx),
         "bytes_training": sum(training.tx),
         "bytes_to": sum(until.tx) if until is not None else None,
@@ -110,9 +110,14 @@ def at(samples: Sequence[Sample], at_s: float) -> Sample:
     return samples[-1]
 
 
-def rounded(value: float | None, there: object = True) -> float | None:
+def rounded(value: float | None) -> float | None:
     """To three places; None of nothing."""
-    return round(value, 3) if value is not None and there else None
+    return None if value is None else round(value, 3)
+
+
+def per(total: float, count: float) -> float | None:
+    """Of each, to three places; None where there are none."""
+    return round(total / count, 3) if count else None
 
 
 def score(trial: Trial, events: Sequence[Event]) -> float:

@@ -55,7 +55,8 @@ def encode(values: NDArray[np.float32], keep: int = KEEP) -> NDArray[np.uint8]:
 def mean_where(values: NDArray[np.float32], chosen: NDArray[np.bool_]) -> NDArray[np.float32]:
     """Means of each row's chosen values; 0 where there are none."""
     count = np.maximum(1, chosen.sum(axis=1))
-    return np.where(chosen, values, 0).sum(axis=1, dtype=np.float32) / count
+    means: NDArray[np.float64] = np.where(chosen, values, 0).sum(axis=1) / count
+    return means.astype(np.float32)
 
 
 def add_decoded(
