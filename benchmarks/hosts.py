@@ -112,6 +112,7 @@ class Hosts:
         self.directory = Path()  # shared by all hosts, as the rest of the disk; gone at the end
         self._holders: list[subprocess.Popen[str]] = []  # by host; the last one is the switch's
         self._namespaces: list[int] = []  # inodes
+        self._programs: list[subprocess.Popen[bytes]] = []
         self._cpu_s: list[dict[int, float]] = [{} for _ in range(count)]
 
     def __enter__(self) -> Hosts:
@@ -207,7 +208,7 @@ class Hosts:
 
         ``output`` takes what it prints and its errors. It ends with the hosts at the latest.
         """
-        return subprocess.Popen(
+        program = subprocess.Popen(
             [*self._entering(host), *command],
             env={**os.environ, **(env or {})},
             stdin=subprocess.DEVNULL,
@@ -215,6 +216,8 @@ class Hosts:
             stderr=subprocess.STDOUT if output is not None else None,
             start_new_session=True,
         )
+        self._programs.append(program)
+        return program
 
     def counters(self) -> list[Counters]:
         """By host. A port's received bytes are what its host has sent, after the bucket."""
@@ -251,5 +254,8 @@ class Hosts:
             holder.wait(END_S)
             assert holder.stdout is not None
             holder.stdout.close()
+        for program in self._programs:
+            program.wait(END_S)
         self._holders.clear()
+        self._programs.clear()
         shutil.rmtree(self.directory, ignore_errors=True)
