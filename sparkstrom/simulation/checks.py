@@ -117,9 +117,10 @@ class Checks:
         for payload in process.borrowed:
             if payload is None:
                 continue
-            halves = {payload[: UPDATER.size], payload[UPDATER.size :]}
+            starts = range(0, len(payload), process.copy_bytes)
+            parts = {payload[start : start + UPDATER.size] for start in starts}
             attempt, steps = UPDATER.unpack(payload[: UPDATER.size])
-            if len(halves) > 1 or not steps or attempt == process.identity.attempt:
+            if len(parts) > 1 or not steps or attempt == process.identity.attempt:
                 self.violation(f"I3: {process.name} borrowed {payload.hex()}")
 
     def bounds(self, master: Master, processes: list[SimProcess]) -> None:

@@ -19,6 +19,7 @@ from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import ENDS, Command, Effect, Order
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
 from sparkstrom.simulation.replica import SimLearner, SimReplica, Theta, mass
+from sparkstrom.simulation.weights import CHUNK_BYTES, Weights, padded
 
 Item = (
     ev.Deliver | ev.Passed | ev.DeliverMerged | ev.Install | ev.InstallUpdater | ev.Admitted
@@ -26,6 +27,8 @@ Item = (
 BUFFER = struct.Struct("<III")  # partition, attempt, epoch
 UPDATER = struct.Struct("<II")  # attempt, steps
 COPY_CHUNKS = 2
+STEP_S_MIN = 0.004
+WEIGHTLESS = Weights()
 ITEMS = frozenset(get_args(Item))
 Perform = Callable[["SimProcess", Effect], None]
 FAILURE = "training raised"
@@ -81,7 +84,7 @@ class SimProcess:
         "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed", "cut", "failing",
         "identity", "installed", "learner", "left", "limits", "links", "made", "name", "node",
         "port", "position", "quiet", "replica", "slots", "slowness_s", "stepping", "steps",
-        "tick_s", "ticks", "turn", "woken",
+        "tick_s", "ticks", "turn", "weights", "woken",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +103,7 @@ class SimProcess:
         now_s: float,
         clock: tuple[float, float] = (1.0, 0.0),
         buffered: bool = False,
+        weights: Weights = WEIGHTLESS,
     ) -> None:
         self.name, self.identity, self.limits = name, identity, limits
         self._perform, self._scratch = perform, scratch
@@ -122,7 +126,7 @@ class SimProcess:
         self._activity = Activity.CATCHING_UP
         self._said: set[tuple[Order, int, int]] = set()
         self.stepping = False  # inside a step, which began under an earlier command
-        self._buffered = buffered
+        self._buffered, self.weights = buffered, weights
         self._copy = b""  # of its updater's state, once somebody has asked for it
         self.borrowed: list[bytes | None] = []
         self.installed = False
@@ -288,10 +292,15 @@ class SimProcess:
         if not self._copy:
             self._copy = UPDATER.pack(self.identity.attempt, self.steps)
         number = 1 + self.identity.attempt
-        index = ask.index if ask.copy == number and ask.index < COPY_CHUNKS else 0
-        return UpdaterChunk(
-            asker=ask.asker, copy=number, index=index, count=COPY_CHUNKS, payload=self._copy
-        )
+        count = max(COPY_CHUNKS, self.weights.updater_chunks)
+        index = ask.index if ask.copy == number and ask.index < count else 0
+        payload = padded(self._copy, self.copy_bytes)
+        return UpdaterChunk(asker=ask.asker, copy=number, index=index, count=count, payload=payload)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Of one part of it."""
+        return CHUNK_BYTES if self.weights.params else UPDATER.size
 
     def _finish_step(self, now_s: float) -> None:
         self.learner.step()
@@ -306,6 +315,8 @@ class SimProcess:
         if self._unpublished >= self._publish_every or self.finished:
             self._unpublished = 0
             payload = self.learner.publish()
+            if payload:
+                payload = padded(payload, self.weights.update_bytes)
         where = (self.position.epoch, self.position.batch, self.steps)
         if not payload:
             self.quiet.add(self.ordinal)
@@ -315,4 +326,5 @@ class SimProcess:
         self.made.append(Made(self._reached, self.ordinal, payload))
         self._reached = self.ordinal
         seen = self.replica.commit
-        self.feed(ev.Published(0, 1, len(payload) // 2, payload, seen, *where), now_s)
+        count = self.weights.entries or len(payload) // 2
+        self.feed(ev.Published(0, 1, count, payload, seen, *where), now_s)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.node import NodeLimits
 from sparkstrom.protocol.tree import FLAT
+from sparkstrom.simulation.weights import Weights
 
 SILENT_LEASES = 3  # of the master; twice that in a mesh, where its signs take a detour
 
@@ -38,15 +39,22 @@ class Size:
     bounds_s: float = 0.1  # between looks at what must stay bounded
     starts_s: float = 1.0  # Spark starts the tasks within this
     end_s: float = 300.0  # a run that is not over by then hangs
+    patience_s: float = 10.0  # for workers that come late, and for the master's first answer
+    params: int = 0  # of the model that messages are as long as; 0: as short as can be
+    density: float = 0.0  # share of its parameters in an update
 
     @property
     def mesh(self) -> bool:
         return self.depth > 1
 
+    @property
+    def weights(self) -> Weights:
+        return Weights(self.params, self.density)
+
     def of_master(self) -> MasterLimits:
         return MasterLimits(
             lease_s=self.lease_s,
-            start_s=max(10.0, 4 * self.starts_s),
+            start_s=max(self.patience_s, 4 * self.starts_s),
             rejoin_s=60.0,
             release_s=3.0,
             end_s=30.0,
@@ -60,7 +68,7 @@ class Size:
     def of_node(self) -> NodeLimits:
         return NodeLimits(
             lease_s=self.lease_s,
-            join_s=max(10.0, 4 * self.starts_s),
+            join_s=max(self.patience_s, 4 * self.starts_s),
             master_silent_s=SILENT_LEASES * self.lease_s * (2 if self.mesh else 1),
             window_bytes=self.window_bytes,
             log_bytes=self.log_bytes,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from sparkstrom.codec.messages import Address, Failed, Message, Phase
+from sparkstrom.codec.messages import Address, Failed, MergedRange, Message, Phase
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import ENDS, Effect, Order, Send
 from sparkstrom.protocol.master import Master
@@ -17,8 +17,10 @@ from sparkstrom.protocol.node import Identity
 from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.checks import Checks
 from sparkstrom.simulation.faults import Faults
+from sparkstrom.simulation.flow import Flow
+from sparkstrom.simulation.linked import LinkedNetwork
 from sparkstrom.simulation.network import Network
-from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.process import STEP_S_MIN, SimProcess
 from sparkstrom.simulation.replica import (
     CHUNKS,
     SIZE,
@@ -33,7 +35,6 @@ from sparkstrom.simulation.sizes import Size
 from sparkstrom.simulation.timeline import Timeline
 
 TICK = ev.Tick()
-STEP_S_MIN = 0.004
 LEAVE_S = 80.0  # from the end of the fit until the last task must have ended
 RESTART_S_MIN = 0.2
 SLOWER = 10
@@ -50,15 +51,21 @@ class World:
         self.replica = SimReplica()
         self.master = self._new_master()
         self.checks = Checks({path: mass(theta) for path, theta in self.scratch.items()})
-        self.network = Network(
-            self.time, faults, self._arrive_at_master, liveness_s=size.lease_s / 2
-        )
+        self.flow = Flow(self.checks.violation, size.weights.longest) if faults.rate else None
+        self.network = self._new_network()
         self.shape = Shape(self.checks.violation, size.lease_s)
         self.processes: list[SimProcess] = []
         self.chaos = Chaos(self, faults)
         self._attempts = itertools.count(100)
         self._master_awake_s = 0.0
         self._began_with = 0  # workers that held a replica
+
+    def _new_network(self) -> Network:
+        liveness_s = self.size.lease_s / 2
+        where = (self.time, self.faults, self._arrive_at_master)
+        if self.flow is not None:
+            return LinkedNetwork(*where, self.flow, liveness_s=liveness_s)
+        return Network(*where, liveness_s=liveness_s)
 
     def _new_master(self) -> Master:
         kept: dict[str, dict[str, float]] = {}
@@ -71,7 +78,7 @@ class World:
             version="sim",
             partitions=self.size.nodes,
             epochs=self.size.epochs,
-            chunks=CHUNKS,
+            chunks=CHUNKS + self.size.weights.chunks,
             host="master",
             port=1,
             limits=self.size.of_master(),
@@ -92,6 +99,8 @@ class World:
         if not self.time.run(self.size.end_s):
             self.checks.violation(self._hang())
         self.checks.at_end(self.master, self.replica, self.processes)
+        if self.flow is not None:
+            self.flow.at_end()
         return self.checks.violations
 
     def _hang(self) -> str:
@@ -145,6 +154,8 @@ class World:
             self.shape.closed_ids(self.processes, self.master.fit, self.time.now_s)
         if self.steady and self.size.max_lead is not None:
             self.checks.lead(self.processes, self.size.max_lead)
+        if isinstance(self.network, LinkedNetwork):
+            self.network.flow.look(self, self.network.links.hosts.values())
         if self.master_is_lost and not self.alive:
             self.time.over = True
         self.time.after(self.size.bounds_s, self._look_at_bounds)
@@ -186,6 +197,7 @@ class World:
             now_s=self.time.now_s,
             clock=self._clock(),
             buffered=self.size.buffered,
+            weights=self.size.weights,
         )
         process.slowness_s = self.time.chance.uniform(STEP_S_MIN, self.faults.step_s_max)
         if partition < self.faults.slow:
@@ -207,6 +219,8 @@ class World:
     def end(self, process: SimProcess, *, restart: bool) -> None:
         """The process is gone; Spark starts a lost or failed task again after a while."""
         process.alive = False
+        if self.flow is not None and restart:
+            self.flow.crashed.add(process)
         if restart:
             delay_s = self.time.chance.uniform(RESTART_S_MIN, self.faults.restart_s_max)
             self.time.after(delay_s, self._start_again, process)
@@ -308,7 +322,7 @@ class World:
             case ev.SendUpdater(to=to, ask=ask):
                 self.network.send(process, to, process.lend(ask))
             case ev.SendMerged(to=to):
-                self.network.send(process, to, merged_range(effect))
+                self.network.send(process, to, self._sum(effect))
             case _:
                 raise AssertionError(f"a node cannot want {effect}")
 
@@ -338,7 +352,7 @@ class World:
             case ev.SendChunk(to=to, index=index):
                 self.network.send(None, to, self.replica.chunk(index))
             case ev.SendMerged(to=to):
-                self.network.send(None, to, merged_range(effect))
+                self.network.send(None, to, self._sum(effect))
             case ev.Hash(commit=commit):
                 self.time.after(0.0, self._hash, commit)
             case ev.Abort():
@@ -353,6 +367,9 @@ class World:
                 self.time.say(text)
             case _:
                 raise AssertionError(f"a master cannot want {effect}")
+
+    def _sum(self, effect: ev.SendMerged) -> MergedRange:
+        return merged_range(effect, self.size.weights.sum_bytes)
 
     def _hash(self, commit: int) -> None:
         self.step_master(ev.Hashed(commit, self.replica.digest(), None))
