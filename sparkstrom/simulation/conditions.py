@@ -78,7 +78,7 @@ def linked(seed: int, nodes: int, *, mesh: bool) -> tuple[Size, Faults]:
     """Messages of real length over links that carry 0.1 to 3 times what training would fill."""
     chance = random.Random(f"links of {seed}")
     publish_every = chance.choice((1, 1, 4))
-    params = chance.choice((30_000, 100_000, 300_000, 1_000_000))
+    params = chance.choice((100_000, 100_000, 300_000, 1_000_000))
     fan_out = chance.choice((2, 3, 8))
     size = Size(
         nodes=nodes,

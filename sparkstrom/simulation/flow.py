@@ -20,6 +20,7 @@ from sparkstrom.codec.messages import (
     Update,
     UpdaterChunk,
 )
+from sparkstrom.protocol.events import Order
 from sparkstrom.simulation.links import Host, Stream, body_bytes
 from sparkstrom.simulation.process import SimProcess
 
@@ -47,6 +48,12 @@ class Way:
         return not self.is_broken() and all(end is None or end.alive for end in self.ends)
 
     @property
+    def is_torn(self) -> bool:
+        """Did an end of it crash or fail? What was sent then says nothing."""
+        gone = [end for end in self.ends if end is not None and not end.alive]
+        return any(end.node.command.order is not Order.END for end in gone)
+
+    @property
     def ends(self) -> set[SimProcess | None]:
         return {self.owner, self.target}
 
@@ -61,7 +68,6 @@ class Flow:
         self._reach: dict[SimProcess, int] = {}  # newest commit that came to it
         self._commit: tuple[int, float] = -1, 0.0  # the newest, and since when
         self.useful = self.sent = 0
-        self.crashed: set[SimProcess | None] = set()  # what was sent to it says nothing
         self._flooded: set[Host] = set()  # of which it was said
         self.kinds: Counter[str] = Counter()  # useless bytes by kind of message
 
@@ -175,7 +181,7 @@ class Flow:
         living = [
             way.stream
             for way in self._ways.values()
-            if way.stream.data and not way.is_broken() and not way.ends & self.crashed
+            if way.stream.data and not way.is_broken() and not way.is_torn
         ]
         self.sent = sum(stream.sent for stream in living)
         self.useful = sum(stream.useful for stream in living)

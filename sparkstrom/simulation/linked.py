@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from sparkstrom.codec.messages import Message
 from sparkstrom.codec.wire import is_data
@@ -23,6 +24,7 @@ from sparkstrom.simulation.links import (
 )
 from sparkstrom.simulation.network import Arrive, Network
 from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.sizes import Size
 from sparkstrom.simulation.timeline import Timeline
 
 DRIVER = "driver"
@@ -30,6 +32,9 @@ SLOW_LOOK_S = (0.02, 0.2)  # a slow poller's pauses between two looks
 SLOW_LOOK_BYTES = 128 << 10
 NARROWER = (0.1, 0.5)  # what is left of a rate
 CUT_LOOK_S = 0.1  # how soon after a cut a stream goes on
+
+if TYPE_CHECKING:
+    from sparkstrom.simulation.world import World
 
 Key = tuple[int, SimProcess | None, bool]  # edge, sender, data
 Way = tuple[SimProcess | None, Arrive, int]  # who gets it, how, and the edge
@@ -55,6 +60,10 @@ class LinkedNetwork(Network):
         self._arrived: dict[SimProcess | None, dict[Stream, None]] = defaultdict(dict)
         self._looks: set[SimProcess | None] = set()  # whose next look is planned
         self._slow: dict[SimProcess, float] = {}
+
+    def look(self, world: World) -> None:
+        """At what must hold now."""
+        self.flow.look(world, self.links.hosts.values())
 
     # -- hosts -----------------------------------------------------------------------------------
 
@@ -192,3 +201,18 @@ class LinkedNetwork(Network):
         target, arrive, edge = self._ways[stream]
         self.flow.came(stream, target, frame.message)
         arrive(target, frame.sender, edge, frame.message)
+
+
+def new_network(
+    time: Timeline,
+    size: Size,
+    faults: Faults,
+    to_master: Callable[[int, Message], None],
+    violation: Callable[[str], None],
+) -> Network:
+    """With links where they have a rate. A stream lives through half a lease without a sign."""
+    liveness_s = size.lease_s / 2
+    if not faults.rate:
+        return Network(time, faults, to_master, liveness_s=liveness_s)
+    flow = Flow(violation, size.weights.longest)
+    return LinkedNetwork(time, faults, to_master, flow, liveness_s=liveness_s)

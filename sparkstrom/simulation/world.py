@@ -17,9 +17,7 @@ from sparkstrom.protocol.node import Identity
 from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.checks import Checks
 from sparkstrom.simulation.faults import Faults
-from sparkstrom.simulation.flow import Flow
-from sparkstrom.simulation.linked import LinkedNetwork
-from sparkstrom.simulation.network import Network
+from sparkstrom.simulation.linked import LinkedNetwork, new_network
 from sparkstrom.simulation.process import STEP_S_MIN, SimProcess
 from sparkstrom.simulation.replica import (
     CHUNKS,
@@ -51,21 +49,15 @@ class World:
         self.replica = SimReplica()
         self.master = self._new_master()
         self.checks = Checks({path: mass(theta) for path, theta in self.scratch.items()})
-        self.flow = Flow(self.checks.violation, size.weights.longest) if faults.rate else None
-        self.network = self._new_network()
+        self.network = new_network(
+            self.time, size, faults, self._arrive_at_master, self.checks.violation
+        )
         self.shape = Shape(self.checks.violation, size.lease_s)
         self.processes: list[SimProcess] = []
         self.chaos = Chaos(self, faults)
         self._attempts = itertools.count(100)
         self._master_awake_s = 0.0
         self._began_with = 0  # workers that held a replica
-
-    def _new_network(self) -> Network:
-        liveness_s = self.size.lease_s / 2
-        where = (self.time, self.faults, self._arrive_at_master)
-        if self.flow is not None:
-            return LinkedNetwork(*where, self.flow, liveness_s=liveness_s)
-        return Network(*where, liveness_s=liveness_s)
 
     def _new_master(self) -> Master:
         kept: dict[str, dict[str, float]] = {}
@@ -99,8 +91,8 @@ class World:
         if not self.time.run(self.size.end_s):
             self.checks.violation(self._hang())
         self.checks.at_end(self.master, self.replica, self.processes)
-        if self.flow is not None:
-            self.flow.at_end()
+        if isinstance(self.network, LinkedNetwork):
+            self.network.flow.at_end()
         return self.checks.violations
 
     def _hang(self) -> str:
@@ -155,7 +147,7 @@ class World:
         if self.steady and self.size.max_lead is not None:
             self.checks.lead(self.processes, self.size.max_lead)
         if isinstance(self.network, LinkedNetwork):
-            self.network.flow.look(self, self.network.links.hosts.values())
+            self.network.look(self)
         if self.master_is_lost and not self.alive:
             self.time.over = True
         self.time.after(self.size.bounds_s, self._look_at_bounds)
@@ -219,8 +211,6 @@ class World:
     def end(self, process: SimProcess, *, restart: bool) -> None:
         """The process is gone; Spark starts a lost or failed task again after a while."""
         process.alive = False
-        if self.flow is not None and restart:
-            self.flow.crashed.add(process)
         if restart:
             delay_s = self.time.chance.uniform(RESTART_S_MIN, self.faults.restart_s_max)
             self.time.after(delay_s, self._start_again, process)
