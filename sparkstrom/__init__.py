@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sparkstrom.encoding.residuals import ResidualClipping as ResidualClipping
     from sparkstrom.encoding.schedules import WarmUp as WarmUp
     from sparkstrom.encoding.thresholds import AdaptiveThreshold as AdaptiveThreshold
+    from sparkstrom.encoding.thresholds import AutoThreshold as AutoThreshold
     from sparkstrom.encoding.thresholds import FixedThreshold as FixedThreshold
     from sparkstrom.encoding.thresholds import TargetSparsityThreshold as TargetSparsityThreshold
     from sparkstrom.observe.stopping import EarlyStopping as EarlyStopping
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AdaptiveThreshold": "sparkstrom.encoding.thresholds",
+    "AutoThreshold": "sparkstrom.encoding.thresholds",
     "EarlyStopping": "sparkstrom.observe.stopping",
     "FixedThreshold": "sparkstrom.encoding.thresholds",
     "ResidualClipping": "sparkstrom.encoding.residuals",
@@ -45,6 +47,7 @@ _HOMES = {
 
 __all__ = [
     "AdaptiveThreshold",
+    "AutoThreshold",
     "EarlyStopping",
     "FixedThreshold",
     "ResidualClipping",

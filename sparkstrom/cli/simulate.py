@@ -21,7 +21,7 @@ MODES = ("plain", "mesh", "links", "links-mesh")
 OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can be given
     "epochs": (int, "epochs per partition"),
     "batches": (int, "minibatches per epoch and partition"),
-    "publish_every": (int, "steps between publications"),
+    "publish_every": (int, "steps between publications; 0: when the last one is committed"),
     "max_lead": (int, "steps that a worker may be ahead of the slowest"),
     "log_bytes": (int, "the master's log"),
     "merged_bytes": (int, "what a sum of commits costs"),
@@ -67,7 +67,6 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
 AT_LEAST_ONE = (
     "epochs",
     "batches",
-    "publish_every",
     "max_lead",
     "fan_out",
     "depth",

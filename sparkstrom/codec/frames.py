@@ -2,11 +2,13 @@
 
 A message is cut into pieces that fit a frame; each piece is sealed on its own with AES-GCM. The
 header travels in the clear and is authenticated with the body, so a frame that was changed, or
-made without the job's key, or sent on another edge, opens nowhere.
+made without the job's key, or sent on another edge, opens nowhere. What goes beside the edges is
+bound to the process at the node's end, by its token.
 """
 
 from __future__ import annotations
 
+import enum
 import struct
 from dataclasses import dataclass
 
@@ -14,11 +16,13 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sparkstrom.base.errors import WireError
+from sparkstrom.base.identity import MASTER
 
 # 4s magic | u8 version | u8 kind | 2 zero | u64 job | u32 sender | u32 receiver | u32 edge
 # | u64 counter | u32 piece | u32 pieces | u32 body_bytes, sealed: 16 more than in the clear
 HEADER = struct.Struct("<4sBB2xQIIIQIII")
 NONCE = struct.Struct("<IQ")  # sender, counter: never twice under one key
+TOKEN = struct.Struct("<Q")  # authenticated with what the master says directly, and not sent
 
 MAGIC = b"SpSt"
 VERSION = 1
@@ -26,7 +30,38 @@ TAG_BYTES = 16
 OVERHEAD_BYTES = HEADER.size + TAG_BYTES
 KEY_BYTES = 32
 NOBODY = 0xFFFF_FFFF  # sender or receiver without an id yet
+UNBOUND = 0  # the edge of what the master says directly; edges count from 1
 STRANGER_BIT = 0x8000_0000  # set in a nonce's first half where the sender has no id
+COUNT_BITS = 32  # of a teller's counter; above them stands the lower half of its token
+COUNT_MAX = (1 << COUNT_BITS) - 1
+
+
+class Rejection(enum.StrEnum):
+    """Why a frame is not taken: few words, the same for all, so that counting them is bounded."""
+
+    SHORT = "shorter than a frame"
+    FOREIGN = "no frame of ours"
+    OTHER_JOB = "a frame of another job"
+    LENGTH = "another length than announced"
+    PIECE = "a piece beyond the last"
+    SEAL = "the seal does not fit"
+    AGAIN = "counted already"
+    TOO_LONG = "too long a message"
+    OTHER_EDGE = "a frame of another edge"
+    OTHER_RECEIVER = "a frame for somebody else"
+    NOT_DIRECT = "only what is told directly is taken here"
+    NO_MESSAGE = "no message"  # the seal was good, the body is nothing that can be read
+
+
+class FrameError(WireError):
+    """A frame that is not taken: ``rejection`` for counting, ``detail`` for reading."""
+
+    def __init__(self, rejection: Rejection, detail: str = "") -> None:
+        super().__init__(rejection, detail)
+        self.rejection, self.detail = rejection, detail
+
+    def __str__(self) -> str:
+        return f"{self.rejection}: {self.detail}" if self.detail else str(self.rejection)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +76,44 @@ class Header:
     piece: int
     pieces: int
 
+    @property
+    def from_master(self) -> bool:
+        """Does the master say it directly, whoever stands between?"""
+        return (self.sender, self.edge) == (MASTER, UNBOUND)
+
+    @property
+    def session(self) -> int:
+        """The token of the process that tells this directly."""
+        return self.edge << COUNT_BITS | self.counter >> COUNT_BITS
+
+    @property
+    def count(self) -> int:
+        """How many frames that process has told, with this one."""
+        return self.counter & COUNT_MAX
+
+
+def told_by(token: int, count: int, kind: int, piece: int, pieces: int) -> Header:
+    """The header of what a process tells the master directly: its token, and a count from 1.
+
+    Together they are the nonce, too: 63 random bits per process and a number that rises.
+    """
+    assert 0 < count <= COUNT_MAX, "a nonce must not repeat"
+    edge, counter = token >> COUNT_BITS, (token & COUNT_MAX) << COUNT_BITS | count
+    return Header(kind, NOBODY, MASTER, edge, counter, piece, pieces)
+
 
 class Seal:
-    """One job's key. Counters are the caller's: one per sender, rising with every frame."""
+    """One job's key. Counters are the caller's: one per sender, rising with every frame.
+
+    ``token``: of the process that a frame is for. What the master says directly is sealed with
+    it, and opens nowhere else; all other frames are bound by their edge.
+    """
 
     def __init__(self, key: bytes, job: int) -> None:
         assert len(key) == KEY_BYTES, "AES-256"
         self._aead, self._job = AESGCM(key), job
 
-    def close(self, header: Header, body: bytes) -> bytes:
+    def close(self, header: Header, body: bytes, token: int = 0) -> bytes:
         """The frame for one piece of a message."""
         clear = HEADER.pack(
             MAGIC,
@@ -64,33 +128,40 @@ class Seal:
             header.pieces,
             len(body) + TAG_BYTES,
         )
-        return clear + self._aead.encrypt(_nonce(header), body, clear)
+        return clear + self._aead.encrypt(_nonce(header), body, _bound(header, clear, token))
 
-    def open_untrusted(self, frame: bytes) -> tuple[Header, bytes]:
-        """The header and the body in the clear. Raise WireError and nothing else."""
+    def open_untrusted(self, frame: bytes, token: int = 0) -> tuple[Header, bytes]:
+        """The header and the body in the clear. Raise FrameError and nothing else."""
         if len(frame) < OVERHEAD_BYTES:
-            raise WireError(f"a frame has at least {OVERHEAD_BYTES} bytes, got {len(frame)}")
+            detail = f"at least {OVERHEAD_BYTES} bytes, got {len(frame)}"
+            raise FrameError(Rejection.SHORT, detail)
         clear = frame[: HEADER.size]
         magic, version, kind, job, *fields, body_bytes = HEADER.unpack(clear)
         if (magic, version) != (MAGIC, VERSION):
-            raise WireError("no frame of ours")
+            raise FrameError(Rejection.FOREIGN)
         if job != self._job:
-            raise WireError(f"a frame of job {job:016x}, this is {self._job:016x}")
+            raise FrameError(Rejection.OTHER_JOB, f"{job:016x}, this is {self._job:016x}")
         if body_bytes != len(frame) - HEADER.size:
-            raise WireError(
-                f"body of {body_bytes} bytes announced, {len(frame) - HEADER.size} came"
-            )
+            came = len(frame) - HEADER.size
+            raise FrameError(Rejection.LENGTH, f"{body_bytes} bytes announced, {came} came")
         header = Header(kind, *fields)
         if not header.piece < header.pieces:
-            raise WireError(f"piece {header.piece} of {header.pieces}")
+            raise FrameError(Rejection.PIECE, f"piece {header.piece} of {header.pieces}")
+        bound = _bound(header, clear, token)
         try:
-            return header, self._aead.decrypt(_nonce(header), frame[HEADER.size :], clear)
+            return header, self._aead.decrypt(_nonce(header), frame[HEADER.size :], bound)
         except InvalidTag:
-            raise WireError("the seal does not fit: not this job's key, or changed") from None
+            detail = "not this job's key, changed, or for another process"
+            raise FrameError(Rejection.SEAL, detail) from None
+
+
+def _bound(header: Header, clear: bytes, token: int) -> bytes:
+    """What is authenticated with the body: a stranger's recording opens for no other process."""
+    return clear + TOKEN.pack(token) if header.from_master else clear
 
 
 def _nonce(header: Header) -> bytes:
-    """A node's id and counter; where it has no id yet, two random numbers in their places."""
+    """A node's id and counter; beside the edges its process's token and count instead."""
     if header.sender == NOBODY:
         return NONCE.pack(header.edge | STRANGER_BIT, header.counter)
     return NONCE.pack(header.sender, header.counter)
@@ -116,10 +187,16 @@ class Joiner:
         self._parts: list[bytes] = []
         self._bytes = 0
 
+    @property
+    def arriving_bytes(self) -> int:
+        """Of the message that is not whole yet."""
+        return self._bytes if self._next is not None else 0
+
     def take(self, header: Header, body: bytes) -> bytes | None:
-        """The whole message's body once its last piece is here. Raise WireError for a replay."""
+        """The whole message's body once its last piece is here. Raise FrameError for a replay."""
         if header.counter <= self._counter:
-            raise WireError(f"counter {header.counter} again, it was {self._counter} already")
+            detail = f"counter {header.counter} again, it was {self._counter} already"
+            raise FrameError(Rejection.AGAIN, detail)
         self._counter = header.counter
         expected = (header.kind, header.counter, header.piece, header.pieces)
         if header.piece == 0:
@@ -130,7 +207,7 @@ class Joiner:
         self._bytes += len(body)
         if self._bytes > self._message_bytes_max:
             self._next, self._parts = None, []
-            raise WireError(f"a message of more than {self._message_bytes_max} bytes")
+            raise FrameError(Rejection.TOO_LONG, f"more than {self._message_bytes_max} bytes")
         self._parts.append(body)
         if header.piece + 1 < header.pieces:
             self._next = (header.kind, header.counter + 1, header.piece + 1, header.pieces)

@@ -159,7 +159,8 @@ class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True):
     """Lease renewal, acknowledgement, and news of the subtree; idempotent, the newest counts."""
 
     received: U63  # every commit up to here has been received in order
-    catching: bool  # it takes a snapshot: commits one by one, no sums
+    taken: U63  # bytes that came from you by this edge, by their weight (protocol/link)
+    catching: bool  # it takes a snapshot
     stamp: U63  # the parent has heard all news up to here once it has this
     news: list[Status]  # since the last stamp that the parent has acknowledged
 
@@ -283,7 +284,9 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     nodes: U32  # live ones, in the whole mesh
     closed: list[U32]  # ids closed a moment ago, whose owners may not know it
     heard: U63  # newest stamp of your reports
-    taken: U63  # updates that came from you by this edge, repeats too
+    sent: U63  # you were sent every commit up to here by this edge
+    taken: U63  # bytes that came from you by this edge, by their weight (protocol/link)
+    passed: U63  # of those, what has gone on: the rest waits at your parent
 
 
 class Again(msgspec.Struct, frozen=True, tag="again"):
@@ -335,6 +338,7 @@ class MergedRange(msgspec.Struct, frozen=True, kw_only=True):
     after: U63
     commit: U63
     last: LastSeqs  # per id with an update in it: the newest seq in it
+    count: U32  # entries in it, about: what a link reckons with
     payload: bytes
 
 

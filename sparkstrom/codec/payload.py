@@ -12,13 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.encoding import backends, gaps
+from sparkstrom.encoding import backends, gaps, levels, sums
 from sparkstrom.encoding.forms import Form, half_side
 from sparkstrom.encoding.grid import EXACT_QUANTA, Flat
 from sparkstrom.encoding.layers import Layers
+from sparkstrom.encoding.levels import TOP_MAX
+from sparkstrom.encoding.totals import Total
 
 Indices = NDArray[np.int32]  # i32[count], ascending, no index twice
-Quanta = NDArray[np.int32]  # i32[count] or i32[n_params], signed multiples of the job's quantum
+Quanta = NDArray[np.int32]  # i32[count], signed multiples of the job's quantum
 
 BITMAPS = (Form.BITMAP_UP, Form.BITMAP_DOWN)
 HIT_BITS_MIN = 2  # a hit in gaps is at least a stop bit and a sign
@@ -41,20 +43,21 @@ def decode_update_untrusted(
     n_params: int,
     layers: Layers | None = None,
 ) -> tuple[Indices, Quanta]:
-    """Turn an update's payload into where to add and how many quanta; half steps are half of tau.
+    """Turn an update's payload into where to add and how many quanta: tau, half or 2^level of it.
 
     With ``layers``, tau is that of each entry's layer.
 
     Raises WireError and nothing else. Takes at most 8 bytes of memory per entry that the payload
     has room for.
     """
-    _check_header(count, tau_quanta, n_params, layers.largest if layers else 1)
-    if form == Form.GAPS:
-        hits = _decode_gaps(payload, count, tau_quanta, n_params)
+    multiplier = (layers.largest if layers else 1) << (TOP_MAX if form == Form.LEVELS else 0)
+    _check_header(count, tau_quanta, n_params, multiplier)
+    if form in (Form.GAPS, Form.LEVELS):
+        hits = _decode_hits(payload, Form(form), count, tau_quanta, n_params)
     elif form in BITMAPS:
         hits = _decode_bitmap(payload, Form(form), count, tau_quanta, n_params)
     else:
-        raise WireError(f"an update has form 1, 2 or 3, not {form}")
+        raise WireError(f"an update has form 1, 2, 3 or 7, not {form}")
     if layers is not None:
         layers.scale(*hits)
     return hits
@@ -68,15 +71,19 @@ def _check_header(count: int, tau_quanta: int, n_params: int, multiplier: int) -
         raise WireError(f"a threshold of {tau_quanta} quanta: must be even, within 2 .. {most}")
 
 
-def _decode_gaps(
-    payload: bytes, count: int, tau_quanta: int, n_params: int
+def _decode_hits(
+    payload: bytes, form: Form, count: int, tau_quanta: int, n_params: int
 ) -> tuple[Indices, Quanta]:
     if count * HIT_BITS_MIN > 8 * (len(payload) - 1):
         raise WireError(f"{count} hits announced, {len(payload)} bytes cannot hold so many")
     indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
-    answer = gaps.read_gaps(np.frombuffer(payload, np.uint8), n_params, tau_quanta, indices, quanta)
-    if answer:
-        raise WireError(f"gaps of {count} hits in {len(payload)} bytes: {gaps.REASONS[answer]}")
+    data = np.frombuffer(payload, np.uint8)
+    if form == Form.LEVELS:
+        reason = levels.read(data, n_params, tau_quanta, indices, quanta)
+    else:
+        reason = gaps.read(data, n_params, tau_quanta, indices, quanta)
+    if reason:
+        raise WireError(f"{form.name.lower()} of {count} hits in {len(payload)} bytes: {reason}")
     return indices, quanta
 
 
@@ -113,16 +120,14 @@ def _checked_bitmap(payload: bytes, count: int, n_params: int) -> NDArray[np.uin
     return packed
 
 
-def encode_quanta(total: Quanta) -> bytes:
-    """A merged range, i32[n_params] little endian, as ``Form.QUANTA``."""
-    return total.astype("<i4", copy=False).tobytes()
+def encode_quanta(total: Total) -> bytes:
+    """A merged range as ``Form.QUANTA``, in its shortest layout."""
+    return sums.encode(total)
 
 
-def decode_quanta_untrusted(payload: bytes, n_params: int) -> Quanta:
-    """A merged range as a fresh i32[n_params]. Raises WireError and nothing else."""
-    if len(payload) != 4 * n_params:
-        raise WireError(f"a merged range of {len(payload)} bytes for {n_params} parameters")
-    return np.frombuffer(payload, "<i4").astype(np.int32)
+def decode_quanta_untrusted(payload: bytes, n_params: int) -> Total:
+    """A merged range as a sum of its own. Raises WireError and nothing else."""
+    return sums.decode_untrusted(payload, n_params)
 
 
 def encode_theta(theta: Flat) -> bytes:

@@ -48,8 +48,9 @@ COMMITTED_HEADER = struct.Struct("<QIQB3xIII")
 # u32 index | u64 commit | u32 payload_bytes | payload
 CHUNK_HEADER = struct.Struct("<IQI")
 
-# u64 after | u64 commit | u32 origins | u32 payload_bytes | origins x (u32 id | u64 seq) | payload
-MERGED_HEADER = struct.Struct("<QQII")
+# u64 after | u64 commit | u32 count | u32 origins | u32 payload_bytes
+# | origins x (u32 id | u64 seq) | payload
+MERGED_HEADER = struct.Struct("<QQIII")
 LAST_SEQ = struct.Struct("<IQ")
 
 # u32 asker | u32 copy | u32 index | u32 count | u32 payload_bytes | payload
@@ -94,7 +95,11 @@ def encode(message: Message) -> tuple[Kind, bytes]:
             return Kind.CHUNK, head + message.payload
         case MergedRange():
             head = MERGED_HEADER.pack(
-                message.after, message.commit, len(message.last), len(message.payload)
+                message.after,
+                message.commit,
+                message.count,
+                len(message.last),
+                len(message.payload),
             )
             last = b"".join(LAST_SEQ.pack(*pair) for pair in message.last)
             return Kind.MERGED, head + last + message.payload
@@ -197,7 +202,7 @@ def _decode_chunk(body: bytes) -> Chunk:
 def _decode_merged(body: bytes) -> MergedRange:
     if len(body) < MERGED_HEADER.size:
         raise WireError(f"merged header needs {MERGED_HEADER.size} bytes, got {len(body)}")
-    after, commit, origins, payload_bytes = MERGED_HEADER.unpack_from(body)
+    after, commit, count, origins, payload_bytes = MERGED_HEADER.unpack_from(body)
     begin = MERGED_HEADER.size + origins * LAST_SEQ.size
     if begin + payload_bytes != len(body):
         raise WireError(f"merged range announces {begin + payload_bytes} bytes, has {len(body)}")
@@ -206,7 +211,8 @@ def _decode_merged(body: bytes) -> MergedRange:
     last = list(LAST_SEQ.iter_unpack(body[MERGED_HEADER.size : begin]))
     for _, seq in last:
         _need_number("seq", seq)
-    return MergedRange(after=after, commit=commit, last=last, payload=body[begin:])
+    payload = body[begin:]
+    return MergedRange(after=after, commit=commit, last=last, count=count, payload=payload)
 
 
 def _decode_updater(body: bytes) -> UpdaterChunk:

@@ -45,6 +45,36 @@ class Kernels(Protocol):
         self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float, /
     ) -> tuple[int, int]: ...
 
+    # These five are for the host only; an encoder refuses levels on a device.
+
+    def choose_local(
+        self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32, /
+    ) -> int: ...
+
+    def choose_replica(
+        self, residual: F32, tau: float, limit: int, seed: int, codes: I32, /
+    ) -> int: ...
+
+    def levels_local(
+        self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8, /
+    ) -> int: ...
+
+    def levels_replica(
+        self, residual: F32, codes: I32, tau: float, top: int, levels: U8, /
+    ) -> int: ...
+
+    def move_levels(
+        self,
+        theta: F32,
+        other: F32,
+        codes: I32,
+        levels: U8,
+        step: float,
+        other_step: float,
+        q: float,
+        /,
+    ) -> tuple[int, int]: ...
+
     def bitmap_local(
         self,
         local: F32,

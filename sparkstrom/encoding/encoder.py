@@ -14,57 +14,35 @@ moves theta by s * tau, with s = 1 (sum), 1/workers (mean) or 1/sqrt(workers) (s
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError, UsageError
-from sparkstrom.encoding import backends, gaps, grid
-from sparkstrom.encoding.forms import Form, half_side
+from sparkstrom.encoding import backends, gaps, grid, levels
+from sparkstrom.encoding.encoded import Counters, Encoded
+from sparkstrom.encoding.forms import Form, half_side, prefers_bitmap
 from sparkstrom.encoding.grid import Flat
 from sparkstrom.encoding.layers import LayeredKernels, Layers, indices_of
 from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.samples import tau_reached_by
 from sparkstrom.encoding.schedules import SHAKE_DIVISOR, WarmUp, shakes
-from sparkstrom.encoding.thresholds import ThresholdAlgorithm, ThresholdState
+from sparkstrom.encoding.thresholds import AutoThreshold, ThresholdAlgorithm, ThresholdState
 
 EncoderState = dict[str, "NDArray[Any] | float | int"]
 
 INFINITY_BITS = 0x7F800000  # bits of a float32 at or above this, sign aside, are not a number
+CROWDED = 1.5  # times the wanted hits: many residuals are tied, and chance must choose among them
+SEED_CODES = 4096  # hits whose signs tell workers apart that learn by the same step
 
 AGGREGATIONS: dict[str, Callable[[int], float]] = {
     "sum": lambda workers: 1.0,
     "mean": lambda workers: 1.0 / workers,
     "sqrt": lambda workers: 1.0 / math.sqrt(workers),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """An update, ready to be published. ``sent_fraction`` is entries per parameter."""
-
-    form: Form
-    tau_quanta: int  # what a full hit adds, as a multiple of the job's quantum
-    count: int  # entries in the payload
-    payload: bytes
-    sent_fraction: float
-
-
-@dataclass(slots=True)
-class Counters:
-    """What an encoder did since it was made. Masses are sums of absolute values, float64."""
-
-    publications: int = 0  # calls of publish; some found nothing to send
-    messages: int = 0
-    hits: int = 0  # entries sent, half steps among them
-    payload_bytes: int = 0
-    mass_sent: float = 0.0  # what theta moved by (parameter units)
-    mass_clipped: float = 0.0  # destroyed by clipping the residual
-    mass_scaled_away: float = 0.0  # taken out of the residual and not sent: mean and sqrt
-    breaches: int = 0  # parameters moved beyond the exact range
-    first_breach: int = -1  # the index of the first of them
 
 
 class Encoder:
@@ -95,10 +73,13 @@ class Encoder:
             raise UsageError(f"train_on={train_on!r}: must be 'local' or 'replica'")
         if aggregation not in AGGREGATIONS:
             raise UsageError(f"aggregation={aggregation!r}: must be one of {list(AGGREGATIONS)}")
-        if backend == backends.CUDA and (warm_up or layers):
+        self._levels = int(getattr(threshold, "levels", 1))
+        self._auto = threshold if isinstance(threshold, AutoThreshold) else None
+        if backend == backends.CUDA and (warm_up or layers or self._auto or self._levels > 1):
             raise UsageError(
-                "backend='cuda' with warm_up or layer multipliers: they work on the host only; use"
-                " backend='cpu', or leave them out"
+                "backend='cuda' with warm_up, layer multipliers, AutoThreshold or levels above 1:"
+                " they work on the host only; use backend='cpu', or leave them out and give a"
+                " threshold such as AdaptiveThreshold(1e-3)"
             )
         self.n_params, self.k, self.q = n_params, k, grid.quantum(k)
         self.threshold, self.clipping = threshold, clipping
@@ -112,14 +93,18 @@ class Encoder:
         self._layered = LayeredKernels(self._kernels, layers) if layers else self._kernels
         self._threshold_state: ThresholdState = {}
         self._sent_fraction: float | None = None
+        self._wanted = self._auto.sent_fraction_max if self._auto else 0.0
         self._publications = 0  # survives from fit to fit, unlike the counters
         self._half_side = 1
         kept = n_params if train_on == "replica" else 0
         self._residual: Flat = self._memory.zeros(kept, np.float32)
         # Touched only as far as hits need it: from n/2 hits on the form is the bitmap, as a rule.
-        room = n_params if layers else n_params // 2 + 1
+        sparse_only = layers is not None or self._levels > 1
+        room = n_params if sparse_only else n_params // 2 + 1
         self._codes: backends.I32 = self._memory.empty(room, np.int32)
-        self._out = np.empty(n_params // 4 + 16 + gaps.FLUSH_BYTES, np.uint8)
+        self._levels_of = np.empty(room if self._levels > 1 else 0, np.uint8)
+        sparse_bytes = levels.bytes_max(room, n_params, self._levels - 1) + gaps.FLUSH_BYTES
+        self._out = np.empty(max(sparse_bytes, (n_params + 3) // 4), np.uint8)
         self._packed = self._memory.mirror(self._out[: (n_params + 3) // 4])
         self._scratch = np.empty(backends.SCRATCH_BYTES, np.uint8)
 
@@ -133,6 +118,17 @@ class Encoder:
         if workers < 1:
             raise UsageError(f"workers={workers}: at least this one trains")
         self.scale = AGGREGATIONS[self.aggregation](workers)
+
+    def follow_link(self, round_s: float, step_s: float) -> None:
+        """Send more or less from the next publication on, by how the last one went.
+
+        round_s  from its publication until it was committed
+        step_s   of one training step
+
+        Only ``AutoThreshold`` listens.
+        """
+        if self._auto is not None:
+            self._wanted = self._auto.next_fraction(self._wanted, round_s, step_s)
 
     def accumulate(self, delta: Flat) -> None:
         """Replica training, a step that is not published: residual += delta f32[n_params]."""
@@ -149,15 +145,20 @@ class Encoder:
         Raises TrainingError naming index and layer when anything is NaN or infinite; theta is then
         as it was.
         """
-        tau_quanta = self._next_tau_quanta(learnt, theta)
-        step_quanta = grid.scaled_quanta(tau_quanta, self.scale)
-        hits = self._scan(learnt, theta, tau_quanta)
+        least_quanta = self._next_tau_quanta(learnt, theta)  # of a hit
+        tau_quanta = self._step_of(least_quanta)
+        step_quanta = self._step_of(grid.scaled_quanta(tau_quanta, self.scale))
+        hits = self._scan(learnt, theta, least_quanta)
         self._publications += 1
+        if self._auto is not None and not self._shakes(self._publications):
+            hits = self._chosen(hits, learnt, theta, least_quanta)
         self.counters.publications += 1
         if hits == 0:
             self._sent_fraction = 0.0
             return None
-        if self.layers is None and prefers_bitmap(hits, self.n_params):
+        if self._levels > 1:
+            encoded, steps = self._write_levels(hits, learnt, theta, tau_quanta, step_quanta)
+        elif self.layers is None and prefers_bitmap(hits, self.n_params):
             encoded, steps = self._write_bitmap(learnt, theta, tau_quanta, step_quanta)
         else:
             encoded, steps = self._write_gaps(hits, learnt, theta, tau_quanta, step_quanta)
@@ -198,6 +199,8 @@ class Encoder:
         state |= {f"threshold_{name}": value for name, value in self._threshold_state.items()}
         if self._sent_fraction is not None:
             state["sent_fraction"] = self._sent_fraction
+        if self._auto is not None:
+            state["wanted"] = self._wanted
         if self.train_on == "replica":
             state["residual"] = self._memory.to_host(self._residual).copy()
         return state
@@ -207,6 +210,9 @@ class Encoder:
         self._publications = int(state["publications"])
         self._half_side = int(state["half_side"])
         self._sent_fraction = float(state["sent_fraction"]) if "sent_fraction" in state else None
+        if self._auto is not None:
+            low, high = self._auto.sent_fraction_min, self._auto.sent_fraction_max
+            self._wanted = min(max(float(state.get("wanted", high)), low), high)
         prefix = "threshold_"
         self._threshold_state = {
             name.removeprefix(prefix): float(value)
@@ -219,7 +225,10 @@ class Encoder:
     def _next_tau_quanta(self, learnt: Flat, theta: Flat) -> int:
         """Let the threshold adapt. Within the grid's limits, or tau could run away unnoticed."""
         state = self._next_threshold_state(learnt, theta)
-        least, most = grid.tau_limits(self.k, self.layers.largest if self.layers else 1)
+        multiplier = self.layers.largest if self.layers else 1
+        if self._levels > 1:
+            multiplier <<= levels.TOP_MAX
+        least, most = grid.tau_limits(self.k, multiplier)
         tau = min(max(state["tau"], least), most)
         self._threshold_state = {**state, "tau": tau}
         shaken = tau / SHAKE_DIVISOR if self._shakes(self._publications + 1) else tau
@@ -227,16 +236,47 @@ class Encoder:
 
     def _next_threshold_state(self, learnt: Flat, theta: Flat) -> ThresholdState:
         number = self._publications + 1
-        if self.warm_up and self.warm_up.covers(number):
+        fraction = self._fraction_of(number)
+        if fraction is not None:
             local = self.train_on == "local"
             parts = (learnt, theta, -1) if local else (self._residual, learnt, 1)
-            tau = self.warm_up.tau(number, *parts, self.layers)
+            tau = tau_reached_by(fraction, number, *parts, self.layers)
             if tau is not None:
-                return {"tau": tau}
+                return {"tau": grid.rounded_down(tau, self.k)}
             return self._threshold_state or self.threshold.next_tau({}, None)
         if self._shakes(self._publications):  # what a shake-up sent says nothing about tau
             return self._threshold_state
         return self.threshold.next_tau(self._threshold_state, self._sent_fraction)
+
+    def _step_of(self, quanta: int) -> int:
+        """By how much hits move: any number where tau is steered, few where it is sampled."""
+        return grid.coarse(quanta) if self._auto is not None else quanta
+
+    def _fraction_of(self, publication: int) -> float | None:
+        """What this publication is to send, where tau is made for it."""
+        if self.warm_up and self.warm_up.covers(publication):
+            return self.warm_up.sent_fraction(publication)
+        return self._wanted if self._auto is not None else None
+
+    def _chosen(self, hits: int, learnt: Flat, theta: Flat, tau_quanta: int) -> int:
+        """Leave to chance who of many tied ones is sent; the others stay in the residual.
+
+        After Adam's first step all residuals are about as large, and no tau parts them. From 2 tau
+        on everybody is sent: by tau's making these are no more than are wanted.
+        """
+        wanted = math.ceil((self._fraction_of(self._publications) or 1.0) * self.n_params)
+        if hits <= CROWDED * wanted:
+            return hits
+        seed = zlib.crc32(self._codes[: min(hits, SEED_CODES)].tobytes(), self._publications)
+        large = self._choose(learnt, theta, tau_quanta, 0, seed)
+        limit = max(0, wanted - large) * 2**32 // (hits - large) if hits > large else 0
+        return min(self._codes.size, self._choose(learnt, theta, tau_quanta, limit, seed))
+
+    def _choose(self, learnt: Flat, theta: Flat, tau_quanta: int, limit: int, seed: int) -> int:
+        rest = (tau_quanta * self.q, limit, seed, self._codes)
+        if self.train_on == "local":
+            return self._layered.choose_local(learnt, theta, *rest)
+        return self._layered.choose_replica(self._residual, *rest)
 
     def _shakes(self, publication: int) -> bool:
         warming = self.warm_up is not None and self.warm_up.covers(publication)
@@ -281,6 +321,32 @@ class Encoder:
         payload = self._out[:size].tobytes()
         steps = int(self.layers.at(indices_of(on_host)).sum()) if self.layers else hits
         return Encoded(Form.GAPS, step_quanta, hits, payload, hits / self.n_params), steps
+
+    def _write_levels(
+        self, hits: int, learnt: Flat, theta: Flat, tau_quanta: int, step_quanta: int
+    ) -> tuple[Encoded, float]:
+        """As ``_write_gaps``, each hit by the largest tau * 2^level that its residual reaches."""
+        codes, found = self._codes[:hits], self._levels_of[:hits]
+        tau, step, highest = tau_quanta * self.q, step_quanta * self.q, self._levels - 1
+        if self.train_on == "local":
+            top = self._layered.levels_local(learnt, theta, codes, tau, highest, found)
+            other, other_step = learnt, step - tau
+        else:
+            top = self._layered.levels_replica(self._residual, codes, tau, highest, found)
+            other, other_step = self._residual, -tau
+        self._note_breaches(
+            *self._layered.move_levels(theta, other, codes, found, step, other_step, self.q)
+        )
+        if top:
+            size = levels.encode(codes, found, top, self.n_params, self._out)
+        else:
+            size = gaps.encode(codes, self.n_params, self._out)
+        times = np.left_shift(1, found, dtype=np.int64)
+        if self.layers:
+            times *= self.layers.at(indices_of(codes))
+        form, payload = Form.LEVELS if top else Form.GAPS, self._out[:size].tobytes()
+        encoded = Encoded(form, step_quanta, hits, payload, hits / self.n_params)
+        return encoded, float(times.sum())
 
     def _write_bitmap(
         self, learnt: Flat, theta: Flat, tau_quanta: int, step_quanta: int
@@ -327,12 +393,3 @@ class Encoder:
         if breaches and self.counters.first_breach < 0:
             self.counters.first_breach = first
         self.counters.breaches += breaches
-
-
-def prefers_bitmap(hits: int, n_params: int) -> bool:
-    """Whether a bitmap is the shorter way to say what it says: from half of all parameters on.
-
-    A bitmap takes 2 bits per parameter and carries half steps too. Gaps for the same entries would
-    take one bit per parameter and two per entry (is it a half step, and the sign).
-    """
-    return 2 * hits >= n_params

@@ -169,3 +169,9 @@ def read_gaps(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I3
         index += U64(1)
     left_over = end - position >= U64(8) or _bits_from(payload, position) != U64(0)
     return 4 if left_over else 0
+
+
+def read(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I32) -> str:
+    """``read_gaps``, which answers why it is no message, or an empty text."""
+    answer = read_gaps(payload, n_params, quanta, indices, amounts)
+    return REASONS[answer] if answer else ""

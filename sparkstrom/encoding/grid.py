@@ -21,6 +21,7 @@ EXACT_QUANTA = 2**24  # float32 has a 24-bit significand: up to here every integ
 KEPT_QUANTA = 2**22  # a later fit keeps its quantum while there is still a factor 4 of room
 RANGE_MIN = 16.0  # parameters may grow to this however small they start; gives k = 20
 RANGE_HEADROOM = 8.0  # or to this many times the largest initial parameter
+COARSE_BITS = 3  # with 2 a sum takes 15 % less, and a step may be two thirds of its threshold
 RANGE_MAX = 2.0**127  # beyond, the grid's own range would not be a float32
 
 
@@ -76,6 +77,22 @@ def tau_quanta(tau: float, k: int) -> int:
     The nearest such number, within 2 .. 2^24: above, tau itself would not be a float32.
     """
     return _even(math.ldexp(tau, k), EXACT_QUANTA)
+
+
+def rounded_down(tau: float, k: int) -> float:
+    """The largest threshold on the grid that ``tau`` reaches; 0.0 where there is none."""
+    return math.ldexp(math.floor(math.ldexp(tau, k) / 2) * 2, -k)
+
+
+def coarse(quanta: int) -> int:
+    """An even number of quanta rounded down to 3 significant bits: at least four fifths of it.
+
+    Workers whose thresholds are much alike then move by few different steps with a large common
+    divisor, and a sum of their updates takes half the bytes.
+    """
+    half = quanta // 2
+    spare = max(0, half.bit_length() - COARSE_BITS)
+    return half >> spare << spare + 1
 
 
 def scaled_quanta(quanta: int, scale: float) -> int:

@@ -27,6 +27,13 @@ from sparkstrom.encoding.bitmaps_cpu import (
 from sparkstrom.encoding.compiled import helper, kernel
 from sparkstrom.encoding.grid import EXACT_QUANTA
 from sparkstrom.encoding.intrinsics import lowest_bit, prefetch
+from sparkstrom.encoding.levels_cpu import (
+    choose_local,
+    choose_replica,
+    levels_local,
+    levels_replica,
+    move_levels,
+)
 
 __all__ = [
     "add_quanta",
@@ -39,9 +46,14 @@ __all__ = [
     "bitmap_decode",
     "bitmap_local",
     "bitmap_replica",
+    "choose_local",
+    "choose_replica",
     "clip_local",
     "clip_replica",
+    "levels_local",
+    "levels_replica",
     "move",
+    "move_levels",
     "norms_local",
     "norms_replica",
     "scan_local",

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.encoding.backends import F32, I32, Kernels
+from sparkstrom.encoding.backends import F32, I32, U8, Kernels
 
 MULTIPLIER_MAX = 1024  # times the smallest tau still leaves three decades of tau above it
 NAMES_SHOWN = 20
@@ -126,6 +126,79 @@ class LayeredKernels:
             rest[:found] += np.where(rest[:found] < 0, -start, start).astype(np.int32)
             hits, worst = hits + found, max(worst, bits)
         return hits, worst
+
+    def choose_local(
+        self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32
+    ) -> int:
+        """``choose_local`` with a tau per layer."""
+        return self._choose(
+            lambda part, *rest: self._kernels.choose_local(local[part], theta[part], *rest),
+            tau,
+            limit,
+            seed,
+            codes,
+        )
+
+    def choose_replica(self, residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
+        """``choose_replica`` with a tau per layer."""
+        return self._choose(
+            lambda part, *rest: self._kernels.choose_replica(residual[part], *rest),
+            tau,
+            limit,
+            seed,
+            codes,
+        )
+
+    def _choose(
+        self,
+        choose: Callable[[slice, float, int, int, I32], int],
+        tau: float,
+        limit: int,
+        seed: int,
+        codes: I32,
+    ) -> int:
+        hits = 0
+        for start, stop, multiplier in self._layers.ranges():
+            rest = codes[hits:]
+            found = choose(slice(start, stop), tau * multiplier, limit, seed + start, rest)
+            rest[:found] += np.where(rest[:found] < 0, -start, start).astype(np.int32)
+            hits += found
+        return hits
+
+    def levels_local(
+        self, local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8
+    ) -> int:
+        """``levels_local`` with a tau per layer."""
+        return max(
+            self._kernels.levels_local(local, theta, codes[part], tau * m, top, levels[part])
+            for part, m in self._layers.cut(indices_of(codes))
+        )
+
+    def levels_replica(self, residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
+        """``levels_replica`` with a tau per layer."""
+        return max(
+            self._kernels.levels_replica(residual, codes[part], tau * m, top, levels[part])
+            for part, m in self._layers.cut(indices_of(codes))
+        )
+
+    def move_levels(
+        self,
+        theta: F32,
+        other: F32,
+        codes: I32,
+        levels: U8,
+        step: float,
+        other_step: float,
+        q: float,
+    ) -> tuple[int, int]:
+        """``move_levels`` with steps per layer."""
+        breaches, first = 0, -1
+        for part, m in self._layers.cut(indices_of(codes)):
+            over, where = self._kernels.move_levels(
+                theta, other, codes[part], levels[part], m * step, m * other_step, q
+            )
+            breaches, first = breaches + over, where if first < 0 else first
+        return breaches, first
 
     def move(
         self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float

@@ -66,6 +66,76 @@ def move(
     return _breaches(exact, where, q)
 
 
+def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
+    """Find hits as ``scan_local`` does, but below 2 tau only those that chance takes.
+
+    local   f32[n]         in                            (parameter units)
+    theta   f32[n]         in                            (parameter units)
+    tau     f32            in    > 0                     (parameter units)
+    limit   i64            in    0 .. 2^32: a hit below 2 tau is taken where ``drawn`` is less
+    seed    i64            in    >= 0
+    codes   i32[capacity]  out   ascending, then garbage; hits beyond capacity are only counted
+    returns i64                  hits taken
+    """
+    return choose_replica(local - theta, tau, limit, seed, codes)
+
+
+def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
+    """``choose_local`` for the residual f32[n] itself."""
+    sizes, least = np.abs(residual), np.float32(tau)
+    by_chance = drawn(np.arange(residual.size), seed) < limit
+    taken = np.flatnonzero((sizes >= least + least) | ((sizes >= least) & by_chance))
+    written = taken[: codes.size]
+    codes[: written.size] = np.where(residual[written] > 0, written, ~written)
+    return int(taken.size)
+
+
+def drawn(i: NDArray[np.integer], seed: int) -> NDArray[np.uint64]:
+    """A number in [0, 2^32) for each index, as if drawn anew for each seed (MurmurHash3's end)."""
+    low = np.uint64(0xFFFFFFFF)
+    x = (i.astype(np.uint64) * np.uint64(0x9E3779B1) + np.uint64(seed)) & low
+    x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x85EBCA6B)) & low
+    x = ((x ^ (x >> np.uint64(13))) * np.uint64(0xC2B2AE35)) & low
+    mixed: NDArray[np.uint64] = x ^ (x >> np.uint64(16))
+    return mixed
+
+
+def levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
+    """Find how far each hit may move: the largest l <= top with |local - theta| >= tau * 2^l.
+
+    codes   i32[hits]  in    from a scan with this tau, no index twice
+    top     i64        in    0 .. 7
+    levels  u8[hits]   out   l of each
+    returns i64              the largest of them
+    """
+    return levels_replica(local - theta, codes, tau, top, levels)
+
+
+def levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
+    """``levels_local`` for the residual f32[n] itself."""
+    sizes = np.abs(residual[np.where(codes >= 0, codes, ~codes)])
+    levels[:] = 0
+    for level in range(1, top + 1):
+        levels[sizes >= np.float32(tau) * np.float32(2**level)] = level
+    return int(np.max(levels, initial=0))
+
+
+def move_levels(
+    theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
+) -> tuple[int, int]:
+    """``move``, each hit by 2^level times as much.
+
+    levels     u8[hits]   in      l of each
+    """
+    times = np.where(codes >= 0, 1.0, -1.0) * 2.0**levels
+    where = np.where(codes >= 0, codes, ~codes)
+    exact = theta[where] + times * step
+    theta[where] = exact
+    if other_step:
+        other[where] += (times * other_step).astype(np.float32)
+    return _breaches(exact, where, q)
+
+
 def bitmap_local(
     local: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:

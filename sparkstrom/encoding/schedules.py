@@ -6,17 +6,11 @@ so the conservation law does not know them. Publications count from 1 and go on 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from sparkstrom.base.errors import UsageError
-from sparkstrom.encoding.grid import Flat
-from sparkstrom.encoding.layers import Layers
 
 SHAKE_DIVISOR = 3.0  # DL4J 1.0.0-beta, EncodingHandler: a third of the threshold
-SAMPLE_PARAMS = 65_536  # tau from a sample: its error at 1 in 1,000 sent is an eighth of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,28 +50,6 @@ class WarmUp:
         """What this publication is to send, as a fraction of all parameters."""
         ratio = self.sent_fraction_last / self.sent_fraction_first
         return float(self.sent_fraction_first * ratio ** ((publication - 1) / self.publications))
-
-    def tau(
-        self, publication: int, learnt: Flat, other: Flat, sign: int, layers: Layers | None = None
-    ) -> float | None:
-        """The threshold that so many residuals of a sample reach; None where all of them are 0.
-
-        The residual is ``learnt + sign * other``, f32[n_params] each. The sample is the same for
-        the same publication.
-        """
-        where = np.arange(learnt.size)
-        if learnt.size > SAMPLE_PARAMS:  # by chance: a stride would see one column of a matrix
-            where = np.random.default_rng(publication).integers(0, learnt.size, SAMPLE_PARAMS)
-        with np.errstate(invalid="ignore", over="ignore"):
-            sizes = np.abs(learnt[where] + np.float32(sign) * other[where])
-        if layers is not None:
-            sizes /= layers.at(where)
-        sizes = sizes[(sizes > 0) & np.isfinite(sizes)]  # the scan reports what is not finite
-        if sizes.size == 0:
-            return None
-        wanted = math.ceil(self.sent_fraction(publication) * where.size)
-        nth = max(0, sizes.size - wanted)
-        return float(np.partition(sizes, nth)[nth])
 
 
 def shakes(publication: int, frequency: int) -> bool:

@@ -1,4 +1,7 @@
-"""Threshold algorithms: tau for the next message, from how much the last one sent.
+"""Threshold algorithms: tau for the next message, from what there is to send or from what was.
+
+``AutoThreshold``, the default, takes it from the present residual's own distribution; the others
+steer it by how much the last message sent.
 
 An algorithm is a frozen option; what it has learnt is a small plain dict that the caller keeps,
 from fit to fit and in checkpoints: ``{}`` before the first message, then ``tau`` (unrounded,
@@ -18,10 +21,16 @@ from sparkstrom.base.errors import UsageError
 
 ThresholdState = dict[str, float]
 
+AUTO = "auto"  # the option's word for ``AutoThreshold()``
+LEVELS_MAX = 4  # tau, 2 tau, 4 tau, 8 tau: 3 bits of a byte on the wire would hold more
+ROUND_S = 0.1  # a publication that is through so soon makes nothing wait
+RISE = 1.25  # of the wanted fraction per publication; from floor to ceiling in 11
+FALL_MAX = 0.5  # per publication: one late commit says little
+
 
 @runtime_checkable
 class ThresholdAlgorithm(Protocol):
-    """What the encoder asks of a threshold."""
+    """What the encoder asks of a threshold; without a number ``levels`` it has one."""
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
         """The state for the next message, ``tau`` in it; ``None``: nothing was published yet."""
@@ -31,13 +40,61 @@ class ThresholdAlgorithm(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class AutoThreshold:
+    """As much as the link has room for: tau is what the wanted fraction of residuals reach.
+
+    The wanted fraction begins at the most that pays and follows the link between both bounds:
+    above 1e-2 accuracy no longer grew, below 1e-3 it fell. ``threshold="auto"`` is this.
+    """
+
+    sent_fraction_min: float = 1e-3
+    sent_fraction_max: float = 1e-2
+    levels: int = 4  # an entry moves by tau, 2 tau, ... 2^(levels - 1) tau; 1: by tau alone
+
+    def __post_init__(self) -> None:
+        _need_band(self.sent_fraction_min, self.sent_fraction_max)
+        _need_levels(self.levels)
+
+    def next_fraction(self, fraction: float, round_s: float, step_s: float) -> float:
+        """The fraction to send next, from what was wanted last and how that went.
+
+        round_s  how long the last publication took until it was committed
+        step_s   how long a training step takes
+
+        While a publication is through within a step (or ``ROUND_S``, where steps are shorter)
+        there is room for more; above that it is less in proportion, at most halved.
+        """
+        room_s = max(step_s, ROUND_S)
+        change = RISE if round_s <= room_s else max(FALL_MAX, room_s / round_s)
+        return min(max(fraction * change, self.sent_fraction_min), self.sent_fraction_max)
+
+    def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
+        """What there is, or the least: this is only asked where all residuals are 0."""
+        return state if "tau" in state else {"tau": 0.0}
+
+    def merge(self, states: Iterable[ThresholdState]) -> ThresholdState:
+        """The means over all states that have a tau."""
+        return _mean(states)
+
+
+def algorithm_of(threshold: ThresholdAlgorithm | str) -> ThresholdAlgorithm:
+    """What the option ``threshold`` stands for."""
+    if isinstance(threshold, str):
+        assert threshold == AUTO, threshold
+        return AutoThreshold()
+    return threshold
+
+
+@dataclass(frozen=True, slots=True)
 class FixedThreshold:
     """The same tau for every message (DL4J: ``FixedThresholdAlgorithm``)."""
 
     tau: float  # parameter units
+    levels: int = 1  # an entry moves by tau, 2 tau, ... 2^(levels - 1) tau; DL4J: by tau alone
 
     def __post_init__(self) -> None:
         _need_positive("tau", self.tau)
+        _need_levels(self.levels)
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
         """Always this tau."""
@@ -56,15 +113,13 @@ class AdaptiveThreshold:
     sent_fraction_min: float = 1e-4
     sent_fraction_max: float = 1e-2
     decay: float = 0.5 ** (1 / 20)  # tau halves or doubles in 20 messages
+    levels: int = 1  # as of ``FixedThreshold``
 
     def __post_init__(self) -> None:
         _need_positive("tau_initial", self.tau_initial)
         _need_decay(self.decay)
-        if not 0 < self.sent_fraction_min <= self.sent_fraction_max < 1:
-            raise UsageError(
-                f"sent_fraction_min={self.sent_fraction_min}, sent_fraction_max="
-                f"{self.sent_fraction_max}: need 0 < min <= max < 1, as fractions of all parameters"
-            )
+        _need_levels(self.levels)
+        _need_band(self.sent_fraction_min, self.sent_fraction_max)
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
         """tau falls by ``decay`` below the band, rises by it above, and stays inside."""
@@ -86,10 +141,12 @@ class TargetSparsityThreshold:
     tau_initial: float = 1e-4  # parameter units
     sent_fraction_target: float = 1e-3
     decay: float = 0.5 ** (1 / 20)  # tau halves or doubles in 20 messages
+    levels: int = 1  # as of ``FixedThreshold``
 
     def __post_init__(self) -> None:
         _need_positive("tau_initial", self.tau_initial)
         _need_decay(self.decay)
+        _need_levels(self.levels)
         if not 0 < self.sent_fraction_target < 1 / 16:
             raise UsageError(
                 f"sent_fraction_target={self.sent_fraction_target}: must lie in (0, 1/16); beyond,"
@@ -142,6 +199,23 @@ def _mean(states: Iterable[ThresholdState]) -> ThresholdState:
 def _need_positive(name: str, value: float) -> None:
     if not (value > 0 and math.isfinite(value)):
         raise UsageError(f"{name}={value}: a threshold is a positive, finite number, such as 1e-3")
+
+
+def _need_band(low: float, high: float) -> None:
+    if not 0 < low <= high < 1:
+        raise UsageError(
+            f"sent_fraction_min={low}, sent_fraction_max={high}: need 0 < min <= max < 1, as"
+            " fractions of all parameters"
+        )
+
+
+def _need_levels(levels: int) -> None:
+    whole = isinstance(levels, int) and not isinstance(levels, bool)
+    if not (whole and 1 <= levels <= LEVELS_MAX):
+        raise UsageError(
+            f"levels={levels!r}: must be 1 .. {LEVELS_MAX}; an entry moves by up to 2^(levels - 1)"
+            " tau"
+        )
 
 
 def _need_decay(decay: float) -> None:

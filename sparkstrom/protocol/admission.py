@@ -12,7 +12,7 @@ from sparkstrom.codec.messages import Join, Phase, Refused
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect
 from sparkstrom.protocol.fit import Fit
-from sparkstrom.protocol.members import Member
+from sparkstrom.protocol.members import Member, answer
 from sparkstrom.protocol.partitions import Partition
 from sparkstrom.protocol.placing import (
     SUPERSEDED,
@@ -37,9 +37,9 @@ def on_join(fit: Fit, join: Join, now_s: float) -> list[Effect]:
         return []  # sent before the process came back under its present id
     refusal = _refusal(fit, join)
     if refusal is not None:
-        return [ev.Answer(join.address, refusal)]
+        return [answer(join, refusal)]
     if node is not None:
-        return [ev.Answer(join.address, closed_answer(fit, node, join))]
+        return [answer(join, closed_answer(fit, node, join))]
     return _admit(fit, join, now_s)
 
 
@@ -50,7 +50,7 @@ def _on_join_again(fit: Fit, member: Member, join: Join, now_s: float) -> list[E
     if join.knock < member.join.knock:
         return []
     if join.knock == member.join.knock:
-        return [] if member.order is None else [ev.Answer(join.address, member.order)]
+        return [] if member.order is None else [answer(join, member.order)]
     member.join = join
     return on_knock(fit, member, now_s) + order_place(fit, member.node, now_s)
 

@@ -14,33 +14,40 @@ from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.standing import Standing
 
-ASKED_AT_ONCE = 4
-RETRY_S = 0.5
+ASKED_AT_ONCE = 4  # chunks under way, through links that carry the commits, too
+RETRY_FIRST_S = 2.0  # a lender answers once its trainer has made a copy; no chunk tells of a loss
 
 
 @dataclass(slots=True)
 class Borrowing:
     """One copy on its way in."""
 
+    patience_s: float  # without any progress
     until_s: float
     copy: int = 0  # which one; 0: any
     count: int = 1
     chunks: dict[int, bytes] = field(default_factory=dict)
     asked_s: dict[int, float] = field(default_factory=dict)
+    retry_s: float = RETRY_FIRST_S  # doubles: what comes late must not be asked for ever more often
 
-    def take(self, chunk: UpdaterChunk) -> None:
+    def take(self, chunk: UpdaterChunk, now_s: float) -> None:
         """Keep a chunk; one of another copy begins anew."""
         if chunk.copy != self.copy:
             self.copy, self.count = chunk.copy, chunk.count
             self.chunks, self.asked_s = {}, {}
-        if chunk.index < self.count:
+        if chunk.index < self.count and chunk.index not in self.chunks:
             self.chunks[chunk.index] = chunk.payload
-            self.asked_s.pop(chunk.index, None)
+            self.until_s = now_s + self.patience_s
+        self.asked_s.pop(chunk.index, None)
 
     def wanted(self, now_s: float) -> list[int]:
         """Chunks to ask for now."""
         missing = [index for index in range(self.count) if index not in self.chunks]
-        waiting = [i for i in missing if now_s < self.asked_s.get(i, -RETRY_S) + RETRY_S]
+        oldest_s = min(self.asked_s.values(), default=now_s)
+        if now_s > oldest_s + self.retry_s:
+            self.asked_s.clear()
+            self.retry_s *= 2
+        waiting = [index for index in missing if index in self.asked_s]
         new = [i for i in missing if i not in waiting][: max(0, ASKED_AT_ONCE - len(waiting))]
         self.asked_s.update(dict.fromkeys(new, now_s))
         return new
@@ -56,7 +63,7 @@ def borrow_if_late(me: Standing, now_s: float) -> None:
     """Its first replica is installed; has training begun without it?"""
     late = me.state is not None and me.state.phase is Phase.RUNNING and me.state.slowest > 0
     if late and me.limits.borrow_s:
-        me.borrowing = Borrowing(now_s + me.limits.borrow_s)
+        me.borrowing = Borrowing(me.limits.borrow_s, now_s + me.limits.borrow_s)
 
 
 def borrow(me: Standing, now_s: float) -> list[Effect]:
@@ -91,7 +98,7 @@ def on_updater(me: Standing, chunk: UpdaterChunk, sender: int, now_s: float) -> 
     """A chunk for this node, or for one below it, or on its way up; never back where it was."""
     if chunk.asker == me.node:
         if me.borrowing is not None:
-            me.borrowing.take(chunk)
+            me.borrowing.take(chunk, now_s)
         return borrow(me, now_s)
     via = me.ledger.via(chunk.asker)
     to = via if via in me.family.children else me.parent

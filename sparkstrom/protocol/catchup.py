@@ -1,17 +1,19 @@
 """Catch up: a replica fetched in chunks from a live one, and the commits that passed meanwhile.
 
 Nobody freezes anything: each chunk says up to which commit its bytes are, and the commits after
-that are held here until the replica is whole. A chunk counts only while all commits after it are
-held singly; otherwise it is asked for again.
+that are held here until the replica is whole, one by one or as sums. A chunk counts only while all
+commits after it are held and no sum is half in it; otherwise it is asked for again. A chunk that
+was asked for comes, or its stream is gone: there is no timer.
 """
 
 from __future__ import annotations
 
-from sparkstrom.codec.messages import Chunk, Committed
-from sparkstrom.protocol.replay import Log
+from itertools import islice
 
-ASKED_AT_ONCE = 4  # chunks under way: keeps one edge busy without filling its log
-RETRY_S = 0.5
+from sparkstrom.codec.messages import Chunk
+from sparkstrom.protocol.replay import Entry, Log
+
+ASKED_AT_ONCE = 8  # chunks: the parent sends them as the link takes them
 
 
 class Catchup:
@@ -24,35 +26,35 @@ class Catchup:
     def __init__(self, held: Log, chunks: int, now_s: float, before: Catchup | None = None) -> None:
         self._count = chunks
         self._chunks: dict[int, Chunk] = {}
-        self._asked_s: dict[int, float] = {}
+        self._asked: set[int] = set()
         self._held = held  # the node's log, which begins at the snapshot's base
         self._most: int = before._most if before is not None else 0
         self.progress_s: float = before.progress_s if before is not None else now_s
 
-    def forget_old(self) -> None:
-        """Chunks older than what is still held are worthless now."""
-        for index in [i for i, c in self._chunks.items() if c.commit < self._held.base]:
+    def forget_useless(self) -> None:
+        """The log changed: chunks older than what it holds, or inside of a sum, are worthless."""
+        for index in [i for i, chunk in self._chunks.items() if self._is_useless(chunk)]:
             del self._chunks[index]
 
+    def _is_useless(self, chunk: Chunk) -> bool:
+        log = self._held
+        return chunk.commit < log.base or (
+            chunk.commit < log.head and not log.reaches(chunk.commit)
+        )
+
     def take(self, chunk: Chunk, now_s: float) -> None:
-        if chunk.index >= self._count or chunk.commit < self._held.base:
+        self._asked.discard(chunk.index)
+        if chunk.index >= self._count or self._is_useless(chunk):
             return
-        self._asked_s.pop(chunk.index, None)
         self._chunks.setdefault(chunk.index, chunk)
         if len(self._chunks) > self._most:
             self._most, self.progress_s = len(self._chunks), now_s
 
-    def wanted(self, now_s: float) -> list[int]:
+    def wanted(self) -> list[int]:
         """Chunks to ask for now."""
-        for index in [i for i, at_s in self._asked_s.items() if now_s >= at_s + RETRY_S]:
-            del self._asked_s[index]
-        out: list[int] = []
-        for index in range(self._count):
-            if len(self._asked_s) >= ASKED_AT_ONCE:
-                break
-            if index not in self._chunks and index not in self._asked_s:
-                self._asked_s[index] = now_s
-                out.append(index)
+        missing = (i for i in range(self._count) if i not in self._chunks and i not in self._asked)
+        out = list(islice(missing, max(0, ASKED_AT_ONCE - len(self._asked))))
+        self._asked.update(out)
         return out
 
     def ready(self, now_s: float) -> bool:
@@ -73,10 +75,9 @@ class Catchup:
         return tuple(self._chunks[i] for i in range(self._count))
 
     @property
-    def held(self) -> tuple[Committed, ...]:
-        held = tuple(self._held.after(self._held.base))
-        return tuple(entry for entry in held if isinstance(entry, Committed))
+    def held(self) -> tuple[Entry, ...]:
+        return tuple(self._held.after(self._held.base))
 
     def resume(self) -> None:
         """There is another parent: what was asked for will not come any more."""
-        self._asked_s.clear()
+        self._asked.clear()

@@ -32,6 +32,13 @@ class Received(msgspec.Struct, frozen=True):
     message: Message
 
 
+class Arriving(msgspec.Struct, frozen=True):
+    """So many bytes of a data message from a neighbour are here; it is not whole yet."""
+
+    sender: int
+    bytes: int
+
+
 class Tick(msgspec.Struct, frozen=True):
     """Time passed; whatever is due is done."""
 
@@ -137,8 +144,8 @@ class GivenUp(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Received | Tick | Opened | Published | Progressed | Busy | Paused | Installed | Applied
-    | Drained | Hashed | Released | TrainerFailed | Moved | StopRequested | GivenUp
+    Received | Arriving | Tick | Opened | Published | Progressed | Busy | Paused | Installed
+    | Applied | Drained | Hashed | Released | TrainerFailed | Moved | StopRequested | GivenUp
 )  # fmt: skip
 
 
@@ -159,10 +166,16 @@ class Tell(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """From the master directly to a node, whoever stands between; may be lost."""
+    """From the master directly to a node, whoever stands between; may be lost.
+
+    It is for this process and nobody else, and for the id ``node`` where the message names none
+    and the process must know its own: what is meant for an id must not reach the next one.
+    """
 
     address: Address
+    token: int
     message: Message
+    node: int | None = None
 
 
 class OpenEdge(msgspec.Struct, frozen=True):
@@ -213,7 +226,7 @@ class Install(msgspec.Struct, frozen=True):
     """
 
     chunks: tuple[Chunk, ...]
-    held: tuple[Committed, ...]
+    held: tuple[Committed | MergedRange, ...]
     own: tuple[Update, ...]
     commit: int
 
@@ -243,6 +256,7 @@ class SendMerged(msgspec.Struct, frozen=True):
     after: int
     commit: int
     last: LastSeqs
+    count: int  # entries of the sum, about
     entries: tuple[Committed | MergedRange, ...]
 
 
@@ -321,5 +335,7 @@ class Command(msgspec.Struct, frozen=True):
     order: Order
     reason: str = ""
     steps_max: int | None = None  # with TRAIN: how far it may go
+    publishes: bool = True  # with TRAIN: a publication may go; False: the last ones are under way
+    round_s: float = 0.0  # with TRAIN: from a publication to its commit, lately
     commit: int = 0  # with AUDIT
     number: int = 0  # with PAUSE: an answer to an older one does not count

@@ -1,10 +1,14 @@
 """Family: a node's children: their edges, their leases, and what each still has to get.
 
-The master has one, and so has every worker in a mesh; both serve it from a ``History``.
+The master has one, and so has every worker in a mesh; both serve it from a ``History``. A child
+gets what its link takes: the commits one by one, or, where it does not take all of them, their
+sum. What it has no room for stays in the history; nothing is sent again while the edge lives.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -19,25 +23,42 @@ from sparkstrom.codec.messages import (
     Attached,
     Behind,
     Committed,
-    MergedRange,
     Report,
     State,
+    Update,
 )
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.leases import Leases
-from sparkstrom.protocol.replay import (
-    HEADER_BYTES,
-    Downlink,
-    Entry,
-    History,
-    adds,
-    cost,
-    last_of,
-)
+from sparkstrom.protocol.link import HEADER_BYTES, Link, entries_in_sum, sum_weight, weight
+from sparkstrom.protocol.narrow import Backlog, Narrow
+from sparkstrom.protocol.replay import Entry, History, adds, last_of
 
 STATE_SPACING_S = 0.005
-AGAIN_SPACING_S = 0.05
+AGAIN_FIRST_S = 1.0  # an origin answers at once, through links that may be slow
+AGAIN_LONGEST_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """What the children of one node may cost it, in bytes."""
+
+    window_max: int  # under way to one child, whatever its link takes
+    total_max: int  # under way to all of them
+    n_params: int  # entries in a sum, at most
+    chunk_bytes: int  # of a snapshot
+
+
+SERVING = Serving(4 << 20, 64 << 20, 1 << 62, 256 << 10)  # where the model is not known
+
+
+@dataclass(slots=True)
+class Asked:
+    """An origin was asked for its updates: not again before ``next_s``, unless it answered."""
+
+    after: int  # its newest seq that is numbered
+    next_s: float
+    wait_s: float
 
 
 @dataclass(slots=True)
@@ -47,26 +68,34 @@ class Child:
     node: int
     edge: int
     peer: Address
-    downlink: Downlink
+    link: Link
     answer: Attached | None = None  # to what it said it holds
+    sent: int = 0  # it was handed everything up to this commit
+    received: int = 0  # and has this much
+    base: int = 0  # where the copy that it takes begins
+    wanted: deque[int] = field(default_factory=deque)  # chunks that it has asked for
     own: frozenset[int] = frozenset()  # every id that its process has had
-    catching: bool = False  # it takes a snapshot: commits one by one, no sums
+    catching: bool = False  # it takes a snapshot
     heard: int = 0  # stamp of its news
-    taken: int = 0  # updates that came by this edge, repeats too
+    taken: int = 0  # bytes that came by this edge
+    arriving: int = 0  # bytes of a message that is not whole yet
+    passed: int = 0  # of what came, what has gone on from here
     state_due: bool = True
     state_s: float = -1.0
-    again_s: dict[int, float] = field(default_factory=dict)  # origin -> not before
+    asked: dict[int, Asked] = field(default_factory=dict)  # by origin
+    backlog: Backlog = field(default_factory=Backlog)
+    sums: int = 0  # that it was sent
 
 
 class Family:
-    """Children by node. ``merged_bytes``: what the sum of any number of commits takes."""
+    """Children by node."""
 
-    def __init__(
-        self, window_bytes: int, merged_bytes: int, history: History, leases: Leases
-    ) -> None:
-        self._window_bytes, self._merged_bytes = window_bytes, merged_bytes
-        self._history, self.leases = history, leases
+    def __init__(self, serving: Serving, history: History, leases: Leases) -> None:
+        self._serving, self._history, self.leases = serving, history, leases
         self.children: dict[int, Child] = {}
+        self._under_way = 0  # bytes, to all
+        self.narrow: list[Narrow] = []  # links that were found to be; whoever tells takes them out
+        self._short = False  # somebody had to wait because of what is under way to the others
 
     # -- edges -----------------------------------------------------------------------------------
 
@@ -75,8 +104,9 @@ class Family:
         known = self.children.get(order.node)
         if known is not None and known.edge >= order.edge:
             return []
-        downlink = Downlink(0, self._window_bytes, now_s)
-        self.children[order.node] = Child(order.node, order.edge, order.peer, downlink)
+        self._forget(order.node)
+        link = Link(self._serving.window_max, now_s)
+        self.children[order.node] = Child(order.node, order.edge, order.peer, link)
         self.leases.renew(order.node, now_s)
         return [ev.OpenEdge(order.node, order.edge, order.local, order.peer)]
 
@@ -85,9 +115,14 @@ class Family:
         child = self.children.get(node)
         if child is None or (edge is not None and child.edge > edge):
             return []
-        del self.children[node]
+        self._forget(node)
         self.leases.drop(node)
         return [ev.CloseEdge(node)]
+
+    def _forget(self, node: int) -> None:
+        child = self.children.pop(node, None)
+        if child is not None:
+            self._under_way -= child.link.under_way
 
     def on_attach(self, child: Child, attach: Attach, now_s: float) -> list[Effect]:
         """Let it follow from where it is, or from a snapshot; the same words, the same answer."""
@@ -100,108 +135,221 @@ class Family:
             last = [] if follows else history.last_at(base)
             child.answer = answer = Attached(base=base, snapshot=not follows, last=last)
             child.own, child.catching = frozenset(attach.ids), attach.catching or not follows
-            child.downlink.rewind(base, now_s)
+            child.sent = child.base = base
         return [Send(child.node, answer), *self.feed(child, now_s)]
 
     # -- down ------------------------------------------------------------------------------------
 
     def on_report(self, child: Child, report: Report, now_s: float) -> list[Effect]:
         """It has received so much; and its news up to a stamp."""
-        child.downlink.acknowledge(report.received, now_s)
+        before = child.link.under_way
+        child.link.told(report.taken, report.taken, now_s)
+        self._under_way -= before - child.link.under_way
+        child.received = max(child.received, report.received)
         child.heard = max(child.heard, report.stamp)
         child.catching = report.catching
         child.state_due = True
+        return self.feed_all(now_s) if self._short else self.feed(child, now_s)
+
+    def on_ask_after(self, child: Child, commit: int, now_s: float) -> list[Effect]:
+        """A gap that the child names: a stream broke off, and what was on it is gone."""
+        child.sent = commit
+        return self.feed(child, now_s)
+
+    def on_ask_chunk(self, child: Child, index: int, now_s: float) -> list[Effect]:
+        """A chunk goes as soon as the link has room."""
+        if index not in child.wanted:
+            child.wanted.append(index)
         return self.feed(child, now_s)
 
     def feed_all(self, now_s: float) -> list[Effect]:
-        """What has come since goes to all."""
+        """What has come since goes to all; whoever was fed last comes last the next time."""
+        self._short = False
         out: list[Effect] = []
-        for child in self.children.values():
-            out += self.feed(child, now_s)
+        for child in list(self.children.values()):
+            fed = self.feed(child, now_s)
+            if fed and self._short:
+                self.children[child.node] = self.children.pop(child.node)
+            out += fed
         return out
 
     def feed(self, child: Child, now_s: float) -> list[Effect]:
         """Send down what this child misses and has room for."""
-        log, downlink = self._history.log, child.downlink
-        if child.answer is None or downlink.sent >= log.head:
+        log = self._history.log
+        if child.answer is None:
             return []
         out: list[Effect] = []
-        while downlink.sent < log.head:
-            if not log.reaches(downlink.sent):
-                return [*out, *self._fall_behind(child, now_s)]
-            if log.head - downlink.sent > 1 and self._is_cheaper_merged(child):
-                out.append(self._send_merged(child, now_s))
-                continue
-            entry = log.next(downlink.sent)
-            if child.catching and isinstance(entry, MergedRange):
-                return [*out, *self._fall_behind(child, now_s)]
-            if not downlink.put(entry.commit, cost(entry), now_s):
+        while child.sent < log.head or self._serves_chunks(child):
+            if not log.reaches(child.sent):
+                return [*out, *self._fall_behind(child)]
+            if not self._has_room(child, HEADER_BYTES):
                 break
-            if isinstance(entry, Committed) and _has_it(child, entry):
-                entry = number_only(entry)
-            out.append(Send(child.node, entry))
+            if self._serves_chunks(child):
+                if not self._has_room(child, HEADER_BYTES + self._serving.chunk_bytes):
+                    break
+                out += self._send_copy(child, now_s)
+                continue
+            if (entries := self._cheaper_summed(child, log.head)) is not None:
+                if not self._has_room(child, self._weight_of_sum(entries)):
+                    break
+                out.append(self._send_merged(child, entries, now_s))
+                continue
+            entry = self._next(child)
+            if not self._has_room(child, weight(entry, 0)):
+                break
+            out.append(self._send_next(child, entry, now_s))
         return out
 
-    def _is_cheaper_merged(self, child: Child) -> bool:
-        """Does one sum take less than all that this child misses? Only if nothing is under way."""
-        log, downlink = self._history.log, child.downlink
-        if child.catching or not downlink.idle:
+    def _has_room(self, child: Child, size: int) -> bool:
+        """Does its link take so much, and the node's memory?"""
+        if self._under_way and self._under_way + size > self._serving.total_max:
+            self._short = True
             return False
-        if log.bytes_after(downlink.sent) <= HEADER_BYTES + self._merged_bytes:
-            return False
-        return sum(map(cost, self._summable(child))) > HEADER_BYTES + self._merged_bytes
+        return child.link.has_room(size)
 
-    def _summable(self, child: Child) -> list[Entry]:
-        """What this child misses, up to the first entry that does not add to parameters."""
-        after = self._history.log.after(child.downlink.sent)
-        return list(takewhile(adds, after))
+    def _hand(self, child: Child, size: int, now_s: float) -> None:
+        child.link.hand(size, now_s)
+        self._under_way += size
 
-    def _send_merged(self, child: Child, now_s: float) -> Effect:
-        after, entries = child.downlink.sent, tuple(self._summable(child))
-        commit = entries[-1].commit
-        child.downlink.put(commit, HEADER_BYTES + self._merged_bytes, now_s)
-        return ev.SendMerged(child.node, after, commit, last_of(entries), entries)
+    # -- one by one, or as a sum -----------------------------------------------------------------
 
-    def _fall_behind(self, child: Child, now_s: float) -> list[Effect]:
-        if not self._history.whole:
+    def _next(self, child: Child) -> Entry:
+        entry = self._history.log.next(child.sent)
+        if isinstance(entry, Committed) and entry.origin in child.own and entry.form != BUFFERS:
+            return number_only(entry)  # its process has made this itself
+        return entry
+
+    def _send_next(self, child: Child, entry: Entry, now_s: float) -> Effect:
+        self._hand(child, weight(entry, 0), now_s)
+        child.sent = entry.commit
+        return Send(child.node, entry)
+
+    def _cheaper_summed(self, child: Child, upto: int) -> tuple[Entry, ...] | None:
+        """What waits for this child up to a commit, if it is more than its link takes soon and
+        one sum takes less."""
+        log = self._history.log
+        if upto - child.sent <= 1 or log.bytes_after(child.sent) <= child.link.window:
+            return None
+        entries = tuple(self._summable(child.sent, upto))
+        if len(entries) <= 1 or self._weight_of_sum(entries) >= sum(weight(e, 0) for e in entries):
+            return None
+        return entries
+
+    def _summable(self, after: int, upto: int) -> Iterator[Entry]:
+        """From there on, up to the first entry that does not add to parameters."""
+        waiting = self._history.log.after(after)
+        return takewhile(lambda entry: adds(entry) and entry.commit <= upto, waiting)
+
+    def _weight_of_sum(self, entries: tuple[Entry, ...]) -> int:
+        return sum_weight(self._entries_of(entries), last_of(entries))
+
+    def _entries_of(self, entries: tuple[Entry, ...]) -> int:
+        return entries_in_sum(sum(entry.count for entry in entries), self._serving.n_params)
+
+    def _send_merged(self, child: Child, entries: tuple[Entry, ...], now_s: float) -> Effect:
+        self._hand(child, self._weight_of_sum(entries), now_s)
+        after, child.sent = child.sent, entries[-1].commit
+        child.sums += 1
+        last, count = last_of(entries), self._entries_of(entries)
+        return ev.SendMerged(child.node, after, child.sent, last, count, entries)
+
+    # -- snapshots -------------------------------------------------------------------------------
+
+    def _serves_chunks(self, child: Child) -> bool:
+        """A chunk is asked for, and what is here now is not older than the child's copy."""
+        history = self._history
+        recent = history.applied >= max(history.merged, child.base)
+        return bool(child.wanted) and history.whole and recent
+
+    def _send_copy(self, child: Child, now_s: float) -> list[Effect]:
+        """Everything up to now, in one go with the chunks, so that no sum is half in a chunk.
+
+        What the replica has applied may go as a sum; a chunk is of that or of a later commit. As
+        many chunks as weigh what went before them: a link that is slow brings chunks, too.
+        """
+        log, applied = self._history.log, self._history.applied
+        before, out = child.link.handed, []
+        while child.sent < log.head:
+            entries = self._cheaper_summed(child, applied) if child.sent < applied else None
+            if entries is not None:
+                out.append(self._send_merged(child, entries, now_s))
+            else:
+                out.append(self._send_next(child, self._next(child), now_s))
+        spent, size = child.link.handed - before, HEADER_BYTES + self._serving.chunk_bytes
+        for _ in range(min(len(child.wanted), max(1, spent // size))):
+            self._hand(child, size, now_s)
+            out.append(ev.SendChunk(child.node, child.wanted.popleft()))
+        return out
+
+    def _fall_behind(self, child: Child) -> list[Effect]:
+        history = self._history
+        if not history.whole:
             return []  # it is behind itself; the child will ask again
-        base = self._history.base
-        child.downlink.rewind(base, now_s)
+        child.sent = child.base = history.base
         child.catching = True
-        return [Send(child.node, Behind(base, self._history.last_at(base)))]
+        child.wanted.clear()
+        return [Send(child.node, Behind(child.base, history.last_at(child.base)))]
 
-    def again(self, child: Child, origin: int, now_s: float) -> list[Effect]:
-        """Ask for an origin's uncommitted updates, but not all the time."""
-        if now_s < child.again_s.get(origin, -1.0):
-            return []
-        child.again_s[origin] = now_s + AGAIN_SPACING_S
+    # -- up --------------------------------------------------------------------------------------
+
+    def on_update(self, child: Child, update: Update) -> int:
+        """One more has come by this edge; return its weight."""
+        size = weight(update, 0)
+        child.taken, child.arriving, child.state_due = child.taken + size, 0, True
+        return size
+
+    def arriving(self, child: Child, size: int) -> None:
+        """So much of a message is here: its stream lives."""
+        child.arriving, child.state_due = size, True
+
+    def again(self, child: Child, origin: int, after: int, now_s: float) -> list[Effect]:
+        """Ask for what an origin has not committed: its updates came with a gap.
+
+        Those that were under way come with the same gap, so the same question waits, and longer
+        each time.
+        """
+        asked = child.asked.get(origin)
+        if asked is not None and asked.after == after:
+            if now_s < asked.next_s:
+                return []
+            asked.wait_s = min(2 * asked.wait_s, AGAIN_LONGEST_S)
+            asked.next_s = now_s + asked.wait_s
+        else:
+            child.asked[origin] = Asked(after, now_s + AGAIN_FIRST_S, AGAIN_FIRST_S)
         return [Send(child.node, Again(origin))]
 
     # -- time ------------------------------------------------------------------------------------
 
     def tick(self, state: State, now_s: float) -> list[Effect]:
-        """Repeat what was not acknowledged; tell the state, with what there is here, if due."""
-        out: list[Effect] = []
+        """Feed them; tell the state, with what there is here, if due."""
+        out = self.feed_all(now_s)
         head = self._history.log.head if self._history.whole else 0
         for child in self.children.values():
-            if child.downlink.overdue(now_s):
-                child.downlink.back_off(now_s)
-            out += self.feed(child, now_s)
+            self._look_at_link(child, now_s)
             if child.state_due and now_s >= child.state_s + STATE_SPACING_S:
                 child.state_due, child.state_s = False, now_s
-                told = {"head": head, "heard": child.heard, "taken": child.taken}
+                told = {
+                    "head": head,
+                    "sent": child.sent,
+                    "heard": child.heard,
+                    "taken": child.taken + child.arriving,
+                    "passed": child.passed,
+                }
                 out.append(Send(child.node, msgspec.structs.replace(state, **told)))
         return out
+
+    def _look_at_link(self, child: Child, now_s: float) -> None:
+        log = self._history.log
+        waits = child.answer is not None and not child.catching and child.sent < log.head
+        needed = child.backlog.looks(waits, log.appended, now_s)
+        if needed is not None:
+            behind = log.head - child.received
+            self.narrow.append(Narrow(child.node, child.link.rate, needed, behind, child.sums > 0))
 
     def tell_all(self) -> None:
         """There is a new state."""
         for child in self.children.values():
             child.state_due = True
-
-
-def _has_it(child: Child, entry: Committed) -> bool:
-    """Has its process made this itself? Then it needs the number only."""
-    return entry.origin in child.own and entry.form != BUFFERS
 
 
 def number_only(committed: Committed) -> Committed:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import Join
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.family import Family
+from sparkstrom.protocol.family import SERVING, Family, Serving
 from sparkstrom.protocol.keeping import Keeping
 from sparkstrom.protocol.leases import Leases
 from sparkstrom.protocol.members import Departure, Member, Members
@@ -31,8 +31,7 @@ class MasterLimits:
     release_s: float = 10.0  # how long one waits before a finished worker gives up its slot
     end_s: float = 60.0  # draining or auditing without progress
     log_bytes: int = 64 << 20
-    downlink_bytes: int = 4 << 20
-    merged_bytes: int = 1 << 62  # what the sum of any number of commits takes
+    serving: Serving = SERVING
     fan_out: int = FLAT[0]
     depth: int = FLAT[1]
 
@@ -72,6 +71,7 @@ class Fit:
     moving: dict[int, None] = field(default_factory=dict)  # nodes whose place is not confirmed
     doubted: dict[int, float] = field(default_factory=dict)  # node -> when it was last asked
     goodbyes: dict[int, Goodbye] = field(default_factory=dict)
+    narrow: set[int] = field(default_factory=set)  # whose links upwards are told to be too slow
     lenders: dict[int, int] = field(default_factory=dict)  # who wants an updater's state -> whose
 
     def partition_of(self, member: Member) -> Partition:

@@ -21,8 +21,7 @@ from sparkstrom.protocol.catchup import Catchup
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.standing import Standing
 
-ASK_SPACING_S = 0.05
-HUNGRY_S = 0.5  # known to be behind and fed nothing for this long: ask
+ASK_SPACING_S = 1.0  # what is under way behind a gap shows the same gap
 
 
 def on_committed(me: Standing, committed: Committed, now_s: float) -> list[Effect]:
@@ -40,12 +39,9 @@ def on_committed(me: Standing, committed: Committed, now_s: float) -> list[Effec
         if update.form != BUFFERS:  # of those the average came back
             committed = replace_payload(committed, update)
     _take(me, committed, now_s)
-    if me.catchup is not None:
-        me.catchup.forget_old()
-        effects = catch_up(me, now_s)
-    else:
-        effects = _deliver(committed, own=own)
-    return effects + me.family.feed_all(now_s)
+    if me.catchup is None:
+        return _deliver(committed, own=own) + me.family.feed_all(now_s)
+    return _catch_up_with(me, now_s)
 
 
 def _deliver(committed: Committed, *, own: bool) -> list[Effect]:
@@ -55,9 +51,16 @@ def _deliver(committed: Committed, *, own: bool) -> list[Effect]:
     return [ev.Deliver(committed), passed] if committed.form == BUFFERS else [passed]
 
 
+def _catch_up_with(me: Standing, now_s: float) -> list[Effect]:
+    """The log has one entry more, perhaps some fewer."""
+    assert me.catchup is not None
+    me.catchup.forget_useless()
+    return catch_up(me, now_s) + me.family.feed_all(now_s)
+
+
 def on_merged(me: Standing, merged: MergedRange, now_s: float) -> list[Effect]:
     """Many commits at once: only for a replica that is exactly where the sum begins."""
-    if merged.after != me.received or me.catchup is not None:
+    if merged.after != me.received:
         me.news = True
         return _ask(me, now_s) if merged.commit > me.received else []
     last = dict(merged.last)
@@ -65,12 +68,14 @@ def on_merged(me: Standing, merged: MergedRange, now_s: float) -> list[Effect]:
     for update in own:
         me.uplink.strike(update.origin, update.seq, now_s)
     _take(me, merged, now_s)
+    if me.catchup is not None:
+        return _catch_up_with(me, now_s)
     return [ev.DeliverMerged(merged, tuple(own)), *me.family.feed_all(now_s)]
 
 
 def _take(me: Standing, entry: Committed | MergedRange, now_s: float) -> None:
     me.history.append(entry)
-    me.news, me.fed_s, me.got_s = True, now_s, now_s
+    me.news, me.got_s = True, now_s
 
 
 def _ask(me: Standing, now_s: float) -> list[Effect]:
@@ -78,33 +83,6 @@ def _ask(me: Standing, now_s: float) -> list[Effect]:
         return []
     me.ask_due_s = now_s + ASK_SPACING_S
     return [Send(me.parent, AskAfter(me.received))]
-
-
-def ask_if_hungry(me: Standing, now_s: float) -> list[Effect]:
-    """Commits are known to exist and none came for a while."""
-    if not me.behind or now_s - me.fed_s <= HUNGRY_S:
-        return []
-    me.fed_s = now_s
-    return [Send(me.parent, AskAfter(me.received))]
-
-
-def send_all(me: Standing, now_s: float, *, force: bool = False) -> list[Effect]:
-    """All own uncommitted updates, again."""
-    return [hand_up(me, update, now_s) for update in me.uplink.again(me.node, now_s, force=force)]
-
-
-def hand_up(me: Standing, update: Update, now_s: float) -> Effect:
-    """One update goes to the parent."""
-    me.handed.up(now_s)
-    return Send(me.parent, update)
-
-
-def send_overdue(me: Standing, now_s: float) -> list[Effect]:
-    """The same, where the oldest has waited too long for its commit."""
-    if not me.uplink.overdue(now_s):
-        return []
-    me.uplink.back_off(now_s)
-    return send_all(me, now_s)
 
 
 # -- snapshots ---------------------------------------------------------------------------------
@@ -122,7 +100,7 @@ def begin_catchup(me: Standing, base: int, last: LastSeqs, now_s: float) -> list
     """Fetch a replica as of ``base`` or later; commits after ``base`` are held meanwhile."""
     me.uplink.strike_up_to(last, set(me.ids), now_s)
     me.history.begin_at(base, last)
-    me.news, me.fed_s, me.got_s = True, now_s, now_s
+    me.news, me.got_s = True, now_s
     me.pauses += 1
     me.paused = False
     me.catchup = Catchup(me.history.log, me.chunks, now_s, me.catchup)
@@ -133,7 +111,7 @@ def on_chunk(me: Standing, chunk: Chunk, now_s: float) -> list[Effect]:
     """Part of the snapshot is here."""
     if me.catchup is None:
         return []
-    me.got_s = now_s
+    me.got_s, me.news = now_s, True
     me.catchup.take(chunk, now_s)
     return catch_up(me, now_s)
 
@@ -147,7 +125,7 @@ def catch_up(me: Standing, now_s: float) -> list[Effect]:
     if ready:
         me.got_s = now_s
     if not (ready and me.paused):
-        return [Send(me.parent, AskChunk(index)) for index in catchup.wanted(now_s)]
+        return [Send(me.parent, AskChunk(index)) for index in catchup.wanted()]
     me.installing, me.catchup, me.news, me.activity_s = True, None, True, now_s
     return [ev.Install(catchup.chunks, catchup.held, me.uplink.uncommitted, me.received)]
 

@@ -8,6 +8,7 @@ from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect
 from sparkstrom.protocol.fit import Fit
 from sparkstrom.protocol.members import Member
+from sparkstrom.protocol.narrow import Narrow
 from sparkstrom.protocol.placing import confirm
 
 LAG_LEAST = 32  # commits; less is a pause that passes
@@ -35,9 +36,24 @@ def on_status(fit: Fit, status: Status, now_s: float) -> list[Effect]:
             fit.phases.progress_s = now_s
             fit.keeping.keep(member.join.executor, member.node, status.audit.kept)
         member.audit = status.audit
-    effects: list[Effect] = _tell_lag(member, status.lag)
+    effects: list[Effect] = []
     if status.stats is not None:
         effects.append(ev.Observed(member.node, status.stats))
+        found = Narrow.among(status.stats)
+        effects += tell_narrow(fit, [found] if found is not None else [])
+    if member.node not in fit.narrow:
+        effects += _tell_lag(member, status.lag)
+    return effects
+
+
+def tell_narrow(fit: Fit, found: list[Narrow]) -> list[Effect]:
+    """Each link that is too slow, once."""
+    effects: list[Effect] = []
+    for narrow in found:
+        member = fit.members.live.get(narrow.node)
+        if member is not None and narrow.node not in fit.narrow:
+            fit.narrow.add(narrow.node)
+            effects.append(ev.Note(narrow.text(member.join.host)))
     return effects
 
 
@@ -71,4 +87,4 @@ def find_lender(fit: Fit, ask: AskUpdater) -> list[Effect]:
             return []
         lender = max(able, key=lambda member: (member.steps, -member.node))
         fit.lenders[ask.asker] = lender.node
-    return [ev.Answer(lender.join.address, ask)]
+    return [lender.answer(ask)]

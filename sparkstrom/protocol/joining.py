@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import (
-    Again,
     Attach,
     Attached,
     Closed,
@@ -19,8 +18,9 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Effect, Order, Send
-from sparkstrom.protocol.following import begin_catchup, catch_up, send_all
-from sparkstrom.protocol.handed import Handed
+from sparkstrom.protocol.following import begin_catchup, catch_up
+from sparkstrom.protocol.handing import start_anew
+from sparkstrom.protocol.link import Link
 from sparkstrom.protocol.reporting import report
 from sparkstrom.protocol.standing import NOBODY, Standing
 
@@ -98,7 +98,7 @@ def on_welcome(me: Standing, welcome: Welcome, now_s: float) -> list[Effect]:
         effects += leave_parent(me)
     me.parent, me.edge, me.attached = welcome.parent, welcome.edge, False
     me.opened_s = me.edge_heard_s = me.steady_s = now_s
-    me.handed = Handed()
+    me.up, me.taken, me.arriving = Link(me.limits.serving.window_max, now_s), 0, 0
     me.alone = False
     effects.append(ev.OpenEdge(me.parent, me.edge, me.address, welcome.up))
     if welcome.node != me.node:
@@ -133,10 +133,7 @@ def on_attached(me: Standing, attached: Attached, now_s: float) -> list[Effect]:
     elif me.catchup is not None:
         me.catchup.resume()
         effects += catch_up(me, now_s)
-    effects += send_all(me, now_s, force=True)
-    for child in me.family.children:
-        effects.append(Send(child, Again(0)))
-    return effects + report(me, now_s)
+    return effects + start_anew(me, now_s) + report(me, now_s)
 
 
 def _take_id(me: Standing, welcome: Welcome, now_s: float) -> list[Effect]:

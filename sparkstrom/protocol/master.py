@@ -34,10 +34,10 @@ from sparkstrom.protocol.admission import on_join
 from sparkstrom.protocol.events import Effect
 from sparkstrom.protocol.family import Child, Family
 from sparkstrom.protocol.fit import Fit, MasterLimits
-from sparkstrom.protocol.hearing import count_pending, find_lender, on_status
+from sparkstrom.protocol.hearing import count_pending, find_lender, on_status, tell_narrow
 from sparkstrom.protocol.keeping import Keeping, KeptFiles
 from sparkstrom.protocol.leases import Leases
-from sparkstrom.protocol.members import Member
+from sparkstrom.protocol.members import Member, answer
 from sparkstrom.protocol.partitions import Partition
 from sparkstrom.protocol.phases import Phases
 from sparkstrom.protocol.placing import ask_again, confirm, is_here, on_silent, order_places
@@ -68,7 +68,7 @@ class Master:
         average: Callable[[list[bytes]], bytes] | None = None,
     ) -> None:
         sequencer, leases = Sequencer(limits.log_bytes), Leases(limits.lease_s, now_s)
-        family = Family(limits.downlink_bytes, limits.merged_bytes, sequencer.history, leases)
+        family = Family(limits.serving, sequencer.history, leases)
         self.fit = Fit(
             version=version,
             chunks=chunks,
@@ -114,6 +114,9 @@ class Master:
                     return self._on_direct(message, now_s)
                 fit.leases.renew(sender, now_s)
                 return self._on_child(child, message, now_s)
+            case ev.Arriving(sender=sender, bytes=size):
+                if (child := fit.family.children.get(sender)) is not None:
+                    fit.family.arriving(child, size)
             case ev.Tick():
                 return self._on_tick(now_s)
             case ev.GivenUp(reason=reason):
@@ -145,7 +148,7 @@ class Master:
         if isinstance(message, Join):
             known = fit.members.live.get(fit.members.of(message) or MASTER)
             if known is not None and fit.phases.phase is Phase.DONE:
-                return [ev.Answer(message.address, self._state())]
+                return [answer(message, self._state())]
             return on_join(fit, message, now_s)
         node = getattr(message, "node", MASTER)
         member = fit.members.live.get(node)
@@ -171,10 +174,13 @@ class Master:
 
     def _on_leaving(self, member: Member, leaving: Leaving, now_s: float) -> list[Effect]:
         """A released one stays until it knows that what it left behind is known."""
+        if member.releasing is None:
+            self.fit.sequencer.dropped["was not asked to leave"] += 1
+            return []
         self.fit.keeping.keep(member.join.executor, member.node, leaving.kept)
         effects = self.fit.close(member.node, leaving.reason, now_s)
         self.fit.goodbyes.pop(member.node, None)
-        return [*effects, ev.Answer(member.join.address, farewell(member, leaving.reason))]
+        return [*effects, answer(member.join, farewell(member, leaving.reason))]
 
     def _on_failed(self, member: Member, reason: str, trace: str) -> list[Effect]:
         """One failure ends the fit, unless the fit is done already."""
@@ -200,7 +206,7 @@ class Master:
         return [self._farewell(live[node]) for node in sorted(told) if node in live]
 
     def _farewell(self, member: Member) -> Effect:
-        return ev.Answer(member.join.address, farewell(member, "the fit has failed"))
+        return answer(member.join, farewell(member, "the fit has failed"))
 
     # -- what comes up from the children ---------------------------------------------------------
 
@@ -213,6 +219,8 @@ class Master:
                 effects: list[Effect] = []
                 for status in message.news:
                     effects += on_status(fit, status, now_s)
+                if message.received > child.received:  # slow links carry something, too
+                    fit.phases.progress_s = now_s
                 return effects + fit.family.on_report(child, message, now_s)
             case Attach():
                 child.state_due = True
@@ -221,10 +229,9 @@ class Master:
                     confirm(fit, fit.members.live[child.node], child.edge)
                 return effects
             case AskAfter(commit=commit) if commit <= fit.sequencer.head:
-                child.downlink.rewind(commit, now_s)
-                return fit.family.feed(child, now_s)
+                return fit.family.on_ask_after(child, commit, now_s)
             case AskChunk(index=index) if index < fit.chunks:
-                return [ev.SendChunk(child.node, index)]
+                return fit.family.on_ask_chunk(child, index, now_s)
             case AskUpdater():
                 return find_lender(fit, message)
             case UpdaterChunk(asker=asker) if asker in fit.tree:
@@ -236,7 +243,7 @@ class Master:
         return []
 
     def _on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
-        child.taken += 1
+        child.passed += self.fit.family.on_update(child, update)
         fit, member = self.fit, self.fit.members.live.get(update.origin)
         committed = fit.sequencer.number(update, self._payload_of)
         if member is None:
@@ -246,7 +253,7 @@ class Master:
         if committed is None:
             last = fit.sequencer.last[member.node]
             ahead = update.seq > last + 1 and not fit.sequencer.frozen
-            return fit.family.again(child, member.node, now_s) if ahead else []
+            return fit.family.again(child, member.node, last, now_s) if ahead else []
         fit.phases.progress_s = now_s
         fit.partition_of(member).advance(Position(update.epoch, update.batch))
         count_pending(fit, member)
@@ -278,7 +285,9 @@ class Master:
             fit.family.tell_all()
         if not done:
             effects += order_places(fit, now_s) + ask_again(fit, now_s)
-        return effects + fit.family.tick(self._state(), now_s) + self._ask_to_release(now_s)
+        effects += fit.family.tick(self._state(), now_s) + self._ask_to_release(now_s)
+        found, fit.family.narrow = fit.family.narrow, []
+        return effects + tell_narrow(fit, found)
 
     def _close_silent(self, now_s: float) -> list[Effect]:
         fit = self.fit
@@ -299,7 +308,9 @@ class Master:
             nodes=len(fit.members.live),
             closed=list(fit.goodbyes),
             heard=0,
+            sent=0,
             taken=0,
+            passed=0,
         )
 
     def _ask_to_release(self, now_s: float) -> list[Effect]:
@@ -308,7 +319,7 @@ class Master:
             return []
         self._release_s = now_s
         return [
-            ev.Answer(member.join.address, Release(member.releasing))
+            member.answer(Release(member.releasing))
             for member in self.fit.members.live.values()
             if member.releasing is not None
         ]
@@ -335,7 +346,9 @@ class Master:
         Spark takes a while to use it; the next goes only if that did not help.
         """
         for member in self.fit.members.live.values():
-            if self.fit.partition_of(member).trained and member.releasing is None:
+            if not member.placed or member.releasing is not None:
+                continue  # it may not know its id yet, and what it was granted
+            if self.fit.partition_of(member).trained:
                 self.fit.released_s = now_s
                 member.releasing = f"partition {waiting} needs a task slot"
                 return

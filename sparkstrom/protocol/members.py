@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import Activity, AuditAnswer, Join, Welcome
+from sparkstrom.codec.messages import Activity, AuditAnswer, Join, Message, Welcome
+from sparkstrom.protocol.events import Answer
 
 
 @dataclass(slots=True)
@@ -32,6 +33,10 @@ class Member:
     releasing: str | None = None
     lag: int = 0  # commits behind its parent, as people were told
 
+    def answer(self, message: Message) -> Answer:
+        """Say this directly to whoever has its id."""
+        return Answer(self.join.address, self.join.token, message, self.node)
+
     def is_at(self, activity: Activity) -> None:
         """Nobody catches up again or unlearns: such a report was overtaken by a newer one."""
         if activity is not Activity.CATCHING_UP and self.activity is not Activity.FINISHED:
@@ -40,6 +45,11 @@ class Member:
     @property
     def unfinished(self) -> bool:
         return self.activity in (Activity.WAITING, Activity.STEPPING)
+
+
+def answer(join: Join, message: Message) -> Answer:
+    """Say this directly to the process that has joined so, whether it knows its id or not."""
+    return Answer(join.address, join.token, message)
 
 
 @dataclass(slots=True)

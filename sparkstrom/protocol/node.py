@@ -21,6 +21,7 @@ from sparkstrom.codec.messages import (
     Chunk,
     Closed,
     Committed,
+    Data,
     Disown,
     Failed,
     Here,
@@ -40,15 +41,13 @@ from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.borrowing import borrow, borrow_if_late, on_ask_updater, on_updater
 from sparkstrom.protocol.events import ENDS, Command, Effect, Order, Send
 from sparkstrom.protocol.following import (
-    ask_if_hungry,
     catch_up,
-    hand_up,
     on_behind,
     on_chunk,
     on_committed,
     on_merged,
-    send_overdue,
 )
+from sparkstrom.protocol.handing import hand_up, send_overdue, send_up
 from sparkstrom.protocol.joining import (
     ask_to_attach,
     ask_to_join,
@@ -58,6 +57,7 @@ from sparkstrom.protocol.joining import (
     on_refused,
     on_welcome,
 )
+from sparkstrom.protocol.link import weight
 from sparkstrom.protocol.orders import order
 from sparkstrom.protocol.relaying import (
     look_after_children,
@@ -112,6 +112,8 @@ class Node:
                 return self._on_message(event.sender, event.message, now_s)
             case ev.Tick():
                 return self._on_tick(now_s)
+            case ev.Arriving(sender=sender, bytes=size):
+                return self._on_arriving(sender, size, now_s)
             case ev.Opened():
                 return on_opened(self.standing, event, now_s)
             case _:
@@ -176,7 +178,7 @@ class Node:
             payload=made.payload,
         )
         me.uplink.add(update, now_s)
-        return [hand_up(me, update, now_s)] if me.attached else []
+        return hand_up(me, update, None, now_s) if me.attached else []
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -231,8 +233,21 @@ class Node:
                 return None
         return []
 
+    def _on_arriving(self, sender: int, size: int, now_s: float) -> list[Effect]:
+        """Part of a message: it is no news but that the stream lives, and how fast."""
+        me = self.standing
+        child = me.family.children.get(sender)
+        if child is not None:
+            me.family.arriving(child, size)
+        elif sender == me.parent:
+            me.arriving, me.got_s, me.news, me.starved = size, now_s, True, 0
+        return []
+
     def _on_parent(self, message: Message, now_s: float) -> list[Effect]:
         me = self.standing
+        if isinstance(message, Data):
+            me.taken += weight(message, me.limits.serving.chunk_bytes)
+            me.arriving, me.news, me.starved = 0, True, 0
         match message:  # what comes most comes first
             case Committed() if me.attached:
                 return on_committed(me, message, now_s)
@@ -267,7 +282,9 @@ class Node:
         """Phases only go forward: a state that was overtaken by a newer one is history."""
         me, known = self.standing, self.standing.state
         me.news = me.ledger.heard(state.heard) or me.news
-        me.handed.taken(state.taken)
+        if me.up.told(state.taken, state.passed, now_s):
+            me.uplink.moves(now_s)
+            me.starved = 0
         if me.node in state.closed:
             return [ev.Reopen()]  # the master will say what that means
         if known is not None and (state.phase, state.beat) < (known.phase, known.beat):
@@ -276,7 +293,7 @@ class Node:
             if now_s - me.heard_s > me.limits.lease_s / 2:
                 me.steady_s = now_s
             me.heard_s, me.unanswered = now_s, 0
-        if not me.behind and me.catchup is None:
+        if state.sent <= me.received and me.catchup is None:
             me.got_s = now_s
         me.state = state
         if me.family.children and (known is None or _shared(state) != _shared(known)):
@@ -300,13 +317,14 @@ class Node:
         if is_edge_dead(me, now_s):
             me.attached, me.edge_heard_s = False, now_s
             me.unanswered += 1
+            me.starved += 1
             return [*effects, ev.Reopen()]
         if not me.attached:
             return effects + self._ask_for_a_place(now_s)
         return [
             *effects,
             *catch_up(me, now_s),
-            *ask_if_hungry(me, now_s),
+            *send_up(me, now_s),
             *send_overdue(me, now_s),
             *report_if_due(me, now_s),
         ]
@@ -331,10 +349,15 @@ class Node:
         return [Send(me.parent, Leaving(node=me.node, reason="done", kept=None))]
 
     def stats(self, values: dict[str, float]) -> None:
-        """Counters for the master; they go with the next report, and are cumulative."""
-        self.standing.stats, self.standing.news = values, True
+        """Counters for the master; they go with the next report, and are cumulative.
+
+        With them, of the links downwards the one that was found to be too slow last.
+        """
+        me = self.standing
+        slow = me.family.narrow[-1].counters() if me.family.narrow else {}
+        me.stats, me.news = {**values, **slow, "round_s": me.uplink.round_s}, True
 
 
 def _shared(state: State) -> State:
     """What of a state is the same for all who hear it."""
-    return msgspec.structs.replace(state, head=0, heard=0, taken=0)
+    return msgspec.structs.replace(state, head=0, heard=0, sent=0, taken=0, passed=0)

@@ -13,7 +13,6 @@ GATHERING = Command(Order.WAIT, "the others have not joined yet")
 WINDOW_FULL = Command(Order.WAIT, "its updates are not committed yet")
 AHEAD = Command(Order.WAIT, "it is ahead of the slowest")
 NOT_THERE = Command(Order.WAIT, "the last updates have not come yet")
-TRAIN = Command(Order.TRAIN)
 DRAIN = Command(Order.DRAIN)
 BORROWING = Command(Order.WAIT, "the updater's state of another worker is on its way")
 LINGERING = Command(Order.WAIT, "others hear from it that the fit is done")
@@ -41,16 +40,17 @@ def order(me: Standing) -> Command:
 
 
 def _while_running(me: Standing, state: State) -> Command:
-    if not me.uplink.has_room():
+    most = me.limits.publications_max
+    if most is None and not me.uplink.has_room():
         return WINDOW_FULL
-    if me.limits.max_lead is None:
-        return TRAIN
-    limit = state.slowest + me.limits.max_lead - me.head_start
-    if me.steps >= limit:
-        return AHEAD
-    return _train_up_to(limit)
+    limit = None
+    if me.limits.max_lead is not None:
+        limit = state.slowest + me.limits.max_lead - me.head_start
+        if me.steps >= limit:
+            return AHEAD
+    return _train(limit, most is None or len(me.uplink) < most, me.uplink.round_s)
 
 
 @lru_cache(maxsize=1024)  # asked after every event, and seldom answered anew
-def _train_up_to(steps: int) -> Command:
-    return Command(Order.TRAIN, steps_max=steps)
+def _train(steps_max: int | None, publishes: bool, round_s: float) -> Command:
+    return Command(Order.TRAIN, steps_max=steps_max, publishes=publishes, round_s=round_s)

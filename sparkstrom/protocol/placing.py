@@ -17,10 +17,9 @@ from sparkstrom.codec.messages import (
     Probe,
     Welcome,
 )
-from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect
 from sparkstrom.protocol.fit import Fit, Goodbye
-from sparkstrom.protocol.members import Member
+from sparkstrom.protocol.members import Member, answer
 
 FIRST_STREAM = 1000  # up streams of edges; below is room for the lobby
 STREAMS_PER_EDGE = 4  # control and data, by UDP and inside one media driver
@@ -71,8 +70,8 @@ def _order(fit: Fit, member: Member, parent: int, now_s: float) -> list[Effect]:
     if parent == MASTER:
         effects += fit.family.adopt(adopt, now_s)
     else:
-        effects.append(ev.Answer(fit.members.live[parent].join.address, adopt))
-    return [*effects, ev.Answer(member.join.address, order)]
+        effects.append(fit.members.live[parent].answer(adopt))
+    return [*effects, answer(member.join, order)]
 
 
 def _place(fit: Fit, member: Member, parent: int) -> Welcome:
@@ -123,7 +122,7 @@ def on_silent(fit: Fit, parent: int, child: int, edge: int, now_s: float) -> lis
     if above is None:
         return []
     if member is None or member.order is None or member.order.edge != edge:
-        return [ev.Answer(above.join.address, Disown(child, edge))]
+        return [above.answer(Disown(child, edge))]
     member.broken = True
     return doubt(fit, child, now_s)
 
@@ -136,7 +135,7 @@ def doubt(fit: Fit, node: int, now_s: float) -> list[Effect]:
         if not fit.leases.holds(asked):
             fit.leases.renew(asked, now_s)
             fit.doubted[asked] = now_s
-            effects.append(ev.Answer(member.join.address, Probe(asked)))
+            effects.append(answer(member.join, Probe(asked)))
     return effects
 
 
@@ -147,7 +146,7 @@ def ask_again(fit: Fit, now_s: float) -> list[Effect]:
         spoke = fit.leases.silence(node, now_s) < fit.limits.lease_s / QUIET_PER_LEASE
         if now_s >= asked_s + PROBE_SPACING_S and not spoke:
             fit.doubted[node] = now_s
-            effects.append(ev.Answer(fit.members.live[node].join.address, Probe(node)))
+            effects.append(answer(fit.members.live[node].join, Probe(node)))
     for node, goodbye in list(fit.goodbyes.items()):
         if now_s >= goodbye.next_s:
             effects += _say_goodbye(fit, node, goodbye, now_s)
@@ -159,8 +158,8 @@ def _say_goodbye(fit: Fit, node: int, goodbye: Goodbye, now_s: float) -> list[Ef
     if now_s > goodbye.until_s:
         del fit.goodbyes[node]
     above = fit.members.live.get(goodbye.parent)
-    disown = [ev.Answer(above.join.address, Disown(node, goodbye.edge))] if above else []
-    return [*disown, ev.Answer(goodbye.join.address, closed_answer(fit, node, goodbye.join))]
+    disown = [above.answer(Disown(node, goodbye.edge))] if above else []
+    return [*disown, answer(goodbye.join, closed_answer(fit, node, goodbye.join))]
 
 
 def closed_answer(fit: Fit, node: int, join: Join) -> Closed:

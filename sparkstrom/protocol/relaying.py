@@ -21,7 +21,7 @@ from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.borrowing import on_ask_updater, on_updater
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.family import Child
-from sparkstrom.protocol.following import hand_up, send_all
+from sparkstrom.protocol.handing import hand_up, send_all
 from sparkstrom.protocol.joining import drop_child
 from sparkstrom.protocol.standing import Standing
 
@@ -44,22 +44,23 @@ def on_disown(me: Standing, order: Disown) -> list[Effect]:
 def on_child(me: Standing, child: Child, message: Message, now_s: float) -> list[Effect]:
     """What comes up from below."""
     me.family.leases.renew(child.node, now_s)
-    child.taken += isinstance(message, Update)
     match message:
         case Attach():
             child.state_due = True
             return me.family.on_attach(child, message, now_s)
-        case Update() if me.attached:
-            return [hand_up(me, message, now_s)]
+        case Update():
+            size = me.family.on_update(child, message)
+            if me.attached:
+                return hand_up(me, message, child, now_s)
+            child.passed += size  # its origin is told to send it again, once there is a parent
         case Report():
             for status in message.news:
                 me.news = me.ledger.put(status, child.node) or me.news
             return me.family.on_report(child, message, now_s)
         case AskAfter(commit=commit) if commit <= me.received:
-            child.downlink.rewind(commit, now_s)
-            return me.family.feed(child, now_s)
-        case AskChunk(index=index) if index < me.chunks and me.history.whole:
-            return [ev.SendChunk(child.node, index)]
+            return me.family.on_ask_after(child, commit, now_s)
+        case AskChunk(index=index) if index < me.chunks:
+            return me.family.on_ask_chunk(child, index, now_s)
         case AskUpdater():
             return on_ask_updater(me, message, child.node)
         case UpdaterChunk():
@@ -67,20 +68,23 @@ def on_child(me: Standing, child: Child, message: Message, now_s: float) -> list
         case Leaving():
             return drop_child(me, child.node)
         case _:
-            return []  # not for a parent, or it will be asked for again
+            pass  # not for a parent
+    return []
 
 
 def on_again(me: Standing, origin: int, now_s: float) -> list[Effect]:
-    """Updates got lost above: whoever made them sends them again."""
-    effects: list[Effect] = []
-    if origin == 0 or origin in me.ids:
-        effects += send_all(me, now_s)
+    """Updates got lost above: whoever made them sends them again.
+
+    Where an edge above is new, that is everybody, and at once.
+    """
     if origin == 0:
-        effects += [Send(child, Again(0)) for child in me.family.children]
-        return effects
+        again = [Send(child, Again(0)) for child in me.family.children]
+        return [*send_all(me, now_s, force=True), *again]
+    if origin in me.ids:
+        return send_all(me, now_s)
     via = me.ledger.via(origin)
     child = me.family.children.get(via) if via is not None else None
-    return effects if child is None else effects + me.family.again(child, origin, now_s)
+    return [] if child is None else [Send(child.node, Again(origin))]
 
 
 def look_after_children(me: Standing, now_s: float) -> list[Effect]:

@@ -1,23 +1,17 @@
-"""Replay: the recent commits, and a child's place in them.
+"""Replay: the recent commits, for those who have not had them yet.
 
 The root numbers every update, so "seen" is one integer, not a set that grows for ever. What a
-child misses is a range that it can name: sending is go-back-N over a bounded log. Where single
-commits would cost more than their sum, the sum is sent; whoever asks for more than the log still
-holds takes a snapshot.
+child misses is a range that it can name, in a bounded log. Where single commits would cost more
+than their sum, the sum is sent; whoever asks for more than the log still holds takes a snapshot.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from sparkstrom.codec.messages import BUFFERS, Committed, LastSeqs, MergedRange
-
-HEADER_BYTES = 64  # what a commit costs in a log beside its payload
-LAST_SEQ_BYTES = 12  # per origin of a sum
-RETRY_FIRST_S = 0.25  # a LAN answers in milliseconds; a busy core in tens of them
-RETRY_LONGEST_S = 4.0
+from sparkstrom.protocol.link import HEADER_BYTES, LAST_SEQ_BYTES
 
 Entry = Committed | MergedRange
 
@@ -56,6 +50,11 @@ class Log:
     @property
     def bytes(self) -> int:
         return self._end - self._begin
+
+    @property
+    def appended(self) -> int:
+        """Bytes ever."""
+        return self._end
 
     def append(self, entry: Entry) -> None:
         assert before(entry) == self.head, "a log has no gaps"
@@ -134,66 +133,3 @@ def last_of(entries: Iterable[Entry]) -> LastSeqs:
         else:
             last[entry.origin] = entry.seq
     return list(last.items())
-
-
-class Downlink:
-    """How far one child is: what was sent, what it acknowledged, when to send again."""
-
-    def __init__(self, acked: int, window_bytes: int, now_s: float) -> None:
-        self.acked = acked
-        self.sent = acked
-        self._window_bytes = window_bytes
-        self._in_flight: deque[tuple[int, int]] = deque()  # commit and bytes of each after acked
-        self._in_flight_bytes = 0
-        self._retry_s = RETRY_FIRST_S
-        self._deadline_s = now_s + self._retry_s
-
-    @property
-    def idle(self) -> bool:
-        """Everything that was sent is acknowledged."""
-        return self.sent == self.acked
-
-    @property
-    def under_way(self) -> tuple[int, int]:
-        """Entries that are sent and not acknowledged, and their bytes."""
-        return len(self._in_flight), self._in_flight_bytes
-
-    def acknowledge(self, received: int, now_s: float) -> None:
-        """The child has everything up to ``received``."""
-        if received <= self.acked:
-            return
-        while self._in_flight and self._in_flight[0][0] <= received:
-            self._in_flight_bytes -= self._in_flight.popleft()[1]
-        self.acked = received
-        self.sent = max(self.sent, received)
-        self._retry_s = RETRY_FIRST_S
-        self._deadline_s = now_s + self._retry_s
-
-    def rewind(self, commit: int, now_s: float) -> None:
-        """Send everything after ``commit`` again."""
-        self.acked = self.sent = commit
-        self._in_flight.clear()
-        self._in_flight_bytes = 0
-        self._deadline_s = now_s + self._retry_s
-
-    def overdue(self, now_s: float) -> bool:
-        return not self.idle and now_s >= self._deadline_s
-
-    def back_off(self, now_s: float) -> None:
-        """Nothing was acknowledged in time: go back, and wait longer before the next time."""
-        self._retry_s = min(2 * self._retry_s, RETRY_LONGEST_S)
-        self.rewind(self.acked, now_s)
-
-    def put(self, commit: int, size: int, now_s: float) -> bool:
-        """Everything up to ``commit`` is sent now, in so many bytes; False where there is no room.
-
-        An empty window takes one of any size.
-        """
-        if self._in_flight and self._in_flight_bytes + size > self._window_bytes:
-            return False
-        if self.idle:
-            self._deadline_s = now_s + self._retry_s
-        self._in_flight.append((commit, size))
-        self._in_flight_bytes += size
-        self.sent = commit
-        return True

@@ -28,7 +28,13 @@ def report(me: Standing, now_s: float) -> list[Effect]:
     direct = _unheard(me)
     me.lease_due_s = now_s + (REPEAT_S if direct or me.ledger.has_news else _pause_s(me))
     stamp, news = me.ledger.news()
-    received = Report(received=me.received, catching=me.catchup is not None, stamp=stamp, news=news)
+    received = Report(
+        received=me.received,
+        taken=me.taken + me.arriving,
+        catching=me.catchup is not None,
+        stamp=stamp,
+        news=news,
+    )
     return [Send(me.parent, received), *(ev.Tell(message) for message in direct)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -14,12 +15,13 @@ from sparkstrom.codec.messages import (
     Leaving,
     State,
     Status,
+    Update,
 )
 from sparkstrom.protocol.catchup import Catchup
-from sparkstrom.protocol.family import Family
-from sparkstrom.protocol.handed import Handed
+from sparkstrom.protocol.family import SERVING, Child, Family, Serving
 from sparkstrom.protocol.leases import Leases
 from sparkstrom.protocol.ledger import Ledger
+from sparkstrom.protocol.link import Link
 from sparkstrom.protocol.replay import History, Log
 from sparkstrom.protocol.uplink import Uplink
 
@@ -40,9 +42,9 @@ class NodeLimits:
     step_s: float = 600.0  # one step, or reading one batch
     window_bytes: int = 4 << 20
     log_bytes: int = 64 << 20
-    downlink_bytes: int = 4 << 20  # under way to one child
-    merged_bytes: int = 1 << 62  # what the sum of any number of commits takes
+    serving: Serving = SERVING
     max_lead: int | None = None
+    publications_max: int | None = None  # uncommitted ones, beyond which the residual waits
     borrow_s: float = 0.0  # how long who joins late waits for another's updater state; 0: none
 
 
@@ -87,7 +89,11 @@ class Standing:
     edge_heard_s: float = 0.0
     opened_s: float = 0.0  # the present edge
     steady_s: float = 0.0  # since then signs of the master have come without a gap
-    handed: Handed = field(default_factory=Handed)
+    up: Link = field(init=False)  # over the present edge
+    waiting: deque[tuple[Update, Child | None]] = field(default_factory=deque)  # for room on it
+    taken: int = 0  # bytes that came down by it, by their weight
+    arriving: int = 0  # bytes of a message from there that is not whole yet
+    starved: int = 0  # edges opened since data last moved: each gets twice the patience
     unanswered: int = 0  # edges opened since anything was heard: each gets twice the patience
     ticked_s: float = 0.0
 
@@ -99,7 +105,6 @@ class Standing:
     # its replica
     has_replica: bool = False
     got_s: float = 0.0  # the newest data; or, since then nothing was missing until now
-    fed_s: float = 0.0
     level_s: float = 0.0  # when it was last where its parent is
     ask_due_s: float = 0.0
     catchup: Catchup | None = None
@@ -134,11 +139,12 @@ class Standing:
 
     def __post_init__(self) -> None:
         self.heard_s = self.edge_heard_s = self.ticked_s = self.steady_s = self.began_s
-        self.opened_s = self.level_s = self.got_s = self.fed_s = self.activity_s = self.began_s
+        self.opened_s = self.level_s = self.got_s = self.activity_s = self.began_s
         limits = self.limits
+        self.up = Link(limits.serving.window_max, self.began_s)
         self.history = History(Log(limits.log_bytes))
         leases = Leases(limits.lease_s, self.began_s)
-        self.family = Family(limits.downlink_bytes, limits.merged_bytes, self.history, leases)
+        self.family = Family(limits.serving, self.history, leases)
 
     @property
     def received(self) -> int:
@@ -149,6 +155,13 @@ class Standing:
     def behind(self) -> bool:
         """There are commits that it has not received."""
         return self.state is not None and self.state.head > self.history.log.head
+
+    @property
+    def is_sent_more(self) -> bool:
+        """Its parent has sent it commits, or chunks, that are not here."""
+        if self.catchup is not None:
+            return True
+        return self.state is not None and self.state.sent > self.history.log.head
 
     @property
     def pace(self) -> int:

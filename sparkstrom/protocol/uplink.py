@@ -1,7 +1,8 @@
 """Uplink: a node's own updates until it sees them committed.
 
-The origin alone keeps an update. It is sent once, and again when the parent asks, when the edge
-was opened anew, or when the oldest is overdue; the root drops what it has numbered already.
+The origin alone keeps an update. It is sent once, and again when the parent asks or when the edge
+was opened anew; the root drops what it has numbered already. Should all signs of a loss have been
+lost themselves, the oldest is sent again, after much longer than updates took lately.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from collections.abc import Container, Iterable
 import msgspec
 
 from sparkstrom.codec.messages import Update
-from sparkstrom.protocol.replay import HEADER_BYTES
+from sparkstrom.protocol.link import HEADER_BYTES
 
-RETRY_FIRST_S = 0.5
-RETRY_LONGEST_S = 8.0
-AGAIN_SPACING_S = 0.05  # answers to "again" closer than this would repeat what is under way
+ROUNDS = 4  # an update that takes so many times longer than the last ones may be lost
+RETRY_LEAST_S = 10.0
+RETRY_LONGEST_S = 60.0
+AGAIN_LEAST_S = 1.0  # between answers to "again": what is under way comes with the same gap
 
 
 class Uplink:
@@ -26,7 +28,9 @@ class Uplink:
         self._own: dict[tuple[int, int], Update] = {}
         self._bytes = 0
         self.last_seq = 0  # newest under the present id
-        self._retry_s = RETRY_FIRST_S
+        self._made_s: dict[tuple[int, int], float] = {}
+        self.round_s = 0.0  # from making an update to its commit, lately; 0: none was committed
+        self._retry_s = RETRY_LEAST_S
         self._deadline_s = 0.0
         self._again_s = -1.0
         self.progress_s = 0.0  # when one was last committed, or the list was last empty
@@ -51,6 +55,7 @@ class Uplink:
         if not self._own:
             self._restart_timer(now_s)
         self._own[update.origin, update.seq] = update
+        self._made_s[update.origin, update.seq] = now_s
         self._bytes += HEADER_BYTES + len(update.payload)
         self.last_seq = update.seq
 
@@ -59,6 +64,9 @@ class Uplink:
         update = self._own.pop((origin, seq), None)
         if update is not None:
             self._bytes -= HEADER_BYTES + len(update.payload)
+            made_s = self._made_s.pop((origin, seq), None)
+            if made_s is not None:  # it was not made under an id that is closed
+                self.round_s = now_s - made_s
             self._restart_timer(now_s)
         return update
 
@@ -82,13 +90,14 @@ class Uplink:
                 update = msgspec.structs.replace(update, origin=node, seq=self.last_seq)
             kept[update.origin, update.seq] = update
         self._own = kept
+        self._made_s.clear()
         self._restart_timer(now_s)
 
     def again(self, node: int, now_s: float, *, force: bool = False) -> list[Update]:
         """Everything uncommitted under ``node``, in order, unless it was sent a moment ago."""
         if now_s < self._again_s and not force:
             return []
-        self._again_s = now_s + AGAIN_SPACING_S
+        self._again_s = now_s + max(AGAIN_LEAST_S, ROUNDS * self.round_s)
         self._deadline_s = now_s + self._retry_s
         return [update for update in self._own.values() if update.origin == node]
 
@@ -99,7 +108,12 @@ class Uplink:
         self._retry_s = min(2 * self._retry_s, RETRY_LONGEST_S)
         self._deadline_s = now_s + self._retry_s
 
+    def moves(self, now_s: float) -> None:
+        """Part of what was sent has arrived: nothing of it is lost."""
+        self.progress_s = now_s
+        self._deadline_s = now_s + self._retry_s
+
     def _restart_timer(self, now_s: float) -> None:
-        self._retry_s = RETRY_FIRST_S
+        self._retry_s = max(RETRY_LEAST_S, ROUNDS * self.round_s)
         self._deadline_s = now_s + self._retry_s
         self.progress_s = now_s

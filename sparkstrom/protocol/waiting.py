@@ -6,7 +6,7 @@ from sparkstrom.codec.messages import Activity
 from sparkstrom.protocol.events import Command, Order
 from sparkstrom.protocol.standing import NOBODY, Standing
 
-DOUBLINGS_MAX = 3  # of the patience with an edge that stays silent, on a network that is slow
+DOUBLINGS_MAX = 4  # of the patience with an edge that stays silent, on a network that is slow
 LEVELS_ABOVE = 4  # in a mesh: each may have to fetch its replica before the next gets its place
 FAREWELL_S = 5.0  # how long a failing or leaving node waits for the master to have heard
 
@@ -26,8 +26,7 @@ def forget_sleep(me: Standing, now_s: float) -> None:
         me.done_s = later(me.done_s)
     me.failed_s, me.leaving_s = later(me.failed_s), later(me.leaving_s)
     me.uplink.progress_s = later(me.uplink.progress_s)
-    if me.handed.since_s is not None:
-        me.handed.since_s = later(me.handed.since_s)
+    me.up.slept(slept_s)
     if me.catchup is not None:
         me.catchup.progress_s = later(me.catchup.progress_s)
 
@@ -45,10 +44,11 @@ def is_edge_dead(me: Standing, now_s: float) -> bool:
     steady = now_s - max(me.opened_s, me.steady_s) > lease_s and now_s - me.heard_s <= lease_s / 2
     if not me.attached or not steady:
         return False
-    waits = [me.got_s] if me.behind or me.catchup is not None else []
-    if me.handed.since_s is not None:
-        waits.append(me.handed.since_s)
-    return any(now_s - max(since_s, me.steady_s) > lease_s for since_s in waits)
+    waits = [me.got_s] if me.is_sent_more else []
+    if me.up.since_s is not None:
+        waits.append(me.up.since_s)
+    patience_s = lease_s * 2 ** min(me.starved, DOUBLINGS_MAX)
+    return any(now_s - max(since_s, me.steady_s) > patience_s for since_s in waits)
 
 
 def waited_too_long(me: Standing, now_s: float) -> Command | None:
@@ -83,12 +83,18 @@ def _longest_wait(me: Standing, now_s: float) -> tuple[float, float, str]:
     if me.opened_s < begun_s and me.parent != NOBODY and not me.attached:
         return me.opened_s, LEVELS_ABOVE * stuck_s, NO_PARENT
     if uplink.progress_s < begun_s and len(uplink) > 0:
-        return uplink.progress_s, stuck_s, NO_COMMITS
+        return uplink.progress_s, stuck_s, no_commits(me)
     if me.got_s < begun_s and me.behind:
         return me.got_s, stuck_s, NOT_FED
     if me.installing or (me.activity is Activity.STEPPING and not me.paused):
         return me.activity_s, limits.step_s, STEP_STUCK
     return now_s, stuck_s, ""
+
+
+def no_commits(me: Standing) -> str:
+    """With what waits, and how fast it went."""
+    figures = {"bytes": me.uplink.bytes, "under_way": me.up.under_way, "rate": me.up.rate / 1e6}
+    return NO_COMMITS.format(parent=me.parent, **figures)
 
 
 JOIN_FAILED = (
@@ -111,6 +117,14 @@ NO_SNAPSHOT = (
 NO_PARENT = (
     "the node that it stands under has had no replica for it for {:.0f} s, although it answers"
 )
-NO_COMMITS = "none of its updates was committed for {:.0f} s, although the master answers"
-NOT_FED = "the updates of the others did not arrive for {:.0f} s, although the master answers"
+NO_COMMITS = (
+    "none of its updates was committed for {{:.0f}} s, although the master answers: {bytes:,} bytes"
+    " of them wait, {under_way:,} bytes are under way to node {parent}, and the link there carried"
+    " {rate:.2f} MB/s; look at that link and at the driver's, use mesh_build_mode='mesh', or send"
+    " less (threshold='auto', publish_every='auto')"
+)
+NOT_FED = (
+    "the updates of the others did not arrive for {:.0f} s, although the master answers: look at "
+    "the link of this executor and at that of the node it stands under"
+)
 STEP_STUCK = "one training step took longer than {:.0f} s: raise step_timeout if that is normal"

@@ -1,7 +1,8 @@
 """Inbox: what waits for the batch boundary, bounded in bytes.
 
 Remote updates come whenever they come; the trainer takes them between two steps. When they wait
-too long, they are summed into one array of quanta. The sum is exact, so nobody sees a difference.
+too long, they are summed: sparsely, and at most as one array. The sum is exact, so nobody sees a
+difference.
 """
 
 from __future__ import annotations
@@ -10,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparkstrom.codec.messages import BUFFERS, Committed
-from sparkstrom.encoding.backends import kernels
+from sparkstrom.encoding.totals import Hits, Total
 from sparkstrom.protocol.events import (
     Admitted,
     Deliver,
@@ -22,16 +22,15 @@ from sparkstrom.protocol.events import (
     InstallUpdater,
     Passed,
 )
-from sparkstrom.runtime.theta import Hits
 
 MERGED_QUANTA_MAX = 2**30  # sums of thresholds beyond this could overflow an int32
 
 
 @dataclass(slots=True)
 class Merged:
-    """Several commits in one: quanta i32[n_params], up to and with ``commit``."""
+    """Several commits in one, up to and with ``commit``."""
 
-    total: NDArray[np.int32]
+    total: Total
     commit: int
     passed: int  # how many of the commits are the node's own
     quanta: int  # sum of the largest entries in it: none can be larger
@@ -79,9 +78,9 @@ class Inbox:
         largest = int(np.abs(hits[1]).max())
         last = self._items[-1] if self._items else None
         if not isinstance(last, Merged) or last.quanta + largest > MERGED_QUANTA_MAX:
-            last = Merged(np.zeros(self._n_params, np.int32), update.commit, 0, 0)
+            last = Merged(Total(self._n_params), update.commit, 0, 0)
             self._items.append(last)
             self.merges += 1
-        kernels().sum_hits(last.total, *hits)
+        last.total.add(hits)
         last.commit = update.commit
         last.quanta += largest

@@ -9,20 +9,31 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.identity import MASTER, Endpoint
-from sparkstrom.codec.frames import NOBODY, OVERHEAD_BYTES, Header, Joiner, Seal, pieces_of
-from sparkstrom.codec.messages import Address, Direct, Message, Update
-from sparkstrom.codec.wire import decode_untrusted, encode, is_data
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.codec.frames import (
+    NOBODY,
+    OVERHEAD_BYTES,
+    UNBOUND,
+    FrameError,
+    Header,
+    Joiner,
+    Rejection,
+    Seal,
+    pieces_of,
+    told_by,
+)
+from sparkstrom.codec.messages import Address, Direct, Message, Report, State, Update
+from sparkstrom.codec.wire import Kind, decode_untrusted, encode, is_data
+from sparkstrom.protocol.events import Answer
 from sparkstrom.runtime.outbox import Answers, Outbox
 from sparkstrom.transport.base import Sender, Transport
 
 CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # the least that a control stream's log takes
-UNBOUND = 0  # the edge of what the master says directly; edges count from 1
 LOBBY = -1  # the sender of what is told to the master directly
 TELLERS_MAX = 1024  # of whom the lobby keeps what is not whole yet
+NEWEST_COUNTS = (Report, State)  # each says all that the one before it said, and more
 LOCAL = 2  # streams of an edge inside one media driver: so much above those for UDP
 
 
@@ -47,19 +58,29 @@ class Slot:
 
 @dataclass(slots=True)
 class Lobby:
-    """The master's stream for whoever has the job's key: each message has a number of its own."""
+    """The master's stream for whoever has the job's key. Nothing is heard twice.
+
+    Each process tells under its token, with a count that rises. ``heard`` lives as long as the
+    fit, whatever becomes of the stream, and has one number for each process that Spark has
+    started for it: only who has the key makes an entry, and a recording of it makes none.
+    """
 
     message_bytes_max: int
-    joiners: dict[int, Joiner] = field(default_factory=dict)
+    heard: dict[int, int] = field(default_factory=dict)  # token -> its highest count
+    joiners: dict[int, Joiner] = field(default_factory=dict)  # token -> what is not whole yet
 
     def take(self, header: Header, body: bytes) -> bytes | None:
-        """The whole message's body once its last piece is here."""
-        joiner = self.joiners.pop(header.edge, None) or Joiner(self.message_bytes_max)
+        """The whole message's body once its last piece is here. Raise FrameError for a replay."""
+        token, known = header.session, self.heard.get(header.session, 0)
+        if header.count <= known:
+            raise FrameError(Rejection.AGAIN, f"count {header.count}, it was {known} already")
+        self.heard[token] = header.count
+        joiner = self.joiners.pop(token, None) or Joiner(self.message_bytes_max)
         if len(self.joiners) >= TELLERS_MAX:
             del self.joiners[next(iter(self.joiners))]
         whole = joiner.take(header, body)
         if whole is None:
-            self.joiners[header.edge] = joiner
+            self.joiners[token] = joiner
         return whole
 
 
@@ -70,13 +91,14 @@ class Traffic:
     wire_bytes: int = 0  # everything sent, on every stream
     update_bytes: int = 0  # sealed updates of our own, the first time they were sent
     received_bytes: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)  # strangers' frames, by reason
+    rejected: Counter[Rejection] = field(default_factory=Counter)  # strangers' frames
     not_queued: int = 0
 
 
 class Mailroom:
     """Sends and receives for one node. ``me`` is its id, NOBODY until it has one.
 
+    ``token``: of its process; the master has none. What is said directly is bound to it.
     ``chunk_bytes_max``: of a message in one data frame, where the transport takes so much.
     """
 
@@ -86,25 +108,26 @@ class Mailroom:
         seal: Seal,
         *,
         me: int,
+        token: int,
         message_bytes_max: int,
         chunk_bytes_max: int,
-        random_u63: Callable[[], int],
         traffic: Traffic | None = None,
     ) -> None:
-        self.transport, self._seal, self.me = transport, seal, me
+        self.transport, self._seal, self.me, self._token = transport, seal, me, token
         self._message_bytes_max, self._chunk_bytes_max = message_bytes_max, chunk_bytes_max
-        self._random = random_u63
         self.traffic = traffic or Traffic()
-        self._counter = 0
+        self._counter = self._told = 0
         self._peers: dict[int, Peer] = {}
         self._slots: dict[int, Slot] = {}
         self._own: Address | None = None  # where this node listens for its parent
         self._master: tuple[Endpoint, int] | None = None
         self._to_master: Outbox | None = None
-        self._lobby: tuple[int, Lobby] | None = None
+        self._lobby = Lobby(CONTROL_PIECE_BYTES * 8)
+        self._lobby_stream: int | None = None
         self._answers = Answers(self._open_answer)
         self._direct = Joiner(message_bytes_max)  # the master's own words, whichever stream
         self._sealed_seq = (-1, 0)
+        self._arriving: dict[int, int] = {}  # neighbour -> bytes of a message that is not whole
 
     # -- edges -----------------------------------------------------------------------------------
 
@@ -120,7 +143,7 @@ class Mailroom:
 
     def open_lobby(self, stream: int) -> None:
         """Take what is told directly by anybody who has the key."""
-        self._lobby = stream, Lobby(CONTROL_PIECE_BYTES * 8)
+        self._lobby_stream = stream
         self.transport.open_receiver(stream)
 
     def open_edge(self, node: int, edge: int, local: Address, peer: Address) -> None:
@@ -177,7 +200,7 @@ class Mailroom:
     # -- sending ---------------------------------------------------------------------------------
 
     def send(self, node: int, message: Message) -> None:
-        """Queue for a neighbour; where there is no edge, or no room, it is lost."""
+        """Queue for a neighbour; where there is no edge, it is lost."""
         peer = self._peers.get(node)
         if peer is None:
             self.traffic.not_queued += 1
@@ -186,7 +209,8 @@ class Mailroom:
         if isinstance(message, Update):
             self._count_update(message, frames)
         box = peer.data if is_data(message) else peer.control
-        self._put(box.put, frames)
+        box.put(frames, type(message) if isinstance(message, NEWEST_COUNTS) else None)
+        self._count(frames)
 
     def meet(self, endpoint: Endpoint, lobby: int) -> None:
         """Where the master takes what is told directly; a connection that was there is dropped."""
@@ -202,18 +226,24 @@ class Mailroom:
             endpoint, stream = self._master
             self._to_master = Outbox(self.transport.open_sender(endpoint, stream, control=True))
         kind, body = encode(message)
-        number, counter = self._random() & 0x7FFF_FFFF, self._random() >> 1
-        pieces = pieces_of(body, CONTROL_PIECE_BYTES)
-        frames = [
-            self._seal.close(Header(kind, NOBODY, 0, number, counter + i, i, len(pieces)), piece)
-            for i, piece in enumerate(pieces)
-        ]
-        self._put(self._to_master.put, frames)
+        pieces, frames = pieces_of(body, CONTROL_PIECE_BYTES), []
+        for i, piece in enumerate(pieces):
+            self._told += 1
+            header = told_by(self._token, self._told, kind, i, len(pieces))
+            frames.append(self._seal.close(header, piece))
+        self._to_master.put(frames)
+        self._count(frames)
 
-    def answer(self, address: Address, message: Message) -> None:
+    def answer(self, answer: Answer) -> None:
         """Queue something that the master says directly, whoever stands between."""
-        frames = self._seal_message(message, receiver=NOBODY, edge=UNBOUND)
-        self._put(partial(self._answers.put, address), frames)
+        receiver = NOBODY if answer.node is None else answer.node
+        frames = self._seal_message(
+            answer.message, receiver=receiver, edge=UNBOUND, token=answer.token
+        )
+        if self._answers.put(answer.address, frames):
+            self._count(frames)
+        else:
+            self.traffic.not_queued += 1
 
     def _open_answer(self, address: Address) -> Sender:
         there = Endpoint(address.host, address.port)
@@ -238,13 +268,12 @@ class Mailroom:
         """Asked each time: after ``move_to`` the log may be a smaller one."""
         return min(self.transport.max_frame_bytes - OVERHEAD_BYTES, self._chunk_bytes_max)
 
-    def _put(self, put: Callable[[list[bytes]], bool], frames: list[bytes]) -> None:
-        if put(frames):
-            self.traffic.wire_bytes += sum(map(len, frames))
-        else:
-            self.traffic.not_queued += 1
+    def _count(self, frames: list[bytes]) -> None:
+        self.traffic.wire_bytes += sum(map(len, frames))
 
-    def _seal_message(self, message: Message, *, receiver: int, edge: int) -> list[bytes]:
+    def _seal_message(
+        self, message: Message, *, receiver: int, edge: int, token: int = 0
+    ) -> list[bytes]:
         kind, body = encode(message)
         data = is_data(message)
         pieces = pieces_of(body, self._piece_bytes if data else CONTROL_PIECE_BYTES)
@@ -252,7 +281,7 @@ class Mailroom:
         for i, piece in enumerate(pieces):
             self._counter += 1
             header = Header(kind, self.me, receiver, edge, self._counter, i, len(pieces))
-            frames.append(self._seal.close(header, piece))
+            frames.append(self._seal.close(header, piece, token))
         return frames
 
     def _count_update(self, update: Update, frames: list[bytes]) -> None:
@@ -273,42 +302,56 @@ class Mailroom:
             try:
                 taken = self._open(stream, frame)
             except WireError as error:
-                self.traffic.rejected[str(error).split(":")[0][:60]] += 1
+                self.traffic.rejected[_rejection(error)] += 1
                 continue
             if taken is not None:
                 yield taken
 
     def _open(self, stream: int, frame: bytes) -> tuple[int, Message] | None:
-        if self._lobby is not None and stream == self._lobby[0]:
-            return self._open_in_lobby(self._lobby[1], frame)
+        if stream == self._lobby_stream:
+            return self._open_in_lobby(frame)
         slot = self._slots.get(stream)
         if slot is None:
             return None  # of an edge that was closed a moment ago
-        header, body = self._seal.open_untrusted(frame)
-        direct = (header.sender, header.edge) == (MASTER, UNBOUND)
+        header, body = self._seal.open_untrusted(frame, self._token)
+        direct = header.from_master
         if not direct and (header.sender, header.edge) != (slot.node, slot.edge):
-            raise WireError("a frame of another edge")
-        if header.receiver not in (self.me, NOBODY):
-            raise WireError("a frame for somebody else")
-        whole = (self._direct if direct else slot.joiner).take(header, body)
-        return None if whole is None else (header.sender, decode_untrusted(header.kind, whole))
+            raise FrameError(Rejection.OTHER_EDGE)
+        if header.receiver != self.me and not (direct and header.receiver == NOBODY):
+            raise FrameError(Rejection.OTHER_RECEIVER)
+        joiner = self._direct if direct else slot.joiner
+        whole = joiner.take(header, body)
+        if whole is None:
+            if header.kind != Kind.CONTROL:
+                self._arriving[header.sender] = joiner.arriving_bytes
+            return None
+        self._arriving.pop(header.sender, None)
+        return header.sender, decode_untrusted(header.kind, whole)
 
-    def _open_in_lobby(self, lobby: Lobby, frame: bytes) -> tuple[int, Message] | None:
+    def arriving(self) -> list[tuple[int, int]]:
+        """Since the last call: neighbours with a data message under way, and its bytes so far."""
+        arriving, self._arriving = list(self._arriving.items()), {}
+        return arriving
+
+    def _open_in_lobby(self, frame: bytes) -> tuple[int, Message] | None:
         header, body = self._seal.open_untrusted(frame)
         if header.sender != NOBODY:
-            raise WireError("only what is told directly is taken here")
-        whole = lobby.take(header, body)
+            raise FrameError(Rejection.NOT_DIRECT)
+        whole = self._lobby.take(header, body)
         if whole is None:
             return None
         message = decode_untrusted(header.kind, whole)
         if not isinstance(message, Direct):
-            raise WireError("only what is told directly is taken here")
+            raise FrameError(Rejection.NOT_DIRECT)
         return LOBBY, message
 
     # -- the transport's life --------------------------------------------------------------------
 
     def move_to(self, opening: Callable[[], Transport]) -> None:
-        """Go on over another transport: edges and slots are gone, counters and traffic stay."""
+        """Go on over another transport: edges and slots are gone, counters and traffic stay.
+
+        So does what the lobby has heard: a recording is as old over another stream.
+        """
         self.close()
         self.transport = opening()
 
@@ -317,8 +360,12 @@ class Mailroom:
         self._peers.clear()
         self._slots.clear()
         self._answers = Answers(self._open_answer)
-        self._own = self._to_master = self._lobby = None
+        self._own = self._to_master = self._lobby_stream = None
         self.transport.close()
+
+
+def _rejection(error: WireError) -> Rejection:
+    return error.rejection if isinstance(error, FrameError) else Rejection.NO_MESSAGE
 
 
 def _streams(address: Address) -> tuple[int, int]:

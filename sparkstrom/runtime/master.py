@@ -124,9 +124,9 @@ class MasterThread(threading.Thread):
             open_transport(None),
             seal,
             me=MASTER,
+            token=0,
             message_bytes_max=plan.message_bytes_max,
             chunk_bytes_max=plan.chunk_bytes_max,
-            random_u63=lambda: secrets.randbits(63),
         )
         self.endpoint: Endpoint = self._mail.transport.endpoint
         self.lobby = 1 + secrets.randbelow(900)
@@ -235,6 +235,8 @@ class MasterThread(threading.Thread):
         try:
             for sender, message in self._mail.receive(IDLE_WAIT_S):
                 self._step(ev.Received(sender, message))
+            for sender, size in self._mail.arriving():
+                self._step(ev.Arriving(sender, size))
             while not self._wishes.empty():
                 self._step(self._wishes.get())
             while not self._snapshots.empty():
@@ -284,8 +286,8 @@ class MasterThread(threading.Thread):
                 self._mail.send(to, self._theta.chunk(index))
             case ev.SendMerged(to=to):
                 self._mail.send(to, self._theta.merge(effect))
-            case ev.Answer(address=address, message=message):
-                self._mail.answer(address, message)
+            case ev.Answer():
+                self._mail.answer(effect)
             case ev.OpenEdge(node=node, edge=edge, local=local, peer=peer):
                 self._mail.open_edge(node, edge, local, peer)
             case ev.CloseEdge(node=node):

@@ -81,9 +81,9 @@ class NodeThread(threading.Thread):
             open_transport(None),
             seal,
             me=NOBODY,
+            token=identity.token,
             message_bytes_max=message_bytes_max,
             chunk_bytes_max=chunk_bytes_max,
-            random_u63=lambda: secrets.randbits(63),
         )
         self._items: list[Item] = []
         self._stats_due_s = 0.0
@@ -114,6 +114,8 @@ class NodeThread(threading.Thread):
         try:
             for sender, message in self._mail.receive(wait_s):
                 self._step(ev.Received(sender, message))
+            for sender, size in self._mail.arriving():
+                self._step(ev.Arriving(sender, size))
             self._take_trainer_events()
             self._step(ev.Tick())
             self._tell_stats()

@@ -1,4 +1,7 @@
-"""Outboxes: frames that wait until the transport takes them.
+"""Outboxes: frames that wait until the transport takes them; none is dropped for want of room.
+
+Of data no more is handed over than a link takes soon (``protocol/link``). Of control, what the
+newest word makes worthless is replaced by it. So what waits is bounded without a limit here.
 
 What the master says directly goes to many places, to each of them seldom, so only a few senders
 are open at a time. A place whose turn has not come keeps its frames: closing a sender that has
@@ -8,12 +11,13 @@ not sent would starve whoever is told something first when a whole mesh joins at
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+from itertools import islice
 
 from sparkstrom.codec.messages import Address
 from sparkstrom.transport.base import Offer, Sender
 
-QUEUED_FRAMES_MAX = 4096  # a stream that takes nothing loses what is new; the protocol repeats it
+OFFERED_FRAMES = 256  # at a time: a long queue that is stuck costs no more than this to look at
 ANSWERS_MAX = 32  # senders kept for those who have no edge
 ANSWER_FRAMES_MAX = 16  # for one place; what is repeated meanwhile says nothing new
 PATIENCE_FLUSHES = 1000  # with a place that does not connect while others wait; about a second
@@ -25,23 +29,28 @@ class Outbox:
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
         self._frames: deque[bytes] = deque()
+        self._newest: dict[Hashable, list[bytes]] = {}  # waiting messages that may be replaced
 
-    def put(self, frames: list[bytes]) -> bool:
-        """Queue a message's frames, all or none."""
-        if len(self._frames) + len(frames) > QUEUED_FRAMES_MAX and self._frames:
-            return False
+    def put(self, frames: list[bytes], newest_of: Hashable = None) -> None:
+        """Queue a message's frames; of those with the same ``newest_of`` only the newest counts."""
+        if newest_of is not None:
+            for frame in self._newest.get(newest_of, ()):
+                self._frames.remove(frame)
+            self._newest[newest_of] = frames
         self._frames.extend(frames)
-        return True
 
     def flush(self) -> int:
         """Offer what waits; return how many frames went."""
         if not self._frames:
             return 0
-        sent, offer = self._sender.offer(list(self._frames))
+        sent, offer = self._sender.offer(list(islice(self._frames, OFFERED_FRAMES)))
         for _ in range(sent):
             self._frames.popleft()
+        if sent:
+            self._newest.clear()
         if offer is Offer.CLOSED:
             self._frames.clear()
+            self._newest.clear()
         return sent
 
     def __len__(self) -> int:
@@ -64,7 +73,8 @@ class Answers:
     def put(self, address: Address, frames: list[bytes]) -> bool:
         """Queue a message's frames, all or none."""
         if address in self._open:
-            return self._open[address].put(frames)
+            self._open[address].put(frames)
+            return True
         waiting = self._waiting.setdefault(address, [])
         if waiting and len(waiting) + len(frames) > ANSWER_FRAMES_MAX:
             return False

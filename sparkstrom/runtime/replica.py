@@ -14,17 +14,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import BUFFERS, Chunk, Update
 from sparkstrom.codec.payload import Bitmap
-from sparkstrom.encoding.encoder import Encoded, Encoder
+from sparkstrom.encoding.encoded import Encoded
+from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.totals import Hits, Total
 from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel
 from sparkstrom.models.outputs import measured
 from sparkstrom.protocol.events import DeliverMerged, Install
 from sparkstrom.runtime.inbox import Merged
-from sparkstrom.runtime.theta import Hits, Theta
+from sparkstrom.runtime.theta import Theta
 
 
 @dataclass(slots=True)
@@ -88,7 +89,7 @@ class Replica:
         """Many updates, summed by a neighbour, with own ones among them."""
         self._apply_sum(self.theta.read_merged(item), len(item.own), item.merged.commit)
 
-    def _apply_sum(self, total: NDArray[np.int32], passed: int, commit: int) -> None:
+    def _apply_sum(self, total: Total, passed: int, commit: int) -> None:
         with self._lock:
             self.theta.add_sum(total, self.local)
             for _ in range(passed):

@@ -9,7 +9,6 @@ import hashlib
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sparkstrom.codec.messages import Chunk, Committed, MergedRange, Update
 from sparkstrom.codec.payload import (
@@ -23,14 +22,13 @@ from sparkstrom.codec.payload import (
     read_bitmap_untrusted,
 )
 from sparkstrom.encoding.backends import SCRATCH_BYTES, kernels
-from sparkstrom.encoding.encoder import Encoded
+from sparkstrom.encoding.encoded import Encoded
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.layers import Layers
+from sparkstrom.encoding.totals import Hits, Total
 from sparkstrom.models.base import Flat
 from sparkstrom.protocol.events import DeliverMerged, SendMerged
-
-Hits = tuple[NDArray[np.int32], NDArray[np.int32]]  # indices, quanta to add
 
 CHUNK_PARAMS = 65_536  # 256 KiB of parameters in one chunk of a snapshot
 
@@ -91,13 +89,15 @@ class Theta:
         else:
             self.count(kernel.apply_hits_both(self.values, local, *hits, self.q))
 
-    def add_sum(self, total: NDArray[np.int32], local: Flat | None = None) -> None:
-        """theta, and local where there is one, move by merged updates: quanta i32[n_params]."""
+    def add_sum(self, total: Total, local: Flat | None = None) -> None:
+        """theta, and local where there is one, move by merged updates."""
         kernel = kernels()
-        if local is None:
-            self.count(kernel.add_quanta(self.values, total, self.q))
+        if total.array is None:
+            self.add(total.hits, local)
+        elif local is None:
+            self.count(kernel.add_quanta(self.values, total.array, self.q))
         else:
-            self.count(kernel.add_quanta_both(self.values, local, total, self.q))
+            self.count(kernel.add_quanta_both(self.values, local, total.array, self.q))
 
     def count(self, breaches: tuple[int, int]) -> None:
         """Take note of parameters that left the exact range."""
@@ -122,11 +122,14 @@ class Theta:
     def install(
         self,
         chunks: Sequence[Chunk],
-        held: Sequence[Committed],
+        held: Sequence[Committed | MergedRange],
         own: Sequence[Update],
         commit: int,
     ) -> None:
-        """Become the snapshot, plus what each chunk lacks of ``held``, plus ``own``."""
+        """Become the snapshot, plus what each chunk lacks of ``held``, plus ``own``.
+
+        A chunk has all of a sum or nothing: no sum of ``held`` goes past its commit.
+        """
         has = np.zeros(chunk_count(self.n_params), np.int64)
         *of_parameters, of_buffers = chunks
         self.buffers = of_buffers.payload
@@ -135,6 +138,11 @@ class Theta:
             part[:] = decode_theta_untrusted(chunk.payload, part.size, self.k)
             has[chunk.index] = chunk.commit
         for committed in held:
+            if isinstance(committed, MergedRange):
+                total = decode_quanta_untrusted(committed.payload, self.n_params)
+                total[np.repeat(has[:-1] > committed.after, CHUNK_PARAMS)[: total.size]] = 0
+                self.add_sum(total)
+                continue
             if committed.form == Form.BUFFERS:
                 if committed.commit > of_buffers.commit:
                     self.buffers = committed.payload
@@ -149,25 +157,26 @@ class Theta:
 
     def merge(self, wanted: SendMerged) -> MergedRange:
         """The sum of these commits; looks at no parameter."""
-        total = np.zeros(self.n_params, np.int32)
+        total = Total(self.n_params)
         for entry in wanted.entries:
             if isinstance(entry, MergedRange):
-                total += decode_quanta_untrusted(entry.payload, self.n_params)
+                total.add_total(decode_quanta_untrusted(entry.payload, self.n_params))
             else:
-                kernels().sum_hits(total, *self.decode(entry))
+                total.add(self.decode(entry))
         return MergedRange(
             after=wanted.after,
             commit=wanted.commit,
             last=wanted.last,
+            count=wanted.count,
             payload=encode_quanta(total),
         )
 
-    def read_merged(self, item: DeliverMerged) -> NDArray[np.int32]:
+    def read_merged(self, item: DeliverMerged) -> Total:
         """What others did in a sum of commits: all of it less the node's own updates."""
         total = decode_quanta_untrusted(item.merged.payload, self.n_params)
         for update in item.own:
             indices, quanta = self.decode(update)
-            kernels().sum_hits(total, indices, -quanta)
+            total.add((indices, -quanta))
         return total
 
     def digest(self) -> str:

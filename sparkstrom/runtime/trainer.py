@@ -43,7 +43,7 @@ class Schedule:
     """How far and how often."""
 
     epochs: int
-    publish_every: int
+    publish_every: int | None  # steps; None: when the last publication is committed
     sleep_ms: int = 0  # in each step, to play a slow worker
     show_residual: bool = False  # its figures among the counters
     metric: str = LOSS  # of held-out rows, under theta at each epoch's end
@@ -242,10 +242,10 @@ class Trainer:
             self._station.post(ev.Published(BUFFERS, 0, 0, buffers, seen, *before, steps))
 
     def _publish_if_due(self) -> None:
-        """Publish every so many steps, and at the very end; otherwise only say how far it is."""
+        """Publish when it is time, and at the very end; otherwise only say how far it is."""
         seen = self._replica.theta.commit
         encoded = None
-        if self._unpublished >= self._schedule.publish_every or self._finished:
+        if self._is_due or self._finished:
             self._unpublished = 0
             encoded = self._replica.publish()
         else:
@@ -259,6 +259,15 @@ class Trainer:
                 int(encoded.form), encoded.tau_quanta, encoded.count, encoded.payload, seen, *where
             )
         )
+
+    @property
+    def _is_due(self) -> bool:
+        """After so many steps; or as soon as the link has carried what was published before.
+
+        Asked after the step: what was under way when it began may be committed now.
+        """
+        every = self._schedule.publish_every
+        return self._station.command.publishes if every is None else self._unpublished >= every
 
     # -- counting --------------------------------------------------------------------------------
 

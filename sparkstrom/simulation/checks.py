@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from sparkstrom.codec.messages import BUFFERS, Committed, Phase
 from sparkstrom.protocol.events import Abort
+from sparkstrom.protocol.link import HEADER_BYTES
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.placing import SUPERSEDED
-from sparkstrom.protocol.replay import HEADER_BYTES
 from sparkstrom.simulation.process import FAILURE, UPDATER, SimProcess
 from sparkstrom.simulation.replica import SIZE, SimReplica, Theta, add, average
 

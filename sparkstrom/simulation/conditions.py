@@ -14,11 +14,11 @@ from sparkstrom.protocol.tree import DEPTH
 from sparkstrom.simulation.faults import NO_FAULTS, Faults
 from sparkstrom.simulation.process import STEP_S_MIN
 from sparkstrom.simulation.sizes import Size
-from sparkstrom.simulation.weights import Weights
 
 LINKS = "links"
 CALM_SHARE = 0.05
 BUFFERED_SHARE = 0.3
+CODED_SHARE = 0.25
 ISOLATED_SHARE = 0.1
 ROUGH_SHARE = 0.5
 SLACK_MIN, SLACK_MAX = 0.1, 3.0  # of what would be needed to send all at once
@@ -46,6 +46,7 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
     if mode == "mesh":
         size = _meshed(size, random.Random(f"mesh of {seed}"))
     size = replace(size, buffered=random.Random(f"buffers of {seed}").random() < BUFFERED_SHARE)
+    size = replace(size, coded=random.Random(f"bytes of {seed}").random() < CODED_SHARE)
     luck = chance.random()
     if luck < CALM_SHARE:
         return size, NO_FAULTS
@@ -77,7 +78,7 @@ def _meshed(size: Size, chance: random.Random) -> Size:
 def linked(seed: int, nodes: int, *, mesh: bool) -> tuple[Size, Faults]:
     """Messages of real length over links that carry 0.1 to 3 times what training would fill."""
     chance = random.Random(f"links of {seed}")
-    publish_every = chance.choice((1, 1, 4))
+    publish_every = chance.choice((0, 0, 1, 4))  # 0: as fast as the link takes them
     params = chance.choice((100_000, 100_000, 300_000, 1_000_000))
     fan_out = chance.choice((2, 3, 8))
     size = Size(
@@ -85,11 +86,10 @@ def linked(seed: int, nodes: int, *, mesh: bool) -> tuple[Size, Faults]:
         epochs=3,
         batches=chance.choice((8, 16)),
         publish_every=publish_every,
-        max_lead=chance.choice((None, publish_every, 2 * publish_every)),
+        max_lead=chance.choice((None, max(1, publish_every), max(4, publish_every))),
         log_bytes=chance.choice((8 << 20, 64 << 20)),
         window_bytes=8 << 20,
         downlink_bytes=4 << 20,
-        merged_bytes=Weights(params).sum_bytes,
         per_executor=chance.choice((1, 1, 2)),
         kept_files=0,
         lease_s=10.0,
@@ -125,7 +125,7 @@ def linked(seed: int, nodes: int, *, mesh: bool) -> tuple[Size, Faults]:
 def needed_rate(size: Size, step_s_max: float) -> float:
     """Bytes per second that leave the driver's host where everybody trains unhindered."""
     step_s = STEP_S_MIN + step_s_max / 4  # slowness is drawn up to that, and each step up to it
-    commits = size.nodes / (step_s * size.publish_every)
+    commits = size.nodes / (step_s * max(1, size.publish_every))
     children = min(size.fan_out, size.nodes) if size.mesh else size.nodes
     return commits * size.weights.update_bytes * children
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sparkstrom.codec.messages import Message
 from sparkstrom.codec.wire import is_data
 from sparkstrom.protocol import events as ev
+from sparkstrom.runtime.mailroom import NEWEST_COUNTS
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.flow import Flow
 from sparkstrom.simulation.links import (
@@ -48,13 +49,14 @@ class LinkedNetwork(Network):
         time: Timeline,
         faults: Faults,
         to_master: Callable[[int, Message], None],
+        step_master: Callable[[ev.Event], None],
         flow: Flow,
         *,
         liveness_s: float,
     ) -> None:
         super().__init__(time, faults, to_master, liveness_s=liveness_s)
         self.links = Links(time, faults.rate)
-        self.flow = flow
+        self.flow, self._step_master = flow, step_master
         self._streams: dict[Key, Stream] = {}
         self._ways: dict[Stream, Way] = {}
         self._arrived: dict[SimProcess | None, dict[Stream, None]] = defaultdict(dict)
@@ -160,15 +162,18 @@ class LinkedNetwork(Network):
         sender: int,
         edge: int,
         message: Message,
+        *,
+        direct: bool = False,
     ) -> None:
         """Over edges through their streams; what is said directly is short and seldom."""
-        if arrive in self._direct:
-            super()._transmit(owner, target, arrive, sender, edge, message)
+        if direct:
+            super()._transmit(owner, target, arrive, sender, edge, message, direct=True)
             return
         data = is_data(message)
         size = body_bytes(message)
         stream = self._stream((edge, owner, data), (target, arrive, edge))
-        stream.put(frames_of(message, size, sender, data=data))
+        newest_of = type(message) if isinstance(message, NEWEST_COUNTS) else None
+        stream.put(frames_of(message, size, sender, data=data), newest_of)
 
     def _hurry(self, stream: Stream) -> None:
         """Its receiver will look, as soon as it looks again."""
@@ -190,17 +195,34 @@ class LinkedNetwork(Network):
         bytes_max = SLOW_LOOK_BYTES if target in self._slow else LOOK_BYTES
         streams, self._arrived[target] = list(self._arrived[target]), {}
         for stream in streams:
-            for frame in stream.take(bytes_max):
+            frames = stream.take(bytes_max)
+            for frame in frames:
                 self._deliver(stream, frame)
+            if frames and stream.data and stream.arriving:
+                self._tell_arriving(stream, frames[-1].sender)
             if stream.waiting:
                 self._hurry(stream)
 
     def _deliver(self, stream: Stream, frame: Frame) -> None:
+        stream.arriving += frame.size
         if not frame.last:
             return
+        stream.arriving = 0
         target, arrive, edge = self._ways[stream]
         self.flow.came(stream, target, frame.message)
         arrive(target, frame.sender, edge, frame.message)
+
+    def _tell_arriving(self, stream: Stream, sender: int) -> None:
+        """Part of a message is here."""
+        target, _, edge = self._ways[stream]
+        slot = (self._master_slots if target is None else target.slots).get(sender)
+        if slot is None or slot.edge != edge or (edge, slot.target, True) in self._broken:
+            return
+        arriving = ev.Arriving(sender, stream.arriving)
+        if target is None:
+            self._step_master(arriving)
+        elif target.alive:
+            target.feed(arriving, self._time.now_s)
 
 
 def new_network(
@@ -208,11 +230,12 @@ def new_network(
     size: Size,
     faults: Faults,
     to_master: Callable[[int, Message], None],
+    step_master: Callable[[ev.Event], None],
     violation: Callable[[str], None],
 ) -> Network:
     """With links where they have a rate. A stream lives through half a lease without a sign."""
     liveness_s = size.lease_s / 2
     if not faults.rate:
-        return Network(time, faults, to_master, liveness_s=liveness_s)
+        return Network(time, faults, to_master, coded=size.coded, liveness_s=liveness_s)
     flow = Flow(violation, size.weights.longest)
-    return LinkedNetwork(time, faults, to_master, flow, liveness_s=liveness_s)
+    return LinkedNetwork(time, faults, to_master, step_master, flow, liveness_s=liveness_s)

@@ -12,7 +12,7 @@ waits its turn instead; all windows together bound it), and status messages' own
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from sparkstrom.codec.frames import OVERHEAD_BYTES
@@ -105,7 +105,8 @@ class Stream:
         self.outbox = Outbox(self)
         self._accepted: deque[Frame] = deque()
         self._head_sent = 0  # bytes of the first of these that are on their way
-        self.queued = 0  # bytes that wait in the outbox
+        self.queued = 0  # bytes of data that wait in the outbox
+        self.arriving = 0  # bytes of a message whose end the receiver does not have
         self.unsent = 0  # bytes accepted, and not on their way
         self.under_way = 0  # bytes on their way that the receiver has not taken
         self.sent = self.useful = 0  # bytes in all; of whole messages that were of use
@@ -118,16 +119,16 @@ class Stream:
 
     # -- sending ---------------------------------------------------------------------------------
 
-    def put(self, frames: list[Frame]) -> None:
+    def put(self, frames: list[Frame], newest_of: Hashable = None) -> None:
         """Queue a message's frames, and offer what waits."""
         before = len(self.outbox)
         size = sum(map(len, frames))
         self.longest = max(self.longest, size)
-        self.outbox.put(list[bytes](frames))
-        if len(self.outbox) == before + len(frames):
-            self.queued += size
-        else:
-            self.dropped += 1
+        self.outbox.put(list[bytes](frames), newest_of)
+        if self.data:
+            taken = len(self.outbox) == before + len(frames)
+            self.queued += size if taken else 0
+            self.dropped += not taken
         self.outbox.flush()
 
     def offer(self, frames: Sequence[bytes]) -> tuple[int, Offer]:

@@ -12,10 +12,10 @@ import math
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
-    Address,
     Attach,
     Attached,
     Direct,
@@ -23,7 +23,7 @@ from sparkstrom.codec.messages import (
     Report,
     State,
 )
-from sparkstrom.codec.wire import encode, is_data
+from sparkstrom.codec.wire import decode_untrusted, encode, is_data
 from sparkstrom.protocol import events as ev
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.process import Cut, Link, SimProcess, Slot
@@ -51,6 +51,7 @@ class Split:
 class Network:
     """``to_master`` takes what arrives there, with its sender. ``measured``: sizes are real.
 
+    ``coded``: each message goes through its bytes; what cannot be read again ends the run.
     ``poll_s``: how often a process looks at its streams, each at moments of its own; 0: always.
     ``liveness_s``: a cut that lasts longer breaks the streams that it cuts.
     """
@@ -61,6 +62,7 @@ class Network:
         faults: Faults,
         to_master: Callable[[int, Message], None],
         *,
+        coded: bool = False,
         measured: bool = False,
         poll_s: float = 0.0,
         liveness_s: float = LIVENESS_S,
@@ -70,13 +72,13 @@ class Network:
         self._master_slots: dict[int, Slot] = {}
         self._random = time.chance.random
         self._measured, self._poll_s, self._liveness_s = measured, poll_s, liveness_s
+        self._coded = coded
         self._phases_s: dict[SimProcess, float] = {}
         self._sized: tuple[Message | None, int] = None, 0
         self.masters_links: dict[SimProcess | None, Link] = {}
         self._free_s: dict[SimProcess | None, float] = {}  # when what one has sent is on its way
         self._broken: set[tuple[int, SimProcess | None, bool]] = set()  # edge, sender, data
         self._splits: list[Split] = []
-        self._direct = (self._arrive_in_lobby, self._arrive_directly)
         self.quiet = not (faults.loss or faults.repeat or faults.late)
 
     def add(self, process: SimProcess) -> None:
@@ -130,12 +132,14 @@ class Network:
 
     def tell(self, process: SimProcess, message: Direct) -> None:
         """To the master's lobby."""
-        self._transmit(process, None, self._arrive_in_lobby, NOBODY, 0, message)
+        self._transmit(process, None, self._arrive_in_lobby, NOBODY, 0, message, direct=True)
 
-    def answer(self, address: Address, message: Message) -> None:
-        """From the master, directly."""
-        target = self._processes[address.host]
-        self._transmit(None, target, self._arrive_directly, MASTER, address.port, message)
+    def answer(self, answer: ev.Answer) -> None:
+        """From the master, directly: for one process, and for its id where that is named."""
+        target = self._processes[answer.address.host]
+        arrive = partial(self._arrive_directly, answer.token, answer.node)
+        port, message = answer.address.port, answer.message
+        self._transmit(None, target, arrive, MASTER, port, message, direct=True)
 
     def _link(self, owner: SimProcess | None, target: SimProcess | None) -> Link:
         links = self.masters_links if owner is None else owner.links
@@ -208,13 +212,17 @@ class Network:
         sender: int,
         edge: int,
         message: Message,
+        *,
+        direct: bool = False,
     ) -> None:
         """Put a message on its way: once, or, where it may get lost, perhaps twice or never.
 
         A stream keeps the order; what is late of such messages is overtaken by what follows.
         """
+        if self._coded:
+            message = decode_untrusted(*encode(message))
         link = self._link(owner, target)
-        data, direct = is_data(message), arrive in self._direct
+        data = is_data(message)
         start_s, cut_s = self._time.now_s, self._cut_until_s(owner, target)
         if cut_s == math.inf or (cut_s and direct):
             return
@@ -299,14 +307,21 @@ class Network:
             target.feed(ev.Received(sender, message), now_s)
 
     def _arrive_directly(
-        self, target: SimProcess | None, sender: int, port: int, message: Message
+        self,
+        token: int,
+        node: int | None,
+        target: SimProcess | None,
+        sender: int,
+        port: int,
+        message: Message,
     ) -> None:
         if target is None or not self._is_reached(target):
             return
         now_s = self._time.now_s
         if now_s < target.awake_s:
-            self._time.at(target.awake_s, self._arrive_directly, target, sender, port, message)
-        elif port == target.port:
+            again = partial(self._arrive_directly, token, node)
+            self._time.at(target.awake_s, again, target, sender, port, message)
+        elif port == target.port and target.answers_to(token, node):
             target.feed(ev.Received(MASTER, message), now_s)
 
     def _is_reached(self, process: SimProcess) -> bool:

@@ -82,7 +82,7 @@ class SimProcess:
         "_activity", "_applied", "_buffered", "_copy", "_end", "_grants", "_hurry", "_inbox",
         "_perform", "_publish_every", "_rate", "_reached", "_said", "_scratch", "_shift_s",
         "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed", "cut", "failing",
-        "identity", "installed", "learner", "left", "limits", "links", "made", "name", "node",
+        "identity", "installed", "learner", "left", "limits", "links", "made", "me", "name", "node",
         "port", "position", "quiet", "replica", "slots", "slowness_s", "stepping", "steps",
         "tick_s", "ticks", "turn", "weights", "woken",
     )  # fmt: skip
@@ -132,6 +132,7 @@ class SimProcess:
         self.installed = False
         self._applied = 0  # as its machine knows it
         self.failing = False
+        self.me: int | None = None  # the id that it sends and receives under
         self.port = 0  # a new one with each media driver, and each time it listens anew
         self.slots: dict[int, Slot] = {}  # its neighbours
         self.links: dict[SimProcess | None, Link] = {}  # to whomever it has sent
@@ -151,6 +152,8 @@ class SimProcess:
         """One event for the machine, and its effects performed."""
         before = self.node.command
         for effect in self.node.step(event, self._rate * now_s + self._shift_s):
+            if type(effect) is ev.Admitted:
+                self.me = effect.node
             if type(effect) in ITEMS:
                 self._inbox.append(effect)  # type: ignore[arg-type]
             else:
@@ -160,6 +163,10 @@ class SimProcess:
             self._wake(self)
         elif type(event) is ev.Received and type(event.message) is Report:
             self._hurry(self)
+
+    def answers_to(self, token: int, node: int | None) -> bool:
+        """Is what the master says directly to these for it? Its endpoint opens nothing else."""
+        return token == self.identity.token and node in (self.me, None)
 
     @property
     def ordinal(self) -> int:
@@ -302,6 +309,12 @@ class SimProcess:
         """Of one part of it."""
         return CHUNK_BYTES if self.weights.params else UPDATER.size
 
+    def _is_due(self) -> bool:
+        """After so many steps, or as soon as the last publication is committed."""
+        if self._publish_every:
+            return self._unpublished >= self._publish_every
+        return self.node.command.publishes
+
     def _finish_step(self, now_s: float) -> None:
         self.learner.step()
         before, batch = self.position, self.position.batch + 1
@@ -312,7 +325,7 @@ class SimProcess:
         if whole and self._buffered:
             self._publish_buffers(before, now_s)
         payload = b""
-        if self._unpublished >= self._publish_every or self.finished:
+        if self._is_due() or self.finished:
             self._unpublished = 0
             payload = self.learner.publish()
             if payload:

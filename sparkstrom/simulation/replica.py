@@ -61,6 +61,7 @@ def merged_range(effect: SendMerged, size: int = 0) -> MergedRange:
         after=effect.after,
         commit=effect.commit,
         last=effect.last,
+        count=effect.count,
         payload=padded(merge(effect.entries), size),
     )
 
@@ -118,6 +119,11 @@ class SimReplica:
         self.buffers = buffers.payload
         has = [chunk.commit for chunk in cells]
         for committed in install.held:
+            if isinstance(committed, MergedRange):
+                for index, amount in enumerate(SUM.unpack(committed.payload)):
+                    if committed.after >= has[index // CHUNK]:
+                        self.theta[index] += amount
+                continue
             if committed.form == BUFFERS:
                 newer = committed.commit > buffers.commit
                 self.buffers = committed.payload if newer else self.buffers

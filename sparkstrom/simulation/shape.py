@@ -35,6 +35,9 @@ class Shape:
         self._patience_s = CALM_LEASES * lease_s + CALM_MARGIN_S
         self._courses: dict[SimProcess, Course] = {}
         self._closed_s: dict[SimProcess, float] = {}  # since when it goes by an id that is closed
+        self._placed: set[int] = set()  # who has confirmed its place
+        self._placed_s = 0.0  # when somebody was last added to them
+        self._moving: set[int] = set()  # tokens of those whose place is not confirmed, or above
         self._tree: Tree | None = None
         self.trouble_s = 0.0  # until then something went wrong, or was on its way back
 
@@ -74,11 +77,39 @@ class Shape:
                 seen.add(at)
                 at = parents[at]
             good |= seen
+        self._ends(processes)
         for node, me in alive.items():
             for child in me.family.children.values():
-                count, size = child.downlink.under_way
-                if count > 1 and size > me.limits.downlink_bytes:
+                size = child.link.under_way
+                # A chunk goes at once with all that it has and its child lacks.
+                if size > me.limits.serving.window_max + 2 * me.limits.log_bytes + 64 * 40:
                     self._violation(f"I4: node {node} has {size} bytes under way to {child.node}")
+
+    def _ends(self, processes: list[SimProcess]) -> None:
+        """Whoever is neither the parent nor a child has no edge: what it says is nobody's."""
+        for process in processes:
+            me = process.node.standing
+            neighbours = {me.parent, *me.family.children}
+            for node in process.slots.keys() - neighbours if process.alive else ():
+                self._violation(f"I4: {process.name} keeps an edge to {node}, of {neighbours}")
+
+    def places(self, fit: Fit, now_s: float) -> None:
+        """Note who has no place yet: orders go level by level, each once the one above has one.
+
+        As long as one after the other gets its place, the others may wait for theirs.
+        """
+        live = fit.members.live
+        placed = {node for node, member in live.items() if member.placed}
+        self._placed_s = now_s if placed - self._placed else self._placed_s
+        self._placed = placed
+        unplaced = live.keys() - placed
+        below = (child for node in unplaced for child in fit.tree.below(node))
+        self._moving = {live[node].join.token for node in unplaced.union(below)}
+
+    def _excused_s(self, process: SimProcess) -> float:
+        """Until then it had a reason to wait."""
+        waits = process.identity.token in self._moving
+        return max(self.trouble_s, self._placed_s) if waits else self.trouble_s
 
     def goes_on(self, processes: list[SimProcess], head: int, now_s: float) -> None:
         """In quiet times everybody takes part again, two leases after the last trouble.
@@ -97,7 +128,7 @@ class Shape:
             course = self._courses[process]
             if self._above_copies(process, alive, now_s):
                 course.since_s = now_s
-            quiet_s = now_s - max(course.since_s, self.trouble_s)
+            quiet_s = now_s - max(course.since_s, self._excused_s(process))
             if process.installed and quiet_s > self._patience_s:
                 course.since_s = now_s
                 where = f"{course.reached[1]} of {head}, {quiet_s:.1f} s after the last trouble"
@@ -111,7 +142,7 @@ class Shape:
                 self._closed_s.pop(process, None)
                 continue
             since_s = self._closed_s.setdefault(process, now_s)
-            quiet_s = now_s - max(since_s, self.trouble_s)
+            quiet_s = now_s - max(since_s, self._excused_s(process))
             if quiet_s > self._patience_s:
                 self._closed_s[process] = now_s
                 when = f"{quiet_s:.1f} s after the last trouble"

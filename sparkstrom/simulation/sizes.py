@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparkstrom.protocol.family import Serving
 from sparkstrom.protocol.fit import MasterLimits
+from sparkstrom.protocol.link import SUM_ENTRY_BYTES
 from sparkstrom.protocol.node import NodeLimits
 from sparkstrom.protocol.tree import FLAT
-from sparkstrom.simulation.weights import Weights
+from sparkstrom.simulation.replica import CELL
+from sparkstrom.simulation.weights import CHUNK_BYTES, Weights
 
+UNDER_WAY_MAX = 64 << 20  # as in a real fit, to all children of a node
 SILENT_LEASES = 3  # of the master; twice that in a mesh, where its signs take a detour
 
 
@@ -20,7 +24,7 @@ class Size:
     epochs: int = 3
     batches: int = 7
     max_lead: int | None = 6
-    publish_every: int = 1
+    publish_every: int = 1  # steps; 0: when the last publication is committed
     log_bytes: int = 4_000  # small on purpose: some must take snapshots
     window_bytes: int = 600
     downlink_bytes: int = 2_000
@@ -28,6 +32,7 @@ class Size:
     fan_out: int = FLAT[0]
     depth: int = FLAT[1]
     buffered: bool = False  # the model has statistics beside its parameters
+    coded: bool = False  # messages go through their bytes, which takes half as long again
     per_executor: int = 2  # tasks
     empty_partitions: int = 0  # the last ones
     kept_files: int = 2  # of an earlier fit
@@ -51,6 +56,14 @@ class Size:
     def weights(self) -> Weights:
         return Weights(self.params, self.density)
 
+    @property
+    def serving(self) -> Serving:
+        """Of one child and of all; what a sum and a chunk weigh."""
+        if self.params:
+            return Serving(self.downlink_bytes, UNDER_WAY_MAX, self.params, CHUNK_BYTES)
+        entries = max(1, self.merged_bytes // SUM_ENTRY_BYTES)
+        return Serving(self.downlink_bytes, 4 * self.downlink_bytes, entries, CELL.size)
+
     def of_master(self) -> MasterLimits:
         return MasterLimits(
             lease_s=self.lease_s,
@@ -59,8 +72,7 @@ class Size:
             release_s=3.0,
             end_s=30.0,
             log_bytes=self.log_bytes,
-            downlink_bytes=self.downlink_bytes,
-            merged_bytes=self.merged_bytes,
+            serving=self.serving,
             fan_out=self.fan_out,
             depth=self.depth,
         )
@@ -72,8 +84,8 @@ class Size:
             master_silent_s=SILENT_LEASES * self.lease_s * (2 if self.mesh else 1),
             window_bytes=self.window_bytes,
             log_bytes=self.log_bytes,
-            downlink_bytes=self.downlink_bytes,
-            merged_bytes=self.merged_bytes,
+            serving=self.serving,
             max_lead=self.max_lead,
+            publications_max=None if self.publish_every else 1,
             borrow_s=self.lease_s,
         )

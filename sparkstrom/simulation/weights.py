@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from sparkstrom.protocol.link import SUM_ENTRY_BYTES
+
 ENTRY_BITS = 10  # of an encoded update, about: a sign and a gap
 PARAM_BYTES = 4
 STATE_BYTES = 8  # per parameter of an updater like Adam
@@ -30,10 +32,9 @@ class Weights:
     def update_bytes(self) -> int:
         return self.entries * ENTRY_BITS // 8
 
-    @property
-    def sum_bytes(self) -> int:
-        """Of any number of updates, at most."""
-        return PARAM_BYTES * self.params
+    def sum_bytes(self, count: int) -> int:
+        """Of so many different entries."""
+        return min(SUM_ENTRY_BYTES * count, PARAM_BYTES * self.params)
 
     @property
     def chunks(self) -> int:

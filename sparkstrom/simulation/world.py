@@ -50,7 +50,12 @@ class World:
         self.master = self._new_master()
         self.checks = Checks({path: mass(theta) for path, theta in self.scratch.items()})
         self.network = new_network(
-            self.time, size, faults, self._arrive_at_master, self.checks.violation
+            self.time,
+            size,
+            faults,
+            self._arrive_at_master,
+            self.step_master,
+            self.checks.violation,
         )
         self.shape = Shape(self.checks.violation, size.lease_s)
         self.processes: list[SimProcess] = []
@@ -142,6 +147,7 @@ class World:
         self.shape.edges(self.processes)
         if self._is_calm:
             head = self.master.fit.sequencer.head
+            self.shape.places(self.master.fit, self.time.now_s)
             self.shape.goes_on(self.processes, head, self.time.now_s)
             self.shape.closed_ids(self.processes, self.master.fit, self.time.now_s)
         if self.steady and self.size.max_lead is not None:
@@ -330,8 +336,8 @@ class World:
         match effect:
             case Send():
                 self.network.send(None, effect.to, effect.message)
-            case ev.Answer(address=address, message=message):
-                self.network.answer(address, message)
+            case ev.Answer():
+                self.network.answer(effect)
             case ev.OpenEdge():
                 self.network.open(None, effect)
             case ev.CloseEdge(node=node):
@@ -359,7 +365,7 @@ class World:
                 raise AssertionError(f"a master cannot want {effect}")
 
     def _sum(self, effect: ev.SendMerged) -> MergedRange:
-        return merged_range(effect, self.size.weights.sum_bytes)
+        return merged_range(effect, self.size.weights.sum_bytes(effect.count))
 
     def _hash(self, commit: int) -> None:
         self.step_master(ev.Hashed(commit, self.replica.digest(), None))

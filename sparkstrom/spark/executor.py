@@ -28,6 +28,7 @@ from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import Kept
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.thresholds import algorithm_of
 from sparkstrom.models.base import Placeable, Share
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.admission import DISMISSED
@@ -46,7 +47,8 @@ from sparkstrom.spark import kept
 from sparkstrom.spark.addresses import executor_address, opener
 from sparkstrom.spark.blocks import Block, check_block
 from sparkstrom.spark.cluster import edges_of
-from sparkstrom.spark.job import TrainingJob
+from sparkstrom.spark.job import TrainingJob, serving_of
+from sparkstrom.spark.options import AUTO
 from sparkstrom.spark.parcels import Blocks
 from sparkstrom.transport.aeron.processes import find_executor
 
@@ -54,6 +56,7 @@ log = logging.getLogger(__name__)
 
 TRACE_CHARS_MAX = 8_000
 HEARD_S = 8.0  # how long a failing task waits for the master to have heard why
+PUBLICATIONS_MAX = 1  # of a worker under way: the next one goes when the link has carried it
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +266,7 @@ def schedule_of(job: TrainingJob, partition: int = 0, attempt: int = 0) -> Sched
     master = job.master
     return Schedule(
         job.epochs,
-        master.publish_every,
+        None if isinstance(master.publish_every, str) else master.publish_every,
         master.debug_longer_iterations,
         show_residual=master.encoding_debug_mode,
         metric=job.metric,
@@ -278,7 +281,7 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
     encoder = Encoder(
         job.n_params,
         job.k,
-        master.threshold,
+        algorithm_of(master.threshold),
         master.residual_post_processor,
         train_on=master.train_on,
         aggregation=master.aggregation,
@@ -316,7 +319,8 @@ def limits_of(job: TrainingJob) -> NodeLimits:
         step_s=job.master.step_timeout,
         window_bytes=void.window_bytes,
         log_bytes=void.log_bytes,
-        merged_bytes=4 * job.n_params,
+        serving=serving_of(job.n_params),
+        publications_max=PUBLICATIONS_MAX if job.master.publish_every == AUTO else None,
         borrow_s=void.lease_s,
         max_lead=job.master.max_lead,
     )

@@ -9,11 +9,15 @@ from sparkstrom.codec.frames import Seal
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.models.base import Buffered, FlatModel
 from sparkstrom.observe.stopping import LOSS
+from sparkstrom.protocol.family import Serving
 from sparkstrom.protocol.tree import Tree
+from sparkstrom.runtime.theta import CHUNK_PARAMS
 from sparkstrom.spark.shared import SharedTrainingMaster
 
 FRAME_ROOM_BYTES = 1 << 20  # headers beside a payload, how far each origin is, control messages
 BYTES_PER_PARAM_MAX = 8  # no payload form needs more
+WINDOW_MAX_BYTES = 4 << 20  # under way to one neighbour: 0.25 s of 128 Mbit/s, 0.03 s of 1 Gbit/s
+UNDER_WAY_MAX_BYTES = 64 << 20  # to all children of a node, however many there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +65,8 @@ def message_bytes_max(n_params: int, buffers_bytes: int) -> int:
     Buffers go in one piece, both from a worker and as the average of all.
     """
     return FRAME_ROOM_BYTES + max(BYTES_PER_PARAM_MAX * n_params, buffers_bytes)
+
+
+def serving_of(n_params: int) -> Serving:
+    """What a node's children may cost it."""
+    return Serving(WINDOW_MAX_BYTES, UNDER_WAY_MAX_BYTES, n_params, 4 * CHUNK_PARAMS)

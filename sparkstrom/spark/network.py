@@ -35,7 +35,7 @@ from sparkstrom.spark.data import Spread
 from sparkstrom.spark.executor import forget_kept, run_partition
 from sparkstrom.spark.export import Exports
 from sparkstrom.spark.fitting import Fitting, SparkJob
-from sparkstrom.spark.job import TrainingJob, message_bytes_max
+from sparkstrom.spark.job import TrainingJob, message_bytes_max, serving_of
 from sparkstrom.spark.settings import resolve
 from sparkstrom.spark.shared import SharedTrainingMaster
 from sparkstrom.spark.shipping import need_picklable
@@ -351,7 +351,7 @@ def limits_of(master: SharedTrainingMaster, workers: int, n_params: int) -> Mast
         workers_min=min(master.min_workers, workers),
         release_s=master.void.lease_s,
         log_bytes=master.void.log_bytes,
-        merged_bytes=4 * n_params,
+        serving=serving_of(n_params),
         fan_out=tree.fan_out,
         depth=tree.depth_max,
     )

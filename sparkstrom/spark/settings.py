@@ -17,11 +17,13 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import (
+    AUTO,
     AdaptiveThreshold,
+    AutoThreshold,
     FixedThreshold,
     TargetSparsityThreshold,
 )
-from sparkstrom.spark.options import unknown
+from sparkstrom.spark.options import AUTO, unknown
 from sparkstrom.spark.shared import ALIASES, REFUSED, SharedTrainingMaster
 from sparkstrom.spark.void import REFUSED as VOID_REFUSED
 from sparkstrom.spark.void import VoidConfiguration
@@ -34,6 +36,7 @@ _CALLABLE: dict[str, Callable[..., object]] = {
     made.__name__: made
     for made in (
         AdaptiveThreshold,
+        AutoThreshold,
         FixedThreshold,
         TargetSparsityThreshold,
         ResidualClipping,
@@ -108,9 +111,13 @@ def _parsed(option: Field[Any], key: str, text: str) -> object:
     word = text.strip()
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
+    if option.name == "threshold" and word.lower() == AUTO:
+        return AUTO
     if option.name == "port_range":
         return _port_range(key, word)
-    if option.type in ("int", "int | None", "float"):
+    if option.type == "int | str" and word == AUTO:
+        return word
+    if option.type in ("int", "int | None", "int | str", "float"):
         return _number(key, word)
     if option.name == "layer_multipliers":
         return _literal(key, word)
@@ -159,6 +166,7 @@ def _called(key: str, word: str) -> object:
         names = ", ".join(_CALLABLE)
         raise UsageError(
             f"{key}={word!r}: must be one of {names}, with numbers, like AdaptiveThreshold(1e-3)"
+            + (f"; or {AUTO}" if key.lower().endswith("threshold") else "")
         ) from None
     try:
         return made(*arguments, **keywords)

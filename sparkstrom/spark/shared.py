@@ -11,9 +11,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from sparkstrom.encoding.layers import MULTIPLIER_MAX
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
-from sparkstrom.encoding.thresholds import AdaptiveThreshold, ThresholdAlgorithm
+from sparkstrom.encoding.thresholds import AUTO, ThresholdAlgorithm
 from sparkstrom.runtime.store import MEMORY_MIN_BYTES
 from sparkstrom.spark.options import (
+    AUTO,
     need,
     need_flag,
     need_one_of,
@@ -72,7 +73,7 @@ class SharedTrainingMaster:
     batch_size_per_worker: int = 32  # rows of one minibatch; the last of an epoch may be smaller
     workers_per_node: int = ALL_SLOTS  # workers per executor; -1: as many as it has task slots
     train_on: str = "local"  # "local": theta + own residual; "replica": theta alone, as DL4J does
-    threshold: ThresholdAlgorithm = field(default_factory=AdaptiveThreshold)  # what to send
+    threshold: ThresholdAlgorithm | str = AUTO  # what to send; "auto": AutoThreshold()
     residual_post_processor: ResidualClipping | None = field(
         default_factory=lambda: ResidualClipping(5.0, 5)
     )  # what happens to what was not sent; None: nothing
@@ -80,7 +81,7 @@ class SharedTrainingMaster:
     layer_multipliers: Mapping[str, int] | None = field(default=None, hash=False)
     warm_up: WarmUp | None = None  # send more in the first publications; None: as in all others
     shake_frequency: int = 0  # publications from one with tau / 3 to the next; 0: none
-    publish_every: int = 1  # steps between two publications
+    publish_every: int | str = AUTO  # steps between two; "auto": when the last one is committed
     aggregation: str = "sum"  # weight s of an update: 1, 1/workers or 1/sqrt(workers)
     max_lead: int | None = 8  # steps a worker may be ahead of the slowest; None: any number
     # How the data are spread
@@ -107,8 +108,9 @@ class SharedTrainingMaster:
     def _check_parts(self) -> None:
         void, threshold, clipping = self.void, self.threshold, self.residual_post_processor
         need(isinstance(void, VoidConfiguration), "void", void, "must be a VoidConfiguration")
-        hint = "must be a threshold algorithm, such as AdaptiveThreshold(1e-3)"
-        need(isinstance(threshold, ThresholdAlgorithm), "threshold", threshold, hint)
+        hint = f"must be {AUTO!r} or a threshold algorithm, such as AdaptiveThreshold(1e-3)"
+        fits = threshold == AUTO or isinstance(threshold, ThresholdAlgorithm)
+        need(fits, "threshold", threshold, hint)
         hint = "must be None or a post-processor, such as ResidualClipping(5.0, 5)"
         fits = clipping is None or isinstance(clipping, ResidualClipping)
         need(fits, "residual_post_processor", clipping, hint)
@@ -141,10 +143,12 @@ class SharedTrainingMaster:
         least, remedy = MEMORY_MIN_BYTES, " bytes, as a rule 512 MiB (536870912)"
         need_whole("batch_memory_bytes", self.batch_memory_bytes, least, remedy)
         need_whole("shake_frequency", self.shake_frequency, 0, " publications, as a rule 100")
-        need_whole("publish_every", self.publish_every, 1)
+        if self.publish_every != AUTO:
+            need_whole("publish_every", self.publish_every, 1, ", or 'auto'")
         if self.max_lead is not None:
             remedy = ", the value of publish_every: workers tell how far they are when they publish"
-            need_whole("max_lead", self.max_lead, self.publish_every, remedy)
+            least = self.publish_every if isinstance(self.publish_every, int) else 1
+            need_whole("max_lead", self.max_lead, least, remedy)
         need_whole("rng_seed", self.rng_seed, 0)
         need_flag("collect_training_stats", self.collect_training_stats)
         need_flag("encoding_debug_mode", self.encoding_debug_mode)

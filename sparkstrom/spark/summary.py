@@ -250,7 +250,7 @@ def _nothing_learnt(outcome: Outcome) -> list[str]:
     return [
         "no worker sent anything: every change stayed below its threshold (at the end "
         f"{_tau(outcome):.2e}), so the fit delivers the parameters it began with; lower it, as by "
-        "threshold=AdaptiveThreshold(tau_initial=...), or train longer"
+        "threshold='auto', or train longer"
     ]
 
 

@@ -16,6 +16,7 @@ from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import (
     AdaptiveThreshold,
+    AutoThreshold,
     FixedThreshold,
     TargetSparsityThreshold,
 )
@@ -27,6 +28,7 @@ CLASSES: dict[str, Any] = {
     made.__name__: made
     for made in (
         AdaptiveThreshold,
+        AutoThreshold,
         EarlyStopping,
         FixedThreshold,
         ResidualClipping,

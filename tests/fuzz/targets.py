@@ -34,11 +34,13 @@ from sparkstrom.codec.payload import (
     encode_quanta,
     encode_theta,
 )
+from sparkstrom.codec.sums import sum_bytes_bound
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import EXACT_QUANTA
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.encoding.totals import Total
 
 FENCED_BYTES = 16 * mmap.PAGESIZE
 SEAL = Seal(bytes(range(KEY_BYTES)), 1)
@@ -178,16 +180,17 @@ def run_messages(data: bytes) -> str:
 # -- payloads: what the header announces, then the payload -----------------------------------------
 
 
-def update_seeds(forms: tuple[Form, ...]) -> list[bytes]:
+def update_seeds(forms: tuple[Form, ...], levels: int = 1) -> list[bytes]:
     """Payloads as an encoder makes them, sparse and dense, of a few sizes."""
     seeds = []
     random = np.random.default_rng(1)
     for n_params in (1, 7, 64, 1000):
         for density in (0.01, 0.2, 0.9):
-            encoder = Encoder(n_params, K, FixedThreshold(0.5))
+            encoder = Encoder(n_params, K, FixedThreshold(0.5, levels))
             for _ in range(2):  # bitmaps change sides
                 moved = random.random(n_params) < density
-                local = np.where(moved, random.choice([-0.75, 0.75], n_params), 0)
+                sizes = random.choice([-0.75, 0.75], n_params) * random.choice([1, 2, 9], n_params)
+                local = np.where(moved, sizes, 0)
                 made = encoder.publish(local.astype(np.float32), np.zeros(n_params, np.float32))
                 if made and made.form in forms:
                     announced = ANNOUNCED.pack(n_params, made.tau_quanta, made.count)
@@ -207,7 +210,8 @@ def run_update(data: bytes, forms: tuple[Form, ...]) -> str:
     assert indices[0] >= 0
     assert indices[-1] < n_params
     assert np.all(np.diff(indices) > 0)
-    assert np.isin(np.abs(quanta), [tau_quanta, tau_quanta // 2]).all()
+    steps = [1, 2, 4, 8] if form is Form.LEVELS else [1, 0.5]
+    assert np.isin(np.abs(quanta), tau_quanta * np.array(steps)).all()
     check_layers(payload, form, count, tau_quanta, indices, quanta, n_params)
     return f"{form.name} of {count.bit_length()} bits"
 
@@ -217,7 +221,7 @@ def check_layers(
 ) -> None:
     """The same message where the upper half of all parameters has three times tau."""
     layers = Layers((n // 2, n), (1, 3))
-    if 3 * tau_quanta > EXACT_QUANTA:
+    if 3 * tau_quanta > EXACT_QUANTA // (8 if form is Form.LEVELS else 1):
         return
     same, scaled = decode_update_untrusted(payload, form, count, tau_quanta, n, layers)
     np.testing.assert_array_equal(same, indices)
@@ -228,30 +232,55 @@ def run_gaps(data: bytes) -> str:
     return run_update(data, (Form.GAPS,))
 
 
+def run_levels(data: bytes) -> str:
+    return run_update(data, (Form.LEVELS,))
+
+
 def run_bitmap(data: bytes) -> str:
     return run_update(data, (Form.BITMAP_UP, Form.BITMAP_DOWN))
 
 
 def snapshot_seeds() -> list[bytes]:
-    quanta = [encode_quanta(np.arange(-n, n, dtype=np.int32)) for n in (1, 20)]
-    theta = [encode_theta(np.arange(-n, n, dtype=np.float32) * 2.0**-10) for n in (1, 20)]
-    payloads = [b"\0" + payload for payload in quanta] + [b"\1" + payload for payload in theta]
-    return [payload[:1] + U16.pack(len(payload) // 4) + payload[1:] for payload in payloads]
+    payloads = [encode_theta(np.arange(-n, n, dtype=np.float32) * 2.0**-10) for n in (1, 2, 9, 20)]
+    return [U16.pack(len(payload) // 4) + payload for payload in payloads]
 
 
 def run_snapshot(data: bytes) -> str:
-    if len(data) < 1 + U16.size:
+    if len(data) < U16.size:
         raise WireError("too short for this target")
-    (n_params,) = U16.unpack_from(data, 1)
-    payload = data[1 + U16.size :]
-    if data[0] % 2 == 0:
-        assert encode_quanta(decode_quanta_untrusted(payload, n_params)) == payload
-        return "quanta"
+    (n_params,) = U16.unpack_from(data)
+    payload = data[U16.size :]
     theta = decode_theta_untrusted(payload, n_params, K)
     assert encode_theta(theta) == payload
     assert np.isfinite(theta).all()
     assert not np.any((theta == 0) & np.signbit(theta))
-    return "theta"
+    return f"{n_params.bit_length()} bits of parameters"
+
+
+def sum_seeds() -> list[bytes]:
+    """Sums as we write them: sparse and dense, few and many, small steps and large."""
+    random = np.random.default_rng(3)
+    seeds = []
+    for n_params in (1, 9, 300, 4000):
+        for density, steps in ((0.01, [6]), (0.3, [640, 512, 1280]), (1.0, [1, 7, 2**30 + 1])):
+            array = random.choice(steps, n_params) * random.choice([-1, 1], n_params)
+            array[random.random(n_params) >= density] = 0
+            made = encode_quanta(Total.of_array(array.astype(np.int32)))
+            seeds.append(U16.pack(n_params) + made)
+    return seeds
+
+
+def run_sum(data: bytes) -> str:
+    if len(data) < U16.size:
+        raise WireError("too short for this target")
+    (n_params,) = U16.unpack_from(data)
+    total = decode_quanta_untrusted(fenced(data[U16.size :]), n_params)
+    array = total.dense()
+    assert array.shape == (n_params,)
+    again = encode_quanta(total)
+    assert len(again) <= sum_bytes_bound(total.hits[0].size, n_params)
+    np.testing.assert_array_equal(decode_quanta_untrusted(again, n_params).dense(), array)
+    return f"layout {data[U16.size]}, {int(np.count_nonzero(array)).bit_length()} bits of entries"
 
 
 # -- DL4J's layouts: u16 values of the receiver | int32 words --------------------------------------
@@ -290,6 +319,8 @@ TARGETS: dict[str, Target] = {
     "messages": Target(message_seeds, run_messages),
     "gaps": Target(lambda: update_seeds((Form.GAPS,)), run_gaps),
     "bitmap": Target(lambda: update_seeds((Form.BITMAP_UP, Form.BITMAP_DOWN)), run_bitmap),
+    "levels": Target(lambda: update_seeds((Form.LEVELS,), levels=4), run_levels),
+    "sum": Target(sum_seeds, run_sum),
     "snapshot": Target(snapshot_seeds, run_snapshot),
     "dl4j-threshold": Target(
         lambda: dl4j_seeds(dl4j.encode_threshold),

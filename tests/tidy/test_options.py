@@ -15,6 +15,7 @@ from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import (
     AdaptiveThreshold,
+    AutoThreshold,
     FixedThreshold,
     TargetSparsityThreshold,
 )
@@ -27,6 +28,7 @@ OPTIONS = [
     f"{owner.__name__}.{option.name}"
     for owner in (
         AdaptiveThreshold,
+        AutoThreshold,
         FixedThreshold,
         ResidualClipping,
         SharedTrainingMaster,

@@ -27,8 +27,8 @@ def test_bitmap(form: Form, half: int) -> None:
 @pytest.mark.parametrize(
     ("payload", "form", "count", "tau_quanta", "n_params", "why"),
     [
-        (HITS, 0, 2, 10, 7, "form 1, 2 or 3"),
-        (HITS, Form.QUANTA, 2, 10, 7, "form 1, 2 or 3"),
+        (HITS, 0, 2, 10, 7, "form 1, 2, 3 or 7"),
+        (HITS, Form.QUANTA, 2, 10, 7, "form 1, 2, 3 or 7"),
         (HITS, Form.GAPS, 0, 10, 7, "0 entries"),
         (HITS, Form.GAPS, 8, 10, 7, "8 entries for 7"),
         (HITS, Form.GAPS, 2, 9, 7, "even"),
@@ -51,14 +51,14 @@ def test_what_is_no_update_is_refused(
         codec.decode_update_untrusted(payload, form, count, tau_quanta, n_params)
 
 
-def test_merged_ranges_are_little_endian_and_writable_when_read() -> None:
+def test_dense_sums_are_little_endian_and_writable_when_read() -> None:
     total = np.array([1, -2, 2**31 - 1], np.int32)
-    payload = codec.encode_quanta(total)
-    assert payload[:8] == b"\1\0\0\0\xfe\xff\xff\xff"
+    payload = b"\4\1\0\0\0" + total.tobytes()
     read = codec.decode_quanta_untrusted(payload, 3)
-    np.testing.assert_array_equal(read, total)
-    read += 1
-    with pytest.raises(WireError, match="12 bytes for 4 parameters"):
+    np.testing.assert_array_equal(read.array, total)
+    read.add((np.array([1], np.int32), np.array([7], np.int32)))
+    assert read.dense().tolist() == [1, 5, 2**31 - 1]
+    with pytest.raises(WireError, match="17 bytes for 4 parameters"):
         codec.decode_quanta_untrusted(payload, 4)
 
 

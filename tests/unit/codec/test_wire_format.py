@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from pathlib import Path
 from typing import get_args
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from sparkstrom.codec.frames import HEADER, KEY_BYTES, Header, Seal
-from sparkstrom.codec.messages import Control, MergedRange
+from sparkstrom.base.errors import WireError
+from sparkstrom.base.identity import MASTER
+from sparkstrom.codec.frames import HEADER, KEY_BYTES, Header, Seal, told_by
+from sparkstrom.codec.messages import Control, MergedRange, Release
 from sparkstrom.codec.payload import decode_update_untrusted
 from sparkstrom.codec.wire import Kind, decode_untrusted, encode
 from sparkstrom.encoding.forms import Form
@@ -36,6 +40,31 @@ def test_frame_header():
     header = Header(*(said[n] for n in ("kind", "sender", "receiver", "edge", "counter")), 0, 1)
     frame = Seal(bytes(KEY_BYTES), said["job"]).close(header, bytes(said["body"]))
     assert frame[: HEADER.size] == bytes.fromhex("".join(rest))
+
+
+def test_what_is_told_directly():
+    first, *rest = example("told")
+    said = named_numbers(first)
+    header = told_by(said["token"], said["count"], said["kind"], said["piece"], said["pieces"])
+    assert (header.session, header.count) == (said["token"], said["count"])
+    frame = Seal(bytes(KEY_BYTES), said["job"]).close(header, bytes(said["body"]))
+    assert frame[: HEADER.size] == bytes.fromhex("".join(rest))
+
+
+def test_what_the_master_says_directly():
+    """As a reader of the page would seal it: with the token after the header."""
+    first, *rest = example("direct")
+    said, frame = named_numbers(first), bytes.fromhex("".join(rest))
+    clear, sealed = frame[: HEADER.size], frame[HEADER.size :]
+    key, nonce = bytes(KEY_BYTES), struct.pack("<IQ", MASTER, said["counter"])
+    body = AESGCM(key).decrypt(nonce, sealed, clear + struct.pack("<Q", said["token"]))
+    assert decode_untrusted(Kind.CONTROL, body) == Release("slot")
+    header = Header(Kind.CONTROL, MASTER, said["receiver"], 0, said["counter"], 0, 1)
+    seal = Seal(key, said["job"])
+    assert seal.close(header, body, said["token"]) == frame
+    assert seal.open_untrusted(frame, said["token"]) == (header, body)
+    with pytest.raises(WireError, match="for another process"):
+        seal.open_untrusted(frame, said["token"] + 1)
 
 
 @pytest.mark.parametrize("name", ["control", "report"])

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.residuals import ResidualClipping
-from sparkstrom.encoding.schedules import SAMPLE_PARAMS, WarmUp, shakes
+from sparkstrom.encoding.samples import SAMPLE_PARAMS, tau_reached_by
+from sparkstrom.encoding.schedules import WarmUp, shakes
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
 from sparkstrom.spark.settings import resolve
 from sparkstrom.spark.shared import SharedTrainingMaster
@@ -108,7 +109,7 @@ def test_nan_in_a_warm_up_is_still_found_before_theta_changes(train_on: str) -> 
 def test_the_sample_sees_every_column_of_a_matrix() -> None:
     moved = np.zeros((4 * SAMPLE_PARAMS // 64, 64), np.float32)
     moved[:, 5] = 0.5
-    tau = WarmUp(1, 0.01).tau(1, moved.reshape(-1), np.zeros(moved.size, np.float32), -1)
+    tau = tau_reached_by(0.01, 1, moved.reshape(-1), np.zeros(moved.size, np.float32), -1)
     assert tau == 0.5
 
 

@@ -16,6 +16,7 @@ from sparkstrom.codec.messages import (
     Welcome,
 )
 from sparkstrom.codec.wire import encode
+from sparkstrom.protocol.events import Answer
 from sparkstrom.runtime.mailroom import Mailroom
 from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
 
@@ -30,9 +31,9 @@ class Recording(Seal):
         super().__init__(KEY, JOB)
         self.nonces: list[bytes] = []
 
-    def close(self, header: Header, body: bytes) -> bytes:
+    def close(self, header: Header, body: bytes, token: int = 0) -> bytes:
         self.nonces.append(frames._nonce(header))
-        return super().close(header, body)
+        return super().close(header, body, token)
 
 
 class Office:
@@ -47,20 +48,26 @@ class Office:
         beside: MemoryTransport | None = None,
     ) -> None:
         self.transport = network.open(beside=beside)
-        self.seal = Recording()
+        self.seal, self.token = Recording(), secrets.randbits(63)
         self.room = Mailroom(
             self.transport,
             self.seal,
             me=me,
+            token=self.token,
             message_bytes_max=100_000,
             chunk_bytes_max=chunk,
-            random_u63=lambda: secrets.randbits(63),
         )
         self.address = self.at(stream)
 
     def at(self, stream: int) -> Address:
         here = self.transport.endpoint
         return Address(here.host, here.port, stream, stream + 1)
+
+    def answer(
+        self, to: Office, message: Message, node: int | None = None, at: Address | None = None
+    ) -> None:
+        """As a master: say this to that one directly, where it listens or elsewhere."""
+        self.room.answer(Answer(at or to.address, to.token, message, node))
 
     def got(self) -> list[tuple[int, Message]]:
         return list(self.room.receive(0.0))

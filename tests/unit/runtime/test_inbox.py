@@ -58,7 +58,7 @@ def test_beyond_its_bytes_it_holds_one_sum(make_commit: MakeCommit) -> None:
     assert single == first
     assert isinstance(merged, Merged)
     assert (merged.commit, inbox.merges) == (49, 1)
-    assert merged.total[[0, 6]].tolist() == [48 * 128, -48 * 128]
+    assert merged.total.dense()[[0, 6]].tolist() == [48 * 128, -48 * 128]
 
 
 def test_after_taking_there_is_room_again(make_commit: MakeCommit) -> None:
@@ -87,7 +87,7 @@ def test_own_commits_cut_no_sum_into_pieces(make_commit: MakeCommit) -> None:
         inbox.put(Passed(commit + 2))
     (merged,) = inbox.take()
     assert isinstance(merged, Merged)
-    assert (merged.commit, merged.passed, merged.total[0]) == (9, 6, 3 * 128)
+    assert (merged.commit, merged.passed, merged.total.dense()[0]) == (9, 6, 3 * 128)
 
 
 def test_own_commits_with_nothing_to_merge_stand_alone(make_commit: MakeCommit) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.frames import NOBODY, Seal
+from sparkstrom.codec.frames import NOBODY, Rejection, Seal, told_by
 from sparkstrom.codec.messages import (
     Address,
     Adopt,
@@ -49,11 +49,11 @@ def test_only_what_is_told_directly_is_taken_in_the_lobby(network: MemoryNetwork
     node.room.flush()
     assert master.got() == [(FROM_LOBBY, joining(node.address))]
     lobby = Address("127.0.0.1", master.address.port, LOBBY, LOBBY)
-    stranger = replace(HEAD, sender=NOBODY)
+    stranger = told_by(1, 1, HEAD.kind, 0, 1)
     offer(node, lobby, Seal(KEY, JOB).close(stranger, ASK))
     offer(node, lobby, Seal(KEY, JOB).close(HEAD, encode(joining(node.address))[1]))
     assert master.got() == []
-    assert master.room.traffic.rejected == {"only what is told directly is taken here": 2}
+    assert master.room.traffic.rejected == {Rejection.NOT_DIRECT: 2}
 
 
 def test_several_tell_long_messages_at_once(network: MemoryNetwork) -> None:
@@ -70,8 +70,7 @@ def test_several_tell_long_messages_at_once(network: MemoryNetwork) -> None:
             assert box is not None
             box._sender.offer([box._frames.popleft()])
     assert master.got() == [(FROM_LOBBY, message) for message in told]
-    assert master.room._lobby is not None
-    assert master.room._lobby[1].joiners == {}
+    assert master.room._lobby.joiners == {}
 
 
 def test_the_lobby_keeps_a_bounded_number_of_beginnings(
@@ -86,8 +85,7 @@ def test_the_lobby_keeps_a_bounded_number_of_beginnings(
     node.room.tell(Here(5))
     node.room.flush()
     assert master.got() == [(FROM_LOBBY, Here(5))]
-    assert master.room._lobby is not None
-    assert len(master.room._lobby[1].joiners) <= 3
+    assert len(master.room._lobby.joiners) <= 3
 
 
 def test_meeting_again_drops_what_was_not_sent(network: MemoryNetwork) -> None:
@@ -104,7 +102,7 @@ def test_an_answer_reaches_who_has_no_edge(network: MemoryNetwork) -> None:
     node.room.listen(node.address)
     refused = Refused(token=1, count=0, reason="no", fatal=True)
     for _ in range(2):
-        master.room.answer(node.address, refused)
+        master.answer(node, refused)
     master.room.flush()
     assert node.got() == [(MASTER, refused)] * 2
 
@@ -115,7 +113,7 @@ def test_a_welcome_finds_a_node_that_has_no_id_yet(network: MemoryNetwork) -> No
     node.room.listen(node.address)
     up = master.at(1012)
     master.room.open_edge(9, 3, up, node.address)
-    master.room.answer(node.address, welcome(9))
+    master.answer(node, welcome(9))
     master.room.send(9, AskAfter(1))
     master.room.flush()
     came = []
@@ -132,9 +130,9 @@ def test_the_masters_own_words_come_beside_the_edge(pair: tuple[Office, Office])
     master, node = pair
     long = Adopt(node=8, edge=5, local=Address("h" * 500, 1, 1, 2), peer=node.address)
     for n in range(3):
-        master.room.answer(node.address, Probe(n))
+        master.answer(node, Probe(n))
         master.room.send(7, AskAfter(n))
-    master.room.answer(node.address, long)
+    master.answer(node, long)
     box = master.room._peers[7].control
     box.flush()  # the edge is quicker
     master.room.flush()
@@ -148,7 +146,7 @@ def test_the_masters_own_words_come_once_wherever_it_listens(
 ) -> None:
     """Who recorded them cannot play them again when the streams are fresh."""
     master, node = pair
-    master.room.answer(node.address, Probe(7))
+    master.answer(node, Probe(7))
     (frame,) = master.room._answers._waiting[node.address]
     master.room.flush()
     assert node.got() == [(MASTER, Probe(7))]
@@ -167,8 +165,8 @@ def test_of_a_whole_mesh_that_joins_at_once_everybody_is_answered(
     nodes = [Office(network, NOBODY, 20) for _ in range(many)]
     for node in nodes:
         node.room.listen(node.address)
-        master.room.answer(node.address, Probe(1))
-        master.room.answer(node.address, Probe(2))
+        master.answer(node, Probe(1))
+        master.answer(node, Probe(2))
     for _ in range(20):
         master.room.flush()
         assert len(master.room._answers._open) <= ANSWERS_MAX
@@ -180,9 +178,9 @@ def test_who_does_not_listen_keeps_nobody_waiting_for_long(network: MemoryNetwor
     master, node = Office(network, MASTER, 10), Office(network, NOBODY, 20)
     node.room.listen(node.address)
     for stream in range(100, 100 + ANSWERS_MAX):
-        master.room.answer(node.at(stream), Probe(1))
+        master.answer(node, Probe(1), at=node.at(stream))
     master.room.flush()
-    master.room.answer(node.address, Probe(2))
+    master.answer(node, Probe(2))
     for _ in range(PATIENCE_FLUSHES - 1):
         master.room.flush()
     assert node.got() == []
@@ -193,6 +191,6 @@ def test_who_does_not_listen_keeps_nobody_waiting_for_long(network: MemoryNetwor
 def test_what_waits_for_one_place_is_bounded(network: MemoryNetwork) -> None:
     master, node = Office(network, MASTER, 10), Office(network, NOBODY, 20)
     for n in range(100):
-        master.room.answer(node.address, Probe(n))
+        master.answer(node, Probe(n))
     assert master.room.waiting == ANSWER_FRAMES_MAX
     assert master.room.traffic.not_queued == 100 - ANSWER_FRAMES_MAX

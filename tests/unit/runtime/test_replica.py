@@ -13,6 +13,7 @@ from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange, Update
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.encoding.totals import Total
 from sparkstrom.models.base import Batch, Flat
 from sparkstrom.protocol.events import DeliverMerged, Install, SendMerged
 from sparkstrom.runtime.inbox import Merged
@@ -113,7 +114,7 @@ def test_updates_of_others_move_theta_and_leave_the_residual(
     replica.step(BATCH)
     replica.publish()
     replica.apply(replica.theta.decode(make_commit(1, 3)), 1)
-    replica.apply_merged(Merged(np.full(N, 1024, np.int32), 5, 0, 1024))
+    replica.apply_merged(Merged(Total.of_array(np.full(N, 1024, np.int32)), 5, 0, 1024))
     assert replica.theta.commit == 5
     assert replica.theta.values[[2, 3]].tolist() == [1 + TAU, 1]
     np.testing.assert_array_equal(replica.residual(), all_at(TAU / 2))
@@ -226,8 +227,8 @@ def test_a_sum_with_own_updates_in_it_adds_only_the_others(
     for commit in log:
         server.add(server.decode(commit))
     if kind == "merged here":
-        total = np.zeros(N, np.int32)
-        total[[4, 8]] = 128, -128
+        total = Total(N)
+        total.add((np.array([4, 8], np.int32), np.array([128, -128], np.int32)))
         replica.apply_merged(Merged(total, 3, 2, 128))
     else:
         merged: MergedRange = server.merge(SendMerged(7, 0, 3, [(7, 2), (9, 1)], log))

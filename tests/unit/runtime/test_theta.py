@@ -13,6 +13,7 @@ from sparkstrom.base.errors import WireError
 from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, Update
 from sparkstrom.codec.payload import encode_theta
 from sparkstrom.encoding.grid import EXACT_QUANTA
+from sparkstrom.encoding.totals import Total
 from sparkstrom.models.base import Flat
 from sparkstrom.protocol.events import DeliverMerged, SendMerged
 from sparkstrom.runtime import theta as module
@@ -127,7 +128,7 @@ def test_a_chunk_that_cannot_be_is_refused(payload: bytes) -> None:
 def test_local_moves_with_theta(make_commit: MakeCommit) -> None:
     theta, local = Theta(N, K), np.full(N, 0.25, np.float32)
     theta.add(theta.decode(make_commit(1, 5)), local)
-    theta.add_sum(np.full(N, 1024, np.int32), local)
+    theta.add_sum(Total.of_array(np.full(N, 1024, np.int32)), local)
     assert theta.values[[4, 5]].tolist() == [1.125, 1.0]
     assert local[[4, 5]].tolist() == [1.375, 1.25]
 
@@ -137,7 +138,7 @@ def test_leaving_the_exact_range_is_counted_with_the_first_index(make_commit: Ma
     theta.values[[4, 9]] = EXACT_QUANTA * theta.q
     theta.add(theta.decode(make_commit(1, 5, 10)))
     assert (theta.breaches, theta.first_breach) == (2, 4)
-    theta.add_sum(np.ones(N, np.int32))
+    theta.add_sum(Total.of_array(np.ones(N, np.int32)))
     assert theta.breaches > 2
     assert theta.first_breach == 4
 

@@ -21,6 +21,7 @@ from sparkstrom.codec.messages import (
 from sparkstrom.codec.states import encode_state
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.encoding.totals import Total
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Order
 from sparkstrom.runtime.batches import Batches
@@ -208,7 +209,7 @@ def test_a_second_pause_is_answered_too(bench: Callable[..., Bench]) -> None:
 def test_updates_of_others_are_applied_between_steps(
     bench: Callable[..., Bench], make_commit: Callable[..., Committed]
 ) -> None:
-    merged = Merged(np.full(N, 1024, np.int32), 7, 0, 1024)
+    merged = Merged(Total.of_array(np.full(N, 1024, np.int32)), 7, 0, 1024)
     made = bench([*steps(1), ([ev.Deliver(make_commit(6, 1)), merged], TRAIN)])
     events = made.run()
     seen = [event.seen for event in events if isinstance(event, ev.Published)]

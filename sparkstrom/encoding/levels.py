@@ -1,0 +1,172 @@
+"""How far each hit moves: tau * 2^level, written beside the gaps at the entropy of the levels.
+
+Few hits are far above tau, so levels are written as who among the hits has level 1 or more, who
+among those has 2 or more, and so on: each time the gaps between members, Rice-coded. Layout:
+
+    u8 top | per level from 1 to top: u8 rice, gaps, 0s up to a whole byte | the hits, as ``gaps``
+
+A gap counts candidates (hits of the level below) without the level since the last one with it; one
+more gap counts those that remain. A code is gap >> rice as that many 0s, a 1, and the rice low bits
+of the gap, the lowest first. Decoding trusts nothing, as in ``gaps``.
+"""
+
+# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# mypy: disable-error-code="arg-type, assignment, no-any-return"
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from sparkstrom.encoding import gaps
+from sparkstrom.encoding.compiled import BYTES, helper, kernel
+from sparkstrom.encoding.gaps import FLUSH_BYTES, I32, RICE_MAX, U8
+from sparkstrom.encoding.thresholds import LEVELS_MAX
+
+TOP_MAX = LEVELS_MAX - 1
+
+
+def bytes_max(count: int, n_params: int, top: int) -> int:
+    """The longest message for ``count`` hits with levels up to ``top``, wherever they lie."""
+    section = 1 + (2 * (count + 1) + 7) // 8  # at most 1.7 bits per candidate, see ``rice_guess``
+    return 1 + top * section + gaps.bytes_max(count, n_params)
+
+
+def encode(codes: I32, levels: U8, top: int, n_params: int, out: U8) -> int:
+    """Write hits and their levels as a message; return its length, at most ``bytes_max`` bytes.
+
+    codes  i32[hits]     in   ascending indices, ``~index`` for hits downwards; at least one
+    levels u8[hits]      in   <= top
+    top    int           in   1 .. ``TOP_MAX``
+    out    u8[capacity]  out  capacity >= bytes_max + FLUSH_BYTES
+    """
+    assert 1 <= top <= TOP_MAX
+    assert out.size >= bytes_max(codes.size, n_params, top) + FLUSH_BYTES
+    out[0], at = top, 1
+    candidates = codes.size
+    for level in range(1, top + 1):
+        members = int(np.count_nonzero(levels >= level))
+        guess = gaps.rice_guess(members + 1, candidates + 1)
+        out[at] = best_rice(levels, level, guess)
+        at, candidates = int(write_level(levels, level, out, at)), members
+    return at + gaps.encode(codes, n_params, out[at:])
+
+
+def read(payload: U8, n_params: int, quanta: int, indices: I32, amounts: I32) -> str:
+    """Turn a message into indices and signed quanta to add; hostile bytes are expected.
+
+    payload u8[bytes]   in
+    quanta  i32         in   tau in quanta; tau * 2^TOP_MAX is an i32
+    indices i32[count]  out  ascending, all within n_params; garbage unless the answer is ""
+    amounts i32[count]  out  +-quanta * 2^level; likewise
+    returns                  why it is no message, or ""
+    """
+    if payload.size == 0 or not 1 <= payload[0] <= TOP_MAX:
+        return "the highest level is out of range"
+    levels, at = np.zeros(indices.size, np.uint8), 1
+    for level in range(1, int(payload[0]) + 1):
+        at = int(read_level(payload, at, level, levels))
+        if at < 0:
+            return "the levels do not fit the hits"
+    if reason := gaps.read(payload[at:], n_params, quanta, indices, amounts):
+        return reason
+    np.left_shift(amounts, levels, out=amounts)
+    return ""
+
+
+def entropy_bits(codes: I32, levels: U8, n_params: int) -> float:
+    """What hits spread evenly and their signs and levels take at their entropy."""
+    p = codes.size / n_params
+    bits = -n_params * (p * math.log2(p) + (1 - p) * math.log2(1 - p)) + codes.size
+    counts = np.bincount(levels)
+    return bits + float(sum(c * math.log2(codes.size / c) for c in counts.tolist() if c))
+
+
+@kernel("i8(u1[::1], i8, i8)")
+def best_rice(levels: U8, level: int, guess: int) -> int:
+    """The best of ``guess`` and its two neighbours for one level, by counting bits."""
+    down, up = max(0, guess - 1), min(RICE_MAX, guess + 1)
+    lower, same, higher, gap = down + 1, guess + 1, up + 1, 0
+    for j in range(levels.shape[0]):
+        if levels[j] >= level:
+            lower, same = lower + (gap >> down) + 1 + down, same + (gap >> guess) + 1 + guess
+            higher, gap = higher + (gap >> up) + 1 + up, 0
+        elif levels[j] == level - 1:
+            gap += 1
+    lower, same, higher = lower + (gap >> down), same + (gap >> guess), higher + (gap >> up)
+    if lower < same and lower <= higher:
+        return down
+    return up if higher < same else guess
+
+
+@helper
+def _put(out: U8, position: int, gap: int, rice: int) -> int:
+    """Write one code to bits that are 0; return the position after it."""
+    position += gap >> rice
+    out[position >> 3] |= np.uint8(1 << (position & 7))
+    for bit in range(rice):
+        position += 1
+        out[position >> 3] |= np.uint8(((gap >> bit) & 1) << (position & 7))
+    return position + 1
+
+
+@kernel("i8(u1[::1], i8, u1[::1], i8)")
+def write_level(levels: U8, level: int, out: U8, at: int) -> int:
+    """Write who has this level, from the byte after the Rice parameter on; return the end."""
+    rice, position, gap = np.int64(out[at]), 8 * (at + 1), 0
+    room = min(out.shape[0], at + 3 + (2 * (levels.shape[0] + 1) + 7) // 8)
+    for byte in range(at + 1, room):
+        out[byte] = 0
+    for j in range(levels.shape[0]):
+        if levels[j] >= level:
+            position, gap = _put(out, position, gap, rice), 0
+        elif levels[j] == level - 1:
+            gap += 1
+    return (_put(out, position, gap, rice) + 7) >> 3
+
+
+@helper
+def _take(payload: U8, position: int, rice: int, most: int) -> tuple[int, int]:
+    """Read one code: the gap, -1 where it is no code or above ``most``, and the position after."""
+    end, zeros = 8 * payload.shape[0], 0
+    while position < end and not (payload[position >> 3] >> (position & 7)) & 1:
+        zeros, position = zeros + 1, position + 1
+    if position + 1 + rice > end or zeros > most >> rice:
+        return -1, position
+    gap = zeros << rice
+    for bit in range(rice):
+        position += 1
+        gap |= np.int64((payload[position >> 3] >> (position & 7)) & 1) << bit
+    return (gap if gap <= most else -1), position + 1
+
+
+@kernel(f"i8({BYTES}, i8, i8, u1[::1])")
+def read_level(payload: U8, at: int, level: int, levels: U8) -> int:
+    """Raise to this level who has it; return the end, or -1 where it is not so written.
+
+    payload u8[bytes]  in
+    at      i64        in      of the Rice parameter
+    levels  u8[hits]   in/out  level - 1 of the candidates
+    """
+    if at >= payload.shape[0] or payload[at] > RICE_MAX:
+        return -1
+    hits = levels.shape[0]
+    rice, position = np.int64(payload[at]), 8 * (at + 1)
+    left, position = _take(payload, position, rice, hits)
+    for j in range(hits):
+        if left < 0:
+            return -1
+        if levels[j] == level - 1:
+            if left == 0:
+                levels[j] = level
+                left, position = _take(payload, position, rice, hits)
+            else:
+                left -= 1
+    if left != 0:
+        return -1
+    while position & 7:
+        if (payload[position >> 3] >> (position & 7)) & 1:
+            return -1
+        position += 1
+    return position >> 3
