@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from sparkstrom.simulation.runs import Result
 
 NODES_MAX = 256  # one heap of Python objects: beyond this a run takes minutes
-MODES = ("plain", "mesh")
+MODES = ("plain", "mesh", "links", "links-mesh")
 
 OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can be given
     "epochs": (int, "epochs per partition"),
     "batches": (int, "minibatches per epoch and partition"),
-    "publish_every": (int, "steps between publications"),
+    "publish_every": (int, "steps between publications; 0: when the last one is committed"),
     "max_lead": (int, "steps that a worker may be ahead of the slowest"),
     "log_bytes": (int, "the master's log"),
     "merged_bytes": (int, "what a sum of commits costs"),
@@ -29,6 +29,12 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
     "depth": (int, "levels of a mesh"),
     "per_executor": (int, "workers in one executor"),
     "bandwidth": (float, "bytes per second that one host can send; 0: no bound"),
+    "rate": (float, "bytes per second of each host's interface, in links and links-mesh"),
+    "params": (int, "parameters of the model that messages are as long as"),
+    "density": (float, "share of its parameters in an update"),
+    "narrow": (int, "hosts whose interface is narrower than the others'"),
+    "narrows": (int, "times that a host's interface gets narrower"),
+    "slow_pollers": (int, "workers that look at their streams seldom"),
     "downlink_bytes": (int, "under way from a node to one child"),
     "empty_partitions": (int, "partitions without rows"),
     "kept_files": (int, "residuals left by an earlier fit"),
@@ -62,13 +68,12 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
 AT_LEAST_ONE = (
     "epochs",
     "batches",
-    "publish_every",
     "max_lead",
     "fan_out",
     "depth",
     "per_executor",
 )
-SHARES = ("loss", "repeat", "late", "stop", "failure", "drift")
+SHARES = ("loss", "repeat", "late", "stop", "failure", "drift", "density")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -81,7 +86,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--nodes", type=int, default=4, help="workers (default: %(default)s)")
     parser.add_argument("--seeds", default="0:50", help="A:B, or one (default: %(default)s)")
     parser.add_argument(
-        "--mode", default="plain", help="topology: plain or mesh (default: %(default)s)"
+        "--mode",
+        default="plain",
+        help="topology: plain or mesh, or links or links-mesh: the same with messages of real "
+        "length over interfaces of a certain rate (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per line and seed")
     parser.add_argument("--transcript", action="store_true", help="what happened, on stderr")

@@ -11,6 +11,7 @@ from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.waiting import JOIN_FAILED, MASTER_SILENT
 from sparkstrom.simulation.deaths import Doom
 from sparkstrom.simulation.faults import Faults
+from sparkstrom.simulation.linked import LinkedNetwork
 from sparkstrom.simulation.network import Split
 from sparkstrom.simulation.process import Cut, SimProcess
 
@@ -46,6 +47,7 @@ class Chaos:
             (faults.doubles, self._double),
             (faults.cuts, self._cut_off),
             (faults.splits, self._split),
+            (faults.narrows, self._narrow),
             (faults.isolations, self._isolate),
             (faults.pauses, self._pause),
             (faults.leaps, self._leap),
@@ -146,6 +148,11 @@ class Chaos:
         self._lasts(until_s)
         self._unreached.update(apart)
         self._world.network.split(Split(until_s, frozenset(apart)))
+
+    def _narrow(self) -> None:
+        network = self._world.network
+        if isinstance(network, LinkedNetwork) and self._world.phase is not Phase.DONE:
+            network.narrow()
 
     def _isolate(self) -> None:
         """The driver program lives and hears nobody: to it, everybody else is gone."""

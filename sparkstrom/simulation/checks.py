@@ -122,8 +122,9 @@ class Checks:
         for payload in process.borrowed:
             if payload is None:
                 continue
-            parts = set(UPDATER.iter_unpack(payload))
-            attempt, steps, fresh = min(parts)
+            starts = range(0, len(payload), process.copy_bytes)
+            parts = {payload[start : start + UPDATER.size] for start in starts}
+            attempt, steps, fresh = UPDATER.unpack(payload[: UPDATER.size])
             if len(parts) > 1 or not steps or attempt == process.identity.attempt:
                 self.violation(f"I3: {process.name} borrowed {payload.hex()}")
             if fresh:

@@ -5,24 +5,33 @@ Most runs are rough in some way; a few are calm, so that what only works in trou
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from typing import Any
 
 from sparkstrom.protocol.tree import DEPTH
 from sparkstrom.simulation.faults import NO_FAULTS, Faults
+from sparkstrom.simulation.process import STEP_S_MIN
 from sparkstrom.simulation.sizes import Size
 
+LINKS = "links"
 CALM_SHARE = 0.05
 BUFFERED_SHARE = 0.3
 CODED_SHARE = 0.25
 WHOLE_SHARE = 0.7
 ISOLATED_SHARE = 0.1
 ROUGH_SHARE = 0.5
+SLACK_MIN, SLACK_MAX = 0.1, 3.0  # of what would be needed to send all at once
+RATE_MIN = 125_000.0  # 1 Mbit/s: below that nothing is promised
+TROUBLE_SHARE = 0.3  # of the runs over links: that nothing goes wrong is what they are about
+LINKS_END_S = 3_000.0
 
 
 def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
-    """Size and faults of this seed's run; ``mode``: plain or mesh."""
+    """Size and faults of this seed's run; ``mode``: plain, mesh, links or links-mesh."""
+    if mode.startswith(LINKS):
+        return linked(seed, nodes, mesh=mode != LINKS)
     chance = random.Random(f"conditions of {seed}")
     publish_every = chance.choice((1, 1, 1, 3))
     size = Size(
@@ -67,6 +76,61 @@ def _meshed(size: Size, chance: random.Random) -> Size:
         merged_bytes=chance.choice((200, 1_000, 1 << 30)),
         per_executor=chance.choice((1, 2, 3)),
     )
+
+
+def linked(seed: int, nodes: int, *, mesh: bool) -> tuple[Size, Faults]:
+    """Messages of real length over links that carry 0.1 to 3 times what training would fill."""
+    chance = random.Random(f"links of {seed}")
+    publish_every = chance.choice((0, 0, 1, 4))  # 0: as fast as the link takes them
+    params = chance.choice((100_000, 100_000, 300_000, 1_000_000))
+    fan_out = chance.choice((2, 3, 8))
+    size = Size(
+        nodes=nodes,
+        epochs=3,
+        batches=chance.choice((8, 16)),
+        publish_every=publish_every,
+        max_lead=chance.choice((None, max(1, publish_every), max(4, publish_every))),
+        log_bytes=chance.choice((8 << 20, 64 << 20)),
+        window_bytes=8 << 20,
+        downlink_bytes=4 << 20,
+        per_executor=chance.choice((1, 1, 2)),
+        kept_files=0,
+        lease_s=10.0,
+        patience_s=60.0,
+        end_s=LINKS_END_S,
+        params=params,
+        density=chance.choice((0.003, 0.01, 0.05, 0.13)),
+    )
+    if mesh:
+        size = replace(size, fan_out=fan_out, depth=max(DEPTH, nodes.bit_length()))
+    faults = replace(NO_FAULTS, step_s_max=chance.choice((0.1, 0.3, 0.6)))
+    slack = math.exp(chance.uniform(math.log(SLACK_MIN), math.log(SLACK_MAX)))
+    rate = max(RATE_MIN, slack * needed_rate(size, faults.step_s_max))
+    faults = replace(
+        faults,
+        rate=rate,
+        narrow=chance.choice((0, 0, 1)),
+        narrows=chance.choice((0, 0, 1)),
+        slow_pollers=chance.choice((0, 0, 1)),
+    )
+    if chance.random() < TROUBLE_SHARE:
+        faults = replace(
+            faults,
+            crashes=chance.choice((0, 1)),
+            cuts=chance.choice((0, 1)),
+            pauses=chance.choice((0, 1)),
+            breaks=chance.choice((0, 1)),
+            edge_deaths=chance.choice((0, 1)),
+        )
+    return size, faults
+
+
+def needed_rate(size: Size, step_s_max: float) -> float:
+    """Bytes per second that leave the driver's host where everybody trains unhindered."""
+    step_s = STEP_S_MIN + step_s_max / 4  # slowness is drawn up to that, and each step up to it
+    commits = size.nodes / (step_s * max(1, size.publish_every))
+    children = min(size.fan_out, size.nodes) if size.mesh else size.nodes
+    return commits * size.weights.update_bytes * children
 
 
 def _rougher(faults: Faults, nodes: int, chance: random.Random) -> Faults:

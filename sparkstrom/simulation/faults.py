@@ -14,6 +14,10 @@ class Faults:
     delay_ms_max: float = 40.0
     late: float = 0.02  # share of messages that come up to half a second late: reordering
     bandwidth: float = 0.0  # bytes per second that one host can send; 0: no bound
+    rate: float = 0.0  # bytes per second of each host's interface, each way; 0: no links at all
+    narrow: int = 0  # hosts whose interface is narrower than that from the beginning
+    narrows: int = 0  # times that a host's interface gets narrower in mid-run
+    slow_pollers: int = 0  # workers that look at their streams seldom
     step_s_max: float = 0.03  # a slow trainer's steps take up to so long
     crashes: int = 2  # a worker process is gone; Spark starts another after a while
     executor_crashes: int = 0  # all workers of one executor are gone at once

@@ -21,6 +21,7 @@ from sparkstrom.protocol.events import ENDS, Command, Effect, Order
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
 from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.replica import SimLearner, SimReplica, Theta, mass
+from sparkstrom.simulation.weights import CHUNK_BYTES, Weights, padded
 
 Item = (
     ev.Deliver | ev.Passed | ev.DeliverMerged | ev.Install | ev.Begin | ev.InstallUpdater
@@ -29,6 +30,8 @@ Item = (
 BUFFER = struct.Struct("<III")  # partition, attempt, epoch
 UPDATER = struct.Struct("<III")  # attempt, steps, 1 where the state began fresh in mid-training
 COPY_CHUNKS = 2
+STEP_S_MIN = 0.004
+WEIGHTLESS = Weights()
 ITEMS = frozenset(get_args(Item))
 Perform = Callable[["SimProcess", Effect], None]
 FAILURE = "training raised"
@@ -84,7 +87,7 @@ class SimProcess:
         "_scratch", "_shift_s", "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed",
         "cut", "doom", "failing", "identity", "installed", "learner", "left", "limits", "links",
         "made", "me", "name", "node", "port", "position", "quiet", "replica", "slots", "slowness_s",
-        "stepping", "steps", "tick_s", "ticks", "turn", "woken",
+        "stepping", "steps", "tick_s", "ticks", "turn", "weights", "woken",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +107,7 @@ class SimProcess:
         now_s: float,
         clock: tuple[float, float] = (1.0, 0.0),
         buffered: bool = False,
+        weights: Weights = WEIGHTLESS,
     ) -> None:
         self.name, self.identity, self.limits = name, identity, limits
         self._perform, self._scratch = perform, scratch
@@ -128,7 +132,7 @@ class SimProcess:
         self._activity = Activity.CATCHING_UP
         self._said: set[tuple[Order, int, int]] = set()
         self.stepping = False  # inside a step, which began under an earlier command
-        self._buffered = buffered
+        self._buffered, self.weights = buffered, weights
         self._copy: Copy | None = None  # of its updater's state, once somebody has asked for it
         self._is_fresh = False  # that state, although training had begun
         self.borrowed: list[bytes | None] = []
@@ -314,9 +318,23 @@ class SimProcess:
     def lend(self, ask: AskUpdater) -> UpdaterChunk:
         """Part of a copy of its updater's state; each of its parts says whose it is."""
         if self._copy is None:
-            part = UPDATER.pack(self.identity.attempt, self.steps, self._is_fresh)
-            self._copy = Copy.of(part * COPY_CHUNKS, UPDATER.size)
+            part = padded(
+                UPDATER.pack(self.identity.attempt, self.steps, self._is_fresh), self.copy_bytes
+            )
+            count = max(COPY_CHUNKS, self.weights.updater_chunks)
+            self._copy = Copy.of(part * count, self.copy_bytes)
         return self._copy.chunk(ask)
+
+    @property
+    def copy_bytes(self) -> int:
+        """Of one part of it."""
+        return CHUNK_BYTES if self.weights.params else UPDATER.size
+
+    def _is_due(self) -> bool:
+        """After so many steps, or as soon as the last publication is committed."""
+        if self._publish_every:
+            return self._unpublished >= self._publish_every
+        return self.node.command.publishes
 
     def _finish_step(self, now_s: float) -> None:
         self.learner.step()
@@ -328,9 +346,11 @@ class SimProcess:
         if whole and self._buffered:
             self._publish_buffers(before, now_s)
         payload = b""
-        if self._unpublished >= self._publish_every or self.finished:
+        if self._is_due() or self.finished:
             self._unpublished = 0
             payload = self.learner.publish()
+            if payload:
+                payload = padded(payload, self.weights.update_bytes)
         where = (self.position.epoch, self.position.batch, self.steps)
         if not payload:
             self.quiet.add(self.ordinal)
@@ -340,4 +360,5 @@ class SimProcess:
         self.made.append(Made(self._reached, self.ordinal, payload))
         self._reached = self.ordinal
         seen = self.replica.commit
-        self.feed(ev.Published(0, 1, len(payload) // 2, payload, seen, *where), now_s)
+        count = self.weights.entries or len(payload) // 2
+        self.feed(ev.Published(0, 1, count, payload, seen, *where), now_s)

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange
 from sparkstrom.protocol.events import DeliverMerged, Install, SendMerged
+from sparkstrom.simulation.weights import CHUNK_BYTES, padded
 
 SIZE = 12
 CHUNK = 4
@@ -31,6 +32,8 @@ INITIAL = tuple(range(1, SIZE + 1))  # the parameters that a fit begins with
 def add(theta: Theta, payload: bytes) -> None:
     """Add one update."""
     for index, amount in PAIR.iter_unpack(payload):
+        if not amount:
+            break  # zeros up to a real update's length
         theta[index] += amount
 
 
@@ -47,20 +50,20 @@ def merge(entries: Iterable[Committed | MergedRange]) -> bytes:
     theta = [0] * SIZE
     for entry in entries:
         if isinstance(entry, MergedRange):
-            theta = [a + b for a, b in zip(theta, SUM.unpack(entry.payload), strict=True)]
+            theta = [a + b for a, b in zip(theta, SUM.unpack_from(entry.payload), strict=True)]
         else:
             add(theta, entry.payload)
     return SUM.pack(*theta)
 
 
-def merged_range(effect: SendMerged) -> MergedRange:
-    """The message that the effect asks for."""
+def merged_range(effect: SendMerged, size: int = 0) -> MergedRange:
+    """The message that the effect asks for, with a payload of at least ``size`` bytes."""
     return MergedRange(
         after=effect.after,
         commit=effect.commit,
         last=effect.last,
         count=effect.count,
-        payload=merge(effect.entries),
+        payload=padded(merge(effect.entries), size),
     )
 
 
@@ -103,7 +106,7 @@ class SimReplica:
     def apply_merged(self, item: DeliverMerged) -> None:
         """Add many commits at once, less its own."""
         total_of_own = total(update.payload for update in item.own)
-        merged = SUM.unpack(item.merged.payload)
+        merged = SUM.unpack_from(item.merged.payload)
         for i in range(SIZE):
             self.theta[i] += merged[i] - total_of_own[i]
         for _ in item.own:
@@ -112,7 +115,7 @@ class SimReplica:
 
     def install(self, install: Install) -> None:
         """Take a snapshot, what each chunk of it lacks, and the node's own uncommitted updates."""
-        *cells, buffers = install.chunks
+        *cells, buffers = install.chunks[:CHUNKS]  # what follows is there for its length
         self.theta = [value for chunk in cells for value in CELL.unpack(chunk.payload)]
         self.buffers = buffers.payload
         has = [chunk.commit for chunk in cells]
@@ -127,6 +130,8 @@ class SimReplica:
                 self.buffers = committed.payload if newer else self.buffers
                 continue
             for index, amount in PAIR.iter_unpack(committed.payload):
+                if not amount:
+                    break
                 if committed.commit > has[index // CHUNK]:
                     self.theta[index] += amount
         self.own = deque(b"" if u.form == BUFFERS else u.payload for u in install.own)
@@ -136,6 +141,8 @@ class SimReplica:
 
     def chunk(self, index: int) -> Chunk:
         """Part of this replica as of its commit: without its own uncommitted updates."""
+        if index >= CHUNKS:
+            return Chunk(index=index, commit=self.commit, payload=padded(b"", CHUNK_BYTES))
         if index == CHUNKS - 1:
             return Chunk(index=index, commit=self.commit, payload=self.buffers)
         mine = total(self.own)

@@ -10,7 +10,9 @@ from sparkstrom.protocol.link import SUM_ENTRY_BYTES
 from sparkstrom.protocol.node import NodeLimits
 from sparkstrom.protocol.tree import FLAT
 from sparkstrom.simulation.replica import CELL
+from sparkstrom.simulation.weights import CHUNK_BYTES, Weights
 
+UNDER_WAY_MAX = 64 << 20  # as in a real fit, to all children of a node
 SILENT_LEASES = 3  # of the master; twice that in a mesh, where its signs take a detour
 
 ATTACH_LEASES = 8  # longer than any trouble lasts from which a place comes in the end
@@ -24,7 +26,7 @@ class Size:
     epochs: int = 3
     batches: int = 7
     max_lead: int | None = 6
-    publish_every: int = 1
+    publish_every: int = 1  # steps; 0: when the last publication is committed
     log_bytes: int = 4_000  # small on purpose: some must take snapshots
     window_bytes: int = 600
     downlink_bytes: int = 2_000
@@ -45,21 +47,30 @@ class Size:
     bounds_s: float = 0.1  # between looks at what must stay bounded
     starts_s: float = 1.0  # Spark starts the tasks within this
     end_s: float = 300.0  # a run that is not over by then hangs
+    patience_s: float = 10.0  # for workers that come late, and for the master's first answer
+    params: int = 0  # of the model that messages are as long as; 0: as short as can be
+    density: float = 0.0  # share of its parameters in an update
 
     @property
     def mesh(self) -> bool:
         return self.depth > 1
 
     @property
+    def weights(self) -> Weights:
+        return Weights(self.params, self.density)
+
+    @property
     def serving(self) -> Serving:
         """Of one child and of all; what a sum and a chunk weigh."""
+        if self.params:
+            return Serving(self.downlink_bytes, UNDER_WAY_MAX, self.params, CHUNK_BYTES)
         entries = max(1, self.merged_bytes // SUM_ENTRY_BYTES)
         return Serving(self.downlink_bytes, 4 * self.downlink_bytes, entries, CELL.size)
 
     def of_master(self) -> MasterLimits:
         return MasterLimits(
             lease_s=self.lease_s,
-            start_s=max(10.0, 4 * self.starts_s),
+            start_s=max(self.patience_s, 4 * self.starts_s),
             attach_s=ATTACH_LEASES * self.lease_s,
             rejoin_s=60.0,
             release_s=3.0,
@@ -73,11 +84,12 @@ class Size:
     def of_node(self) -> NodeLimits:
         return NodeLimits(
             lease_s=self.lease_s,
-            join_s=max(10.0, 4 * self.starts_s),
+            join_s=max(self.patience_s, 4 * self.starts_s),
             master_silent_s=SILENT_LEASES * self.lease_s * (2 if self.mesh else 1),
             window_bytes=self.window_bytes,
             log_bytes=self.log_bytes,
             serving=self.serving,
             max_lead=self.max_lead,
+            publications_max=None if self.publish_every else 1,
             borrow_s=self.lease_s,
         )

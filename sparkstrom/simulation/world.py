@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from sparkstrom.codec.messages import Address, Failed, Message, Phase, Release
+from sparkstrom.codec.messages import Address, Failed, MergedRange, Message, Phase, Release
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import ENDS, Effect, Order, Send
 from sparkstrom.protocol.master import Master
@@ -18,8 +18,8 @@ from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.checks import Checks
 from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.faults import Faults
-from sparkstrom.simulation.network import Network
-from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.linked import LinkedNetwork, new_network
+from sparkstrom.simulation.process import STEP_S_MIN, SimProcess
 from sparkstrom.simulation.replica import (
     CHUNKS,
     SIZE,
@@ -34,7 +34,6 @@ from sparkstrom.simulation.sizes import Size
 from sparkstrom.simulation.timeline import Timeline
 
 TICK = ev.Tick()
-STEP_S_MIN = 0.004
 LEAVE_S = 80.0  # from the end of the fit until the last task must have ended
 RESTART_S_MIN = 0.2
 SLOWER = 10
@@ -51,12 +50,13 @@ class World:
         self.replica = SimReplica()
         self.master = self._new_master()
         self.checks = Checks({path: mass(theta) for path, theta in self.scratch.items()})
-        self.network = Network(
+        self.network = new_network(
             self.time,
+            size,
             faults,
             self._arrive_at_master,
-            coded=size.coded,
-            liveness_s=size.lease_s / 2,
+            self.step_master,
+            self.checks.violation,
         )
         self.shape = Shape(self.checks.violation, size.lease_s)
         self.processes: list[SimProcess] = []
@@ -77,7 +77,7 @@ class World:
             version="sim",
             partitions=self.size.nodes,
             epochs=self.size.epochs,
-            chunks=CHUNKS,
+            chunks=CHUNKS + self.size.weights.chunks,
             host="master",
             port=1,
             limits=self.size.of_master(),
@@ -98,6 +98,8 @@ class World:
         if not self.time.run(self.size.end_s):
             self.checks.violation(self._hang())
         self.checks.at_end(self.master, self.replica, self.processes)
+        if isinstance(self.network, LinkedNetwork):
+            self.network.flow.at_end()
         return self.checks.violations
 
     def _hang(self) -> str:
@@ -153,6 +155,8 @@ class World:
             self.shape.closed_ids(self.processes, self.master.fit, self.time.now_s)
         if self.steady and self.size.max_lead is not None:
             self.checks.lead(self.processes, self.size.max_lead)
+        if isinstance(self.network, LinkedNetwork):
+            self.network.look(self)
         if self.master_is_lost and not self.alive:
             self.time.over = True
         self.time.after(self.size.bounds_s, self._look_at_bounds)
@@ -196,6 +200,7 @@ class World:
             now_s=self.time.now_s,
             clock=self._clock(),
             buffered=self.size.buffered,
+            weights=self.size.weights,
         )
         process.slowness_s = self.time.chance.uniform(STEP_S_MIN, self.faults.step_s_max)
         if partition < self.faults.slow:
@@ -323,7 +328,7 @@ class World:
             case ev.SendUpdater(to=to, ask=ask):
                 self.network.send(process, to, process.lend(ask))
             case ev.SendMerged(to=to):
-                self.network.send(process, to, merged_range(effect))
+                self.network.send(process, to, self._sum(effect))
             case _:
                 raise AssertionError(f"a node cannot want {effect}")
 
@@ -361,7 +366,7 @@ class World:
             case ev.SendChunk(to=to, index=index):
                 self.network.send(None, to, self.replica.chunk(index))
             case ev.SendMerged(to=to):
-                self.network.send(None, to, merged_range(effect))
+                self.network.send(None, to, self._sum(effect))
             case ev.Hash(commit=commit):
                 hashed = ev.Hashed(commit, self.replica.digest(), None)
                 self.time.after(0.0, self.step_master, hashed)
@@ -377,6 +382,9 @@ class World:
                 self.time.say(text)
             case _:
                 raise AssertionError(f"a master cannot want {effect}")
+
+    def _sum(self, effect: ev.SendMerged) -> MergedRange:
+        return merged_range(effect, self.size.weights.sum_bytes(effect.count))
 
     def _wait_for_the_last(self, until_s: float) -> None:
         """Tasks end by themselves, soon after the fit has."""
