@@ -298,7 +298,7 @@ class Complete(msgspec.Struct, frozen=True):
 
 Effect = (
     Send | Tell | Answer | OpenEdge | CloseEdge | Reopen | Deliver | Passed | DeliverMerged
-    | Install | InstallUpdater | Admitted | SendChunk | SendMerged | SendUpdater
+    | Install | Begin | InstallUpdater | Admitted | SendChunk | SendMerged | SendUpdater
     | Hash | Observed | Note | Abort | Complete
 )  # fmt: skip
 

@@ -30,8 +30,8 @@ class Wire:
             sent.header_bytes,
         )
         newest = list(self._drivers.items())[-DRIVERS_TOLD:]
-        return {f"{DRIVER}{name}": count for name, count in newest} | {
-            HEADERS: sum(self._headers.values())
+        return {f"{DRIVER}{name}": float(count) for name, count in newest} | {
+            HEADERS: float(sum(self._headers.values()))
         }
 
 
