@@ -15,7 +15,7 @@ from sparkstrom.codec.messages import AskUpdater, UpdaterChunk
 from sparkstrom.codec.states import encode_state
 from sparkstrom.models.base import FlatModel
 
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 64 * 1024  # four are asked for at once, over links that carry commits, too
 KEPT_S = 20.0  # after the last question: longer than anybody waits between two
 
 

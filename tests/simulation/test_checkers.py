@@ -31,7 +31,12 @@ from sparkstrom.protocol.phases import Phases
 from sparkstrom.protocol.replay import Entry, Log, cost
 from sparkstrom.protocol.sequencer import Sequencer
 from sparkstrom.protocol.uplink import Uplink
+<<<<<<< HEAD
 from sparkstrom.simulation.process import UPDATER, SimProcess
+=======
+from sparkstrom.simulation import process
+from sparkstrom.simulation.process import SimProcess
+>>>>>>> w-start
 from sparkstrom.simulation.replica import SimReplica
 from sparkstrom.simulation.runs import play
 from tests.simulation.planted import (
@@ -189,6 +194,34 @@ def applies_out_of_order(patch: pytest.MonkeyPatch) -> None:
             inbox.rotate(1)
 
     patch.setattr(SimProcess, "feed", shuffled)
+
+
+def begins_with_other_parameters(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(process, "SimReplica", lambda *, whole: SimReplica(whole=False))
+
+
+def claims_a_replica_that_it_lacks(patch: pytest.MonkeyPatch) -> None:
+    ask = joining.ask_to_attach
+
+    def boast(me: Any, now_s: float) -> Any:
+        return [
+            msgspec.structs.replace(send, message=msgspec.structs.replace(send.message, whole=True))
+            for send in ask(me, now_s)
+        ]
+
+    patch.setattr(joining, "ask_to_attach", boast)
+    patch.setattr(node, "ask_to_attach", boast)
+
+
+def begins_without_its_grants(patch: pytest.MonkeyPatch) -> None:
+    install = SimProcess._install
+
+    def forgetful(self: SimProcess, item: Any, now_s: float) -> None:
+        if isinstance(item, ev.Begin):
+            self._grants = ()
+        install(self, item, now_s)
+
+    patch.setattr(SimProcess, "_install", forgetful)
 
 
 def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
@@ -364,6 +397,9 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (forgets_one, "I3: p", ROUGH),
     (applies_its_own_updates_twice, "I3: p", ROUGH),
     (applies_out_of_order, "I3: p", {}),
+    (begins_with_other_parameters, "I3: p", {"whole": True}),
+    (claims_a_replica_that_it_lacks, "I3: p", {"whole": False}),
+    (begins_without_its_grants, "I1: ", {"whole": True, "kept_files": 4}),
     (hashes_something_else, "I3: node", ROUGH),
     (installs_without_its_own_updates, "I3: p", NARROW),
     (installs_chunks_that_grew_old, "I3: p", NARROW | {"log_bytes": 100, "loss": 0.25}),

@@ -13,8 +13,8 @@ from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.processes import watched
 
-FRAMES = {"control": (100, 1000), "data": (60_000, 300)}  # bytes of each, and how many
-REPORT_S = 0.005  # reports are further apart than a media driver rests
+FRAMES = {"control": (100, 400), "data": (60_000, 300)}  # bytes of each, and how many
+REPORT_S = 0.01  # as reports of a worker that trains: a media driver has rested in between
 DEADLINE_S = 60.0
 
 
