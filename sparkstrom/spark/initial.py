@@ -53,14 +53,10 @@ def pack(theta: Theta) -> Packed:
     low, middle, high = (np.ascontiguousarray(planes[:, place]) for place in range(3))
     deflate = zlib.compressobj(1, strategy=zlib.Z_HUFFMAN_ONLY)
     return Packed(
-<<<<<<< HEAD
         low.tobytes(),
         middle.tobytes(),
         deflate.compress(high.tobytes()) + deflate.flush(),
         theta.buffers,
-=======
-        low.tobytes(), middle.tobytes(), deflate.compress(high.tobytes()) + deflate.flush(), theta.buffers
->>>>>>> w-start
     )
 
 

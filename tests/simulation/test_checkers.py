@@ -31,12 +31,8 @@ from sparkstrom.protocol.phases import Phases
 from sparkstrom.protocol.replay import Entry, Log, cost
 from sparkstrom.protocol.sequencer import Sequencer
 from sparkstrom.protocol.uplink import Uplink
-<<<<<<< HEAD
-from sparkstrom.simulation.process import UPDATER, SimProcess
-=======
 from sparkstrom.simulation import process
-from sparkstrom.simulation.process import SimProcess
->>>>>>> w-start
+from sparkstrom.simulation.process import UPDATER, SimProcess
 from sparkstrom.simulation.replica import SimReplica
 from sparkstrom.simulation.runs import play
 from tests.simulation.planted import (
