@@ -64,7 +64,7 @@ class Size:
         """Of one child and of all; what a sum and a chunk weigh."""
         if self.params:
             return Serving(self.downlink_bytes, UNDER_WAY_MAX, self.params, CHUNK_BYTES)
-        entries = max(1, self.merged_bytes // SUM_ENTRY_BYTES)
+        entries = max(1, int(self.merged_bytes / SUM_ENTRY_BYTES))
         return Serving(self.downlink_bytes, 4 * self.downlink_bytes, entries, CELL.size)
 
     def of_master(self) -> MasterLimits:

@@ -75,7 +75,7 @@ def test_what_a_message_counts_is_the_same_at_both_ends(make: Any) -> None:
     assert weight(make.committed(1, payload=b""), 0) == HEADER_BYTES
     assert weight(make.chunk(3), 1000) == HEADER_BYTES + 1000
     merged = make.merged(1, 5, [(1, 2), (3, 4)], count=10)
-    assert weight(merged, 0) == HEADER_BYTES + 10 * SUM_ENTRY_BYTES + 2 * LAST_SEQ_BYTES
+    assert weight(merged, 0) == HEADER_BYTES + int(10 * SUM_ENTRY_BYTES) + 2 * LAST_SEQ_BYTES
     assert weight(UpdaterChunk(asker=1, copy=1, index=0, count=1, payload=b"x" * 99), 1000) == 0
 
 

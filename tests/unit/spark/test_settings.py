@@ -73,7 +73,7 @@ def test_a_port_range_is_written_with_a_dash() -> None:
         ("threshold", "open('/etc/passwd')", "must be one of"),
         ("threshold", "FixedThreshold(exit())", "must be one of"),
         ("threshold", "FixedThreshold(1, 2, 3, 4)", "argument"),
-        ("threshold", "ResidualClipping(5.0, 5)", "must be a threshold algorithm"),
+        ("threshold", "ResidualClipping(5.0, 5)", "or a threshold algorithm"),
         ("threshold", "FixedThreshold(", "must be one of"),
     ],
 )
