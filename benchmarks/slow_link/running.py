@@ -19,7 +19,6 @@ from benchmarks.slow_link.trial import Trial
 OURS = "sparkstrom"
 SAMPLE_S = 0.25
 GRACE_S = 420.0  # besides the trials' own seconds: start-up on a slow link, and evaluating
-NICE = 5  # of all systems alike: whoever shares the machine goes first
 LOG_CHARS = 3000
 
 
@@ -120,11 +119,10 @@ def started(
 
 def launch(hosts: Hosts, host: int, module: str, *arguments: str) -> subprocess.Popen[bytes]:
     """A program of this package on a host."""
-    command = ["nice", "-n", str(NICE), sys.executable, "-m", f"benchmarks.slow_link.{module}"]
     with (hosts.directory / f"program{host}.log").open("wb") as log:
         return hosts.run(
             host,
-            [*command, *arguments],
+            [sys.executable, "-m", f"benchmarks.slow_link.{module}", *arguments],
             env=Cluster(hosts, 0).environment(host),
             output=log,
         )
