@@ -17,6 +17,7 @@ from benchmarks.hosts import Hosts, parse_rate
 from benchmarks.slow_link.trial import Trial
 
 OURS = "sparkstrom"
+EVENTS = "events"  # in the hosts' directory
 SAMPLE_S = 0.25
 GRACE_S = 420.0  # besides the trials' own seconds: start-up on a slow link, and evaluating
 LOG_CHARS = 3000
@@ -72,15 +73,12 @@ class Link:
     narrowing: Narrowing | None = None
 
 
-def observe(
-    link: Link, trials: Sequence[Trial], conf: Mapping[str, str], directory: Path
-) -> Observed:
+def observe(link: Link, trials: Sequence[Trial], conf: Mapping[str, str]) -> Observed:
     """Run trials of one system, one after the other, on fresh hosts."""
     first, observed = trials[0], Observed()
-    path = directory / "events"
-    path.write_text("")
     patience_s = GRACE_S + sum(trial.limit_s for trial in trials)
-    with Hosts(first.workers, link.rate) as hosts, started(hosts, trials, conf, path) as program:
+    with Hosts(first.workers, link.rate) as hosts, started(hosts, trials, conf) as program:
+        path = hosts.directory / EVENTS
         observed.launched_s = time.monotonic()
         until_s = observed.launched_s + patience_s
         narrowing = link.narrowing
@@ -100,9 +98,11 @@ def observe(
 
 @contextmanager
 def started(
-    hosts: Hosts, trials: Sequence[Trial], conf: Mapping[str, str], path: Path
+    hosts: Hosts, trials: Sequence[Trial], conf: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The system's processes; yields the one whose end is the end of all."""
+    path = hosts.directory / EVENTS
+    path.write_text("")
     texts = [trial.text() for trial in trials]
     with ExitStack() as stack:
         if trials[0].system == OURS:

@@ -14,7 +14,6 @@ less than that, so that the bounds are the more generous.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ import pytest
 from benchmarks.hosts import lacking
 from benchmarks.slow_link.data import ROWS
 from benchmarks.slow_link.figures import figures
-from benchmarks.slow_link.running import OURS, Link, Observed, observe
+from benchmarks.slow_link.running import OURS, Link, observe
 from benchmarks.slow_link.trial import Trial
 
 pytestmark = pytest.mark.skipif((reason := lacking()) is not None, reason=reason or "")
@@ -53,11 +52,9 @@ def trial() -> Trial:
 
 
 @pytest.fixture(scope="module")
-def found(trial: Trial, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(trial: Trial) -> dict[str, Any]:
     """One fit for all that is asked of it."""
-    directory: Path = tmp_path_factory.mktemp("slow-link")
-    observed: Observed = observe(Link(RATE), [trial], {}, directory)
-    return figures(trial, observed)
+    return figures(trial, observe(Link(RATE), [trial], {}))
 
 
 def test_a_fit_ends_with_equal_replicas(found: dict[str, Any]) -> None:
