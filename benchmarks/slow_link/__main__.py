@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import benchmarks.slow_link
@@ -28,9 +26,8 @@ def main() -> int:
     if (reason := lacking()) is not None:
         print(f"benchmarks.slow_link: {reason}", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory(prefix="sparkstrom-slow-link-") as directory:
-        for result in results(args, Path(directory)):
-            print(json.dumps(result) if args.json else line(result), flush=True)
+    for result in results(args):
+        print(json.dumps(result) if args.json else line(result), flush=True)
     return 0
 
 
@@ -83,7 +80,7 @@ def by_comma(text: str) -> list[str]:
     return text.split(",")
 
 
-def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any]]:
+def results(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All links of a system before the next system."""
     for system in args.systems:
         trial = Trial(
@@ -98,11 +95,11 @@ def results(args: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any
             wanted=args.wanted,
         )
         given = rate_given(args.learning_rates, system)
-        scores = choose(trial, args.conf, directory) if given is None else {}
+        scores = choose(trial, args.conf) if given is None else {}
         trial = replace(trial, rate=next(iter(scores)) if given is None else given)
         for seed in range(args.seeds):
             for rate in args.rate:
-                yield result(replace(trial, seed=seed), rate, scores, args, directory)
+                yield result(replace(trial, seed=seed), rate, scores, args)
 
 
 def rate_given(texts: list[str], system: str) -> float | None:
@@ -113,13 +110,13 @@ def rate_given(texts: list[str], system: str) -> float | None:
 
 
 def result(
-    trial: Trial, rate: str, scores: dict[float, float], args: argparse.Namespace, directory: Path
+    trial: Trial, rate: str, scores: dict[float, float], args: argparse.Namespace
 ) -> dict[str, Any]:
     """One run, and what it takes to say when it would have been there."""
-    found = figures(trial, observe(Link(rate, args.narrow), [trial], args.conf, directory))
+    found = figures(trial, observe(Link(rate, args.narrow), [trial], args.conf))
     late = found["seconds_to"] is None and found.get("ms_per_step") is not None
     if late and trial.system in args.project and trial.system != OURS:
-        found |= projected(trial, found["ms_per_step"], directory)
+        found |= projected(trial, found["ms_per_step"])
     n_params = data.flat_of(data.make_module(trial.widths, trial.seed)).size
     return {
         "system": trial.system,
@@ -136,12 +133,12 @@ def result(
     }
 
 
-def projected(trial: Trial, ms_per_step: float, directory: Path) -> dict[str, Any]:
+def projected(trial: Trial, ms_per_step: float) -> dict[str, Any]:
     """The steps that it needs, from a run without limits of the link, at this link's pace.
 
     These systems are synchronous: their steps are the same on every link.
     """
-    free = figures(trial, observe(Link(None), [trial], {}, directory))
+    free = figures(trial, observe(Link(None), [trial], {}))
     steps = free["seconds_to"] and free["steps_to"]
     seconds = round(steps * ms_per_step / 1000, 1) if steps else None
     return {"projected_s": seconds, "projected_steps": steps}

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 from benchmarks.slow_link import data
 from benchmarks.slow_link.figures import score
@@ -22,7 +21,7 @@ LIMIT_S = 240.0  # only a bound: the trial ends by its steps
 UNREACHABLE = 2.0  # accuracy: every copy is evaluated
 
 
-def choose(trial: Trial, conf: Mapping[str, str], directory: Path) -> dict[float, float]:
+def choose(trial: Trial, conf: Mapping[str, str]) -> dict[float, float]:
     """The score of every rate of the optimizer's grid, the best one first."""
     trials = [
         replace(
@@ -35,7 +34,7 @@ def choose(trial: Trial, conf: Mapping[str, str], directory: Path) -> dict[float
         )
         for rate in data.LEARNING_RATES[trial.optimizer]
     ]
-    observed = observe(Link(None), trials, conf, directory)
+    observed = observe(Link(None), trials, conf)
     scores = {each.rate: round(score(each, observed.events), 4) for each in trials}
     if not any(scores.values()):
         print(f"{trial.system}: no rate could be tried:\n{observed.log}", file=sys.stderr)

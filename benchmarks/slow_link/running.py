@@ -17,9 +17,9 @@ from benchmarks.hosts import Hosts, parse_rate
 from benchmarks.slow_link.trial import Trial
 
 OURS = "sparkstrom"
+EVENTS = "events"  # in the hosts' directory
 SAMPLE_S = 0.25
 GRACE_S = 420.0  # besides the trials' own seconds: start-up on a slow link, and evaluating
-NICE = 5  # of all systems alike: whoever shares the machine goes first
 LOG_CHARS = 3000
 
 
@@ -73,15 +73,12 @@ class Link:
     narrowing: Narrowing | None = None
 
 
-def observe(
-    link: Link, trials: Sequence[Trial], conf: Mapping[str, str], directory: Path
-) -> Observed:
+def observe(link: Link, trials: Sequence[Trial], conf: Mapping[str, str]) -> Observed:
     """Run trials of one system, one after the other, on fresh hosts."""
     first, observed = trials[0], Observed()
-    path = directory / "events"
-    path.write_text("")
     patience_s = GRACE_S + sum(trial.limit_s for trial in trials)
-    with Hosts(first.workers, link.rate) as hosts, started(hosts, trials, conf, path) as program:
+    with Hosts(first.workers, link.rate) as hosts, started(hosts, trials, conf) as program:
+        path = hosts.directory / EVENTS
         observed.launched_s = time.monotonic()
         until_s = observed.launched_s + patience_s
         narrowing = link.narrowing
@@ -101,9 +98,11 @@ def observe(
 
 @contextmanager
 def started(
-    hosts: Hosts, trials: Sequence[Trial], conf: Mapping[str, str], path: Path
+    hosts: Hosts, trials: Sequence[Trial], conf: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The system's processes; yields the one whose end is the end of all."""
+    path = hosts.directory / EVENTS
+    path.write_text("")
     texts = [trial.text() for trial in trials]
     with ExitStack() as stack:
         if trials[0].system == OURS:
@@ -120,11 +119,10 @@ def started(
 
 def launch(hosts: Hosts, host: int, module: str, *arguments: str) -> subprocess.Popen[bytes]:
     """A program of this package on a host."""
-    command = ["nice", "-n", str(NICE), sys.executable, "-m", f"benchmarks.slow_link.{module}"]
     with (hosts.directory / f"program{host}.log").open("wb") as log:
         return hosts.run(
             host,
-            [*command, *arguments],
+            [sys.executable, "-m", f"benchmarks.slow_link.{module}", *arguments],
             env=Cluster(hosts, 0).environment(host),
             output=log,
         )

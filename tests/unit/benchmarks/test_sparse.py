@@ -50,6 +50,12 @@ def test_all_zeros_and_all_alike() -> None:
     assert sorted(alike)[:9] == [-2.0] * 8 + [0.0]
 
 
+def test_a_last_chunk_of_fewer_entries_than_are_kept() -> None:
+    values = np.full(CHUNK + 3, 1.0, np.float32)
+    arrived = decoded(encode(values, 8), CHUNK + 3, 8)
+    assert (arrived[CHUNK:] > 0).all()
+
+
 def test_what_is_fed_back_arrives_later() -> None:
     """The error decays as more messages of the same vector are sent."""
     values = np.random.default_rng(5).normal(size=CHUNK).astype(np.float32)
