@@ -29,7 +29,7 @@ Item = (
 )  # fmt: skip
 BUFFER = struct.Struct("<III")  # partition, attempt, epoch
 UPDATER = struct.Struct("<III")  # attempt, steps, 1 where the state began fresh in mid-training
-COPY_CHUNKS = 2
+COPY_CHUNKS = 8  # so many that a lender may be gone before the last
 STEP_S_MIN = 0.004
 WEIGHTLESS = Weights()
 ITEMS = frozenset(get_args(Item))

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparkstrom.codec import copies
 from sparkstrom.codec.messages import Activity, Committed, Here, Update
 from sparkstrom.protocol import (
     borrowing,
@@ -32,7 +31,7 @@ from sparkstrom.protocol.replay import Entry, Log, cost
 from sparkstrom.protocol.sequencer import Sequencer
 from sparkstrom.protocol.uplink import Uplink
 from sparkstrom.simulation import process
-from sparkstrom.simulation.process import UPDATER, SimProcess
+from sparkstrom.simulation.process import SimProcess
 from sparkstrom.simulation.replica import SimReplica
 from sparkstrom.simulation.runs import play
 from tests.simulation.planted import (
@@ -262,16 +261,6 @@ def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(node, "order", hasty)
 
 
-def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
-    """As lenders did: two at equal steps give their copies one number."""
-
-    def by_steps(content: bytes) -> int:
-        return 1 + UPDATER.unpack_from(content)[1]
-
-    for module in (copies, borrowing):
-        patch.setattr(module, "number_of", by_steps)
-
-
 def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
     def generous(me: Any) -> bool:
         catching_up = me.activity is Activity.CATCHING_UP or me.borrowing is not None
@@ -386,7 +375,6 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (goes_back_when_a_worker_dies, "I2: minibatch", ROUGH),
     (counts_positions_before_their_updates, "I2: partition", LOSSY),
     (releases_the_untrained, "I2: p", ROUGH | {"restart_s_max": 8.0}),
-    (numbers_copies_by_steps, "I3: p", LENDERS),
     (lends_a_fresh_state, "I3: p", LENDERS),
     (claims_what_it_has_not_applied, "I3: p", ROUGH),
     (applies_twice, "I3: p", ROUGH),

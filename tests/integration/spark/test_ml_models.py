@@ -198,7 +198,7 @@ def test_saved_code_opens_where_nobody_has_the_class(frame: Any, tmp_path: Path)
     )
     assert opened.stdout.split() == ["Net", str(torch_model().n_params)], opened.stderr
     code.write_bytes(b"garbled")
-    (code.parent / f".{code.name}.crc").unlink()
+    (code.parent / f".{code.name}.crc").unlink(missing_ok=True)
     with pytest.raises(UsageError, match=r"model.npz.pickle holds the code of a model"):
         SparkstromModel.load(path)
     given = SparkstromModel.read().model(torch_model()).load(path)  # runs nothing that was saved
