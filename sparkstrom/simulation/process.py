@@ -110,7 +110,7 @@ class SimProcess:
         self._wake, self._hurry = wake, hurry  # its trainer; its machine, which has to answer
         self._rate, self._shift_s = clock
         self.node = Node(identity, limits, self._rate * now_s + self._shift_s)
-        self.replica = SimReplica()
+        self.replica = SimReplica(weights.chunk_bytes)
         self.learner = SimLearner(random.Random(seed))
         self._end = Position(epochs if identity.rows else 0, 0)
         self._publish_every, self._unpublished = publish_every, 0
