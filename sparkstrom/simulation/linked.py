@@ -25,7 +25,6 @@ from sparkstrom.simulation.links import (
 )
 from sparkstrom.simulation.network import Arrive, Network
 from sparkstrom.simulation.process import SimProcess
-from sparkstrom.simulation.sizes import Size
 from sparkstrom.simulation.timeline import Timeline
 
 DRIVER = "driver"
@@ -66,6 +65,9 @@ class LinkedNetwork(Network):
     def look(self, world: World) -> None:
         """At what must hold now."""
         self.flow.look(world, self.links.hosts.values())
+
+    def at_end(self) -> None:
+        self.flow.at_end()
 
     # -- hosts -----------------------------------------------------------------------------------
 
@@ -225,17 +227,11 @@ class LinkedNetwork(Network):
             target.feed(arriving, self._time.now_s)
 
 
-def new_network(
-    time: Timeline,
-    size: Size,
-    faults: Faults,
-    to_master: Callable[[int, Message], None],
-    step_master: Callable[[ev.Event], None],
-    violation: Callable[[str], None],
-) -> Network:
+def new_network(world: World, to_master: Callable[[int, Message], None]) -> Network:
     """With links where they have a rate. A stream lives through half a lease without a sign."""
+    time, size, faults = world.time, world.size, world.faults
     liveness_s = size.lease_s / 2
     if not faults.rate:
         return Network(time, faults, to_master, coded=size.coded, liveness_s=liveness_s)
-    flow = Flow(violation, size.weights.longest)
-    return LinkedNetwork(time, faults, to_master, step_master, flow, liveness_s=liveness_s)
+    flow = Flow(world.checks.violation, size.weights.longest)
+    return LinkedNetwork(time, faults, to_master, world.step_master, flow, liveness_s=liveness_s)

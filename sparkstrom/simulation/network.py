@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
@@ -36,6 +37,9 @@ MASTERS_HOST = "master"
 CONTROL_BYTES = 100  # of a message without payload, about
 LIVENESS_S = 1.0  # a stream without a sign for so long breaks: half a lease, as Aeron's 5 s of 10 s
 REPEATED = (Attach, Attached, Report, State)  # on edges, until they are answered or for ever
+
+if TYPE_CHECKING:
+    from sparkstrom.simulation.world import World
 
 Arrive = Callable[[SimProcess | None, int, int, Message], None]  # target, sender, edge, message
 
@@ -126,6 +130,12 @@ class Network:
     def _break(self, edge: int, sender: SimProcess | None) -> None:
         """Both streams of this edge from ``sender``."""
         self._broken |= {(edge, sender, False), (edge, sender, True)}
+
+    def look(self, world: World) -> None:
+        """At what must hold of links now; here is none."""
+
+    def at_end(self) -> None:
+        """The same, once the fit is over."""
 
     # -- messages --------------------------------------------------------------------------------
 

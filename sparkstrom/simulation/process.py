@@ -116,7 +116,7 @@ class SimProcess:
         self.doom: Doom | None = None  # of that driver
         self._rate, self._shift_s = clock
         self.node = Node(identity, limits, self._rate * now_s + self._shift_s)
-        self.replica = SimReplica(whole=identity.whole)
+        self.replica = SimReplica(weights.chunk_bytes, whole=identity.whole)
         self.learner = SimLearner(random.Random(seed))
         self._end = Position(epochs if identity.rows else 0, 0)
         self._publish_every, self._unpublished = publish_every, 0

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange
 from sparkstrom.protocol.events import DeliverMerged, Install, SendMerged
-from sparkstrom.simulation.weights import CHUNK_BYTES, padded
+from sparkstrom.simulation.weights import padded
 
 SIZE = 12
 CHUNK = 4
@@ -73,9 +73,13 @@ def average(reports: list[bytes]) -> bytes:
 
 
 class SimReplica:
-    """theta as integers; ``own``: what its trainer added and has not seen committed."""
+    """theta as integers; ``own``: what its trainer added and has not seen committed.
 
-    def __init__(self, *, whole: bool = True) -> None:
+    ``chunk_bytes``: how long its chunks are at least, but that of the buffers.
+    """
+
+    def __init__(self, chunk_bytes: int = 0, *, whole: bool = True) -> None:
+        self._chunk_bytes = chunk_bytes
         self.theta: Theta = list(INITIAL) if whole else [0] * SIZE
         self.commit = 0
         self.own: deque[bytes] = deque()
@@ -116,7 +120,7 @@ class SimReplica:
     def install(self, install: Install) -> None:
         """Take a snapshot, what each chunk of it lacks, and the node's own uncommitted updates."""
         *cells, buffers = install.chunks[:CHUNKS]  # what follows is there for its length
-        self.theta = [value for chunk in cells for value in CELL.unpack(chunk.payload)]
+        self.theta = [value for chunk in cells for value in CELL.unpack_from(chunk.payload)]
         self.buffers = buffers.payload
         has = [chunk.commit for chunk in cells]
         for committed in install.held:
@@ -141,14 +145,15 @@ class SimReplica:
 
     def chunk(self, index: int) -> Chunk:
         """Part of this replica as of its commit: without its own uncommitted updates."""
+        size = self._chunk_bytes
         if index >= CHUNKS:
-            return Chunk(index=index, commit=self.commit, payload=padded(b"", CHUNK_BYTES))
+            return Chunk(index=index, commit=self.commit, payload=padded(b"", size))
         if index == CHUNKS - 1:
             return Chunk(index=index, commit=self.commit, payload=self.buffers)
         mine = total(self.own)
         cells = range(index * CHUNK, (index + 1) * CHUNK)
         part = [self.theta[i] - mine[i] for i in cells]
-        return Chunk(index=index, commit=self.commit, payload=CELL.pack(*part))
+        return Chunk(index=index, commit=self.commit, payload=padded(CELL.pack(*part), size))
 
     def digest(self) -> str:
         """A hash of theta and buffers."""

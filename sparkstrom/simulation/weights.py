@@ -38,8 +38,12 @@ class Weights:
 
     @property
     def chunks(self) -> int:
-        """Of a snapshot, beside those that say something."""
-        return -(-PARAM_BYTES * self.params // CHUNK_BYTES)
+        """Of a snapshot, and one for buffers."""
+        return -(-PARAM_BYTES * self.params // CHUNK_BYTES) + 1
+
+    @property
+    def chunk_bytes(self) -> int:
+        return CHUNK_BYTES if self.params else 0
 
     @property
     def updater_chunks(self) -> int:

@@ -18,7 +18,7 @@ from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.checks import Checks
 from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.faults import Faults
-from sparkstrom.simulation.linked import LinkedNetwork, new_network
+from sparkstrom.simulation.linked import new_network
 from sparkstrom.simulation.process import STEP_S_MIN, SimProcess
 from sparkstrom.simulation.replica import (
     CHUNKS,
@@ -47,17 +47,10 @@ class World:
         self.seed, self.size, self.faults = seed, size, faults
         self.time = Timeline(seed)
         self.scratch: dict[str, Theta] = {}
-        self.replica = SimReplica()
+        self.replica = SimReplica(size.weights.chunk_bytes)
         self.master = self._new_master()
         self.checks = Checks({path: mass(theta) for path, theta in self.scratch.items()})
-        self.network = new_network(
-            self.time,
-            size,
-            faults,
-            self._arrive_at_master,
-            self.step_master,
-            self.checks.violation,
-        )
+        self.network = new_network(self, self._arrive_at_master)
         self.shape = Shape(self.checks.violation, size.lease_s)
         self.processes: list[SimProcess] = []
         self.chaos = Chaos(self, faults)
@@ -77,7 +70,7 @@ class World:
             version="sim",
             partitions=self.size.nodes,
             epochs=self.size.epochs,
-            chunks=CHUNKS + self.size.weights.chunks,
+            chunks=max(CHUNKS, self.size.weights.chunks),
             host="master",
             port=1,
             limits=self.size.of_master(),
@@ -98,8 +91,7 @@ class World:
         if not self.time.run(self.size.end_s):
             self.checks.violation(self._hang())
         self.checks.at_end(self.master, self.replica, self.processes)
-        if isinstance(self.network, LinkedNetwork):
-            self.network.flow.at_end()
+        self.network.at_end()
         return self.checks.violations
 
     def _hang(self) -> str:
@@ -131,6 +123,11 @@ class World:
         running = self.phase in (Phase.RUNNING, Phase.DRAINING) and not self.master.aborted
         return running and self.network.quiet
 
+    def _lacks_workers(self) -> bool:
+        """May the fit end for want of workers? Links that are narrow are no reason."""
+        late = self.phase is Phase.GATHERING and bool(self.time.faults)
+        return late or not (self._has_worker() or self.faults.rate)
+
     def _process_of(self, node: int) -> SimProcess:
         """Whose id this is."""
         return self.network.process(self.master.fit.members.live[node].join.address.host)
@@ -155,8 +152,7 @@ class World:
             self.shape.closed_ids(self.processes, self.master.fit, self.time.now_s)
         if self.steady and self.size.max_lead is not None:
             self.checks.lead(self.processes, self.size.max_lead)
-        if isinstance(self.network, LinkedNetwork):
-            self.network.look(self)
+        self.network.look(self)
         if self.master_is_lost and not self.alive:
             self.time.over = True
         self.time.after(self.size.bounds_s, self._look_at_bounds)
@@ -372,8 +368,7 @@ class World:
                 self.time.after(0.0, self.step_master, hashed)
             case ev.Abort():
                 self.time.say(f"aborted: {effect.reason}")
-                late = self.phase is Phase.GATHERING and bool(self.time.faults)
-                self.checks.aborted(effect, nobody=late or not self._has_worker())
+                self.checks.aborted(effect, nobody=self._lacks_workers())
                 self._wait_for_the_last(self.time.now_s + LEAVE_S)
             case ev.Complete():
                 self.time.say("complete")

@@ -1,0 +1,85 @@
+"""Whole fits over links of some rate, and that each checker of the flow sees its planted bug."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sparkstrom.protocol import uplink
+from sparkstrom.protocol.link import Link
+from sparkstrom.protocol.sequencer import Sequencer
+from sparkstrom.protocol.uplink import Uplink
+from sparkstrom.runtime.outbox import Outbox
+from sparkstrom.simulation.runs import play
+from tests.simulation.planted import Plant
+
+MODES = [("links", 6, range(20)), ("links-mesh", 9, range(12))]
+
+
+def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
+    for seed in seeds:
+        yield from play(seed, 6, "links", given).violations
+
+
+@pytest.mark.parametrize(("mode", "nodes", "seeds"), MODES)
+def test_a_fit_makes_good_use_of_its_links(mode: str, nodes: int, seeds: range) -> None:
+    for seed in seeds:
+        repeat = f"sparkstrom simulate --mode {mode} --nodes {nodes} --seeds {seed}"
+        assert play(seed, nodes, mode, {}).violations == [], repeat
+
+
+def sends_again_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Uplink, "overdue", lambda self, now_s: len(self) > 0)
+    patch.setattr(uplink, "AGAIN_LEAST_S", 0.0)
+    patch.setattr(uplink, "ROUNDS", 0)
+
+
+def numbers_nothing_after_the_tenth(patch: pytest.MonkeyPatch) -> None:
+    number = Sequencer.number
+
+    def tired(self: Sequencer, update: Any, *how: Any) -> Any:
+        return None if self.head >= 10 else number(self, update, *how)
+
+    patch.setattr(Sequencer, "number", tired)
+
+
+def hands_over_all_that_there_is(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Link, "has_room", lambda self, size: True)
+
+
+def drops_what_does_not_fit(patch: pytest.MonkeyPatch) -> None:
+    put, calls = Outbox.put, itertools.count(1)
+
+    def lossy(self: Outbox, frames: list[bytes], newest_of: Any = None) -> None:
+        if len(frames) == 1 or next(calls) % 10:
+            put(self, frames, newest_of)
+
+    patch.setattr(Outbox, "put", lossy)
+
+
+NARROW = {"rate": 125_000.0, "params": 300_000, "density": 0.05, "publish_every": 1}
+NARROW |= {"crashes": 0, "cuts": 0, "breaks": 0, "edge_deaths": 0, "pauses": 0, "narrow": 0}
+NARROW |= {"narrows": 0, "max_lead": None}
+PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
+    (sends_again_what_is_under_way, "F1: ", NARROW),
+    (numbers_nothing_after_the_tenth, "F2: ", NARROW | {"rate": 10_000_000.0, "end_s": 90.0}),
+    (hands_over_all_that_there_is, "F3: ", NARROW),
+    (drops_what_does_not_fit, "F4: ", NARROW),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "begins", "given"), PLANTED, ids=lambda p: getattr(p, "__name__", "")
+)
+def test_a_bug_planted_in_the_flow_is_caught(
+    plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert any(text.startswith(begins) for text in violations(given, range(2)))
+
+
+def test_the_same_narrow_fits_are_clean_without_the_bug() -> None:
+    assert list(violations(NARROW, range(2))) == []
