@@ -64,6 +64,7 @@ def on_child(me: Standing, child: Child, message: Message, now_s: float) -> list
         case AskUpdater():
             return on_ask_updater(me, message, child.node)
         case UpdaterChunk():
+            child.arriving = 0
             return on_updater(me, message, child.node, now_s)
         case Leaving():
             return drop_child(me, child.node)
@@ -76,7 +77,7 @@ def on_again(me: Standing, origin: int, now_s: float) -> list[Effect]:
     """Updates got lost above: whoever made them sends them again."""
     effects: list[Effect] = []
     if origin == 0 or origin in me.ids:
-        effects += send_all(me, now_s)
+        effects += send_all(me, now_s, force=origin == 0)  # there is a new edge above
     if origin == 0:
         effects += [Send(child, Again(0)) for child in me.family.children]
         return effects

@@ -39,7 +39,9 @@ class Wire:
         self.rate, self.delay_s, self.size = rate, delay_s, size
         self.link = Link(window_max, now_s)
         self.now_s = self.free_s = now_s
-        self.way: deque[tuple[float, int]] = deque()  # when it is there, and bytes handed over up to it
+        self.way: deque[tuple[float, int]] = (
+            deque()
+        )  # when it is there, and bytes handed over up to it
         self.sent = 0
         self.queued_s = 0.0  # the longest that anything stood in the queue, since ``watch``
 
