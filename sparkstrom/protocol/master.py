@@ -243,6 +243,7 @@ class Master:
             case AskUpdater():
                 return find_lender(fit, message)
             case UpdaterChunk(asker=asker) if asker in fit.tree:
+                child.arriving = 0
                 return [ev.Send(fit.tree.path(asker)[0], message)]
             case Leaving() if child.node in fit.members.live:
                 return fit.family.disown(child.node)

@@ -32,6 +32,7 @@ from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.members import Member
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
+from tests.unit.protocol.parents import Parent
 
 HERE = Address("here", 7, 10, 11)
 UP = Address("above", 1, 1002, 1003)
@@ -326,3 +327,13 @@ def master(make: Make) -> MasterDriver:
 @pytest.fixture
 def master_with(make: Make) -> Any:
     return lambda **given: MasterDriver(make, **given)
+
+
+@pytest.fixture
+def parent_with(make: Make) -> Any:
+    return lambda **given: Parent(make, **given)
+
+
+@pytest.fixture
+def parent(make: Make) -> Parent:
+    return Parent(make)

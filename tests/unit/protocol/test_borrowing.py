@@ -10,7 +10,7 @@ import pytest
 from sparkstrom.codec.copies import Copy, number_of
 from sparkstrom.codec.messages import Activity, AskUpdater, UpdaterChunk
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.borrowing import ASKED_AT_ONCE, RETRY_S, Borrowing, can_lend
+from sparkstrom.protocol.borrowing import ASKED_AT_ONCE, RETRY_FIRST_S, Borrowing, can_lend
 from sparkstrom.protocol.events import Order
 from sparkstrom.protocol.reporting import put_own_status
 from tests.unit.protocol.spoken import answers, only, sent
@@ -36,41 +36,53 @@ def late(node: Any, make: Any) -> Any:
 
 
 def test_it_is_whole_with_all_chunks_of_one_copy() -> None:
-    loan = Borrowing(10.0)
+    loan = Borrowing(10.0, 10.0)
     assert loan.wanted(0.0) == [0]
     for index in (2, 0):
-        loan.take(chunk(index, b"012"))
+        loan.take(chunk(index, b"012"), 0.0)
         assert loan.whole is None
     assert loan.wanted(0.0) == [1]
-    loan.take(chunk(1, b"012"))
+    loan.take(chunk(1, b"012"), 0.0)
     assert loan.whole == b"012"
 
 
 def test_a_chunk_of_another_copy_begins_anew() -> None:
-    loan = Borrowing(10.0)
-    loan.take(chunk(0, b"ab"))
-    loan.take(chunk(1, b"cd"))
+    loan = Borrowing(10.0, 10.0)
+    loan.take(chunk(0, b"ab"), 0.0)
+    loan.take(chunk(1, b"cd"), 0.0)
     assert loan.whole is None
     assert loan.wanted(0.0) == [0]
 
 
 def test_chunks_that_do_not_make_the_copy_that_they_name_begin_anew() -> None:
-    loan = Borrowing(10.0)
-    loan.take(chunk(0, b"ab"))
-    loan.take(msgspec.structs.replace(chunk(1, b"ab"), payload=b"d"))
+    loan = Borrowing(10.0, 10.0)
+    loan.take(chunk(0, b"ab"), 0.0)
+    loan.take(msgspec.structs.replace(chunk(1, b"ab"), payload=b"d"), 0.0)
     assert loan.whole is None
     assert (loan.copy, loan.wanted(0.0)) == (0, [0])
     for index in (0, 1):
-        loan.take(chunk(index, b"ab"))
+        loan.take(chunk(index, b"ab"), 0.0)
     assert loan.whole == b"ab"
 
 
-def test_chunks_are_asked_for_a_few_at_a_time_and_again() -> None:
-    loan = Borrowing(10.0)
-    loan.take(chunk(0, b"012345678"))
-    assert loan.wanted(0.0) == list(range(1, 1 + ASKED_AT_ONCE))
-    assert loan.wanted(RETRY_S / 2) == []
-    assert loan.wanted(RETRY_S) == list(range(1, 1 + ASKED_AT_ONCE))
+def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> None:
+    loan = Borrowing(10.0, 10.0)
+    loan.take(chunk(0, b"012345678"), 0.0)
+    some = list(range(1, 1 + ASKED_AT_ONCE))
+    asked = [now_s for now_s in range(40) if loan.wanted(float(now_s)) == some]
+    assert asked == [0, 3, 8, 17, 34]  # just after 2, 4, 8 and 16 s
+    assert RETRY_FIRST_S == 2.0
+
+
+def test_each_chunk_that_comes_extends_the_deadline() -> None:
+    """Through a slow link the whole state may take long."""
+    loan = Borrowing(10.0, 10.0)
+    loan.take(chunk(0, b"012345678"), 8.0)
+    assert loan.until_s == 18.0
+    loan.take(chunk(0, b"012345678"), 9.0)  # again: no progress
+    assert loan.until_s == 18.0
+    loan.take(chunk(1, b"012345678"), 17.0)
+    assert loan.until_s == 27.0
 
 
 # -- who wants it ------------------------------------------------------------------------------

@@ -231,7 +231,7 @@ def test_a_sum_with_own_updates_in_it_adds_only_the_others(
         total.add((np.array([4, 8], np.int32), np.array([128, -128], np.int32)))
         replica.apply_merged(Merged(total, 3, 2, 128))
     else:
-        merged: MergedRange = server.merge(SendMerged(7, 0, 3, [(7, 2), (9, 1)], log))
+        merged: MergedRange = server.merge(SendMerged(7, 0, 3, [(7, 2), (9, 1)], 5, log))
         own = tuple(update_of(encoded, seq) for seq, encoded in enumerate(mine[:2], 1))
         replica.apply_range(DeliverMerged(merged, own))
     at, copy = copied(replica)
