@@ -353,7 +353,7 @@ class Family:
     def _look_at_link(self, child: Child, now_s: float) -> None:
         log = self._history.log
         waits = child.answer is not None and not child.catching and child.sent < log.head
-        needed = child.backlog.looks(waits, log.appended, now_s)
+        needed = child.backlog.looks(waits, log.appended, child.link.rate, now_s)
         if needed is not None:
             behind = log.head - child.received
             self.narrow.append(Narrow(child.node, child.link.rate, needed, behind, child.sums > 0))

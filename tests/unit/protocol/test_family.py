@@ -213,7 +213,7 @@ def test_what_a_child_has_made_itself_weighs_next_to_nothing_singly(parent_with:
     parent.commit()
     for commit in (2, 3):
         entry = parent.make.committed(commit, payload=b"x" * 100)
-        parent.append(msgspec.structs.replace(entry, count=10))
+        parent.append(msgspec.structs.replace(entry, count=30))
     assert fed(parent.report(1)) == [2]
 
 

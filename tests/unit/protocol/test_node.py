@@ -326,4 +326,4 @@ def test_of_two_statuses_the_newer_one_is_known_by_its_age(node: Any, make: Any)
 
 def test_counters_go_with_the_next_report(node: Any) -> None:
     hushed(node).machine.stats({"loss": 1.0})
-    assert own_status(node.tick(0.02)).stats == {"loss": 1.0}
+    assert own_status(node.tick(0.02)).stats == {"loss": 1.0, "round_s": 0.0}

@@ -40,6 +40,8 @@ def test_its_trainer_begins_at_once_and_follows(whole: Any, make: Any) -> None:
     whole.step(ev.Installed())
     whole.step(ev.Busy(Activity.WAITING))
     whole.hear(make.state())
+    assert "updater" in whole.machine.command.reason  # others have taken 4 steps by now
+    only(whole.tick(6.0), ev.InstallUpdater)
     assert whole.order is Order.TRAIN
     assert whole.me.history.whole
 

@@ -72,7 +72,8 @@ def test_anything_else_is_raised_at_once() -> None:
 def test_each_effect_needs_the_driver_or_does_not() -> None:
     """A new one has to be put here, and there if it needs it."""
     without = {
-        ev.Deliver, ev.Passed, ev.DeliverMerged, ev.Install, ev.InstallUpdater, ev.Admitted,
+        ev.Deliver, ev.Passed, ev.DeliverMerged, ev.Install, ev.Begin,
+        ev.InstallUpdater, ev.Admitted,
         ev.Hash, ev.Observed, ev.Note, ev.Abort, ev.Complete,
     }  # fmt: skip
     assert without | BY_DRIVER == set(get_args(Effect))

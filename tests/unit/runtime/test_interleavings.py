@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from sparkstrom.codec.messages import Committed, MergedRange
+from sparkstrom.codec.payload import encode_quanta
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.encoding.totals import Total
 from sparkstrom.models.base import Batch
 from sparkstrom.protocol.events import Command, Deliver, DeliverMerged, Order
 from sparkstrom.runtime.inbox import Inbox
@@ -48,7 +50,8 @@ def sees_its_own_committed(replica: Replica, make_commit: MakeCommit) -> None:
 
 def applies_a_sum(replica: Replica, make_commit: MakeCommit) -> None:
     total = np.full(N, 3, np.int32)
-    merged = MergedRange(after=0, commit=4, last=[], payload=total.astype("<i4").tobytes())
+    payload = encode_quanta(Total.of_array(total))
+    merged = MergedRange(after=0, commit=4, last=[], count=N, payload=payload)
     replica.apply_range(DeliverMerged(merged, ()))
 
 
