@@ -20,6 +20,11 @@ they were, outside the clock; they are larger than the caches.
                            hit, at their entropy; the ratio of the two
     gaps_encode_mhits_s, gaps_decode_mhits_s   hits to payload, payload to checked hits: millions
                            per second
+    levels_encode_x_gaps, levels_decode_x_gaps   the same hits with levels (a tenth of them above 0,
+                           a hundredth of these above 1), against ``gaps`` alone
+    levels_x_entropy       the ``levels`` payload against positions, signs and levels at entropy
+    auto_x_publish         ``Encoder.publish``, local, with ``AutoThreshold`` of the same density:
+                           the sample and the levels too, against the fixed threshold
     bitmap_encode_x_floor, bitmap_decode_x_floor   half of all parameters hit, as when this form is
                            chosen: residual to bitmap, both moved; bitmap checked and added to theta
                            in one go. ``bitmap_local_encode_x_floor``: the same from ``local``.
@@ -42,12 +47,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.codec.payload import read_bitmap_untrusted
-from sparkstrom.encoding import backends, gaps
+from sparkstrom.encoding import backends, gaps, levels
 from sparkstrom.encoding.compiled import kernel
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import quantum
-from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.encoding.thresholds import AutoThreshold, FixedThreshold
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -191,6 +196,16 @@ def encoding(memory: Arrays) -> Iterator[tuple[str, float]]:
     found = compare(lambda: encoder.publish(memory.local, memory.theta), memory.floor, memory.reset)
     yield "publish_ms", found["ours"]
     yield "publish_x_floor", found["ratio"]
+    density = memory.hits.size / memory.theta.size
+    auto = Encoder(memory.theta.size, K, AutoThreshold(density, density))
+
+    def publish() -> None:
+        encoder.publish(memory.local, memory.theta)
+
+    def publish_auto() -> None:
+        auto.publish(memory.local, memory.theta)
+
+    yield "auto_x_publish", compare(publish_auto, publish, memory.reset)["ratio"]
     yield "numpy_ms", compare(numpy_encoder, memory.floor, memory.reset, pairs=3)["ours"]
 
 
@@ -237,6 +252,28 @@ def wire(memory: Arrays) -> Iterator[tuple[str, float]]:
     found = compare(encode, decode, lambda: None)
     yield "gaps_encode_mhits_s", hits.size / found["ours"] / 1e3
     yield "gaps_decode_mhits_s", hits.size / found["theirs"] / 1e3
+    yield from leveled(codes, n_params, encode, decode)
+
+
+def leveled(codes: I32, n_params: int, encode: Work, decode: Work) -> Iterator[tuple[str, float]]:
+    """Levels against gaps alone."""
+    drawn = np.random.default_rng(9).random(codes.size)
+    of = (drawn < 0.1).astype(np.uint8) + (drawn < 0.001)
+    of[0] = 1
+    top = int(of.max())
+    out = np.empty(levels.bytes_max(codes.size, n_params, top) + gaps.FLUSH_BYTES, np.uint8)
+    payload = out[: levels.encode(codes, of, top, n_params, out)].copy()
+    indices, amounts = np.empty(codes.size, np.int32), np.empty(codes.size, np.int32)
+
+    def encode_levels() -> None:
+        levels.encode(codes, of, top, n_params, out)
+
+    def decode_levels() -> None:
+        levels.read(payload, n_params, TAU_QUANTA, indices, amounts)
+
+    yield "levels_encode_x_gaps", compare(encode_levels, encode, lambda: None)["ratio"]
+    yield "levels_decode_x_gaps", compare(decode_levels, decode, lambda: None)["ratio"]
+    yield "levels_x_entropy", 8 * payload.size / levels.entropy_bits(codes, of, n_params)
 
 
 def bitmap_figures(n_params: int) -> dict[str, float]:

@@ -14,7 +14,7 @@ import numpy as np
 from pyspark.sql import SparkSession
 from sklearn.datasets import load_digits
 
-from sparkstrom import AdaptiveThreshold, SharedTrainingMaster, SparkNetwork, VoidConfiguration
+from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
 from sparkstrom.models import DenseNetwork, Sgd
 
 ACCURACY_WANTED = 0.95  # at the default settings
@@ -41,9 +41,7 @@ def main() -> int:
     void = VoidConfiguration(
         unicast_port=args.port, network_mask=args.mask, controller_address=args.controller
     )
-    master = SharedTrainingMaster(
-        void, workers_per_node=args.workers_per_node, threshold=AdaptiveThreshold(1e-3)
-    )
+    master = SharedTrainingMaster(void, workers_per_node=args.workers_per_node)
     network = SparkNetwork(spark, model, master)
     summary = network.fit(data, epochs=args.epochs)
     accuracy = float((network.predict(features[held_out]).argmax(1) == labels[held_out]).mean())

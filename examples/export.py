@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as sql
 from sklearn.datasets import load_digits
 
-from sparkstrom import AdaptiveThreshold, SharedTrainingMaster, SparkNetwork
+from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.models import DenseNetwork, Sgd
 
 
@@ -39,7 +39,6 @@ def main() -> int:
         (sql.hash("image") % 10 == 0).alias("held_out"),
     )
     master = SharedTrainingMaster(
-        threshold=AdaptiveThreshold(1e-3),
         rdd_training_approach="export",
         batch_memory_bytes=64 << 20,
     )

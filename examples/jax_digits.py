@@ -9,7 +9,7 @@ import optax
 from pyspark.sql import SparkSession
 from sklearn.datasets import load_digits
 
-from sparkstrom import AdaptiveThreshold, SharedTrainingMaster, SparkNetwork
+from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.models.jax import JaxModel
 
 WIDTHS = [64, 128, 10]
@@ -42,7 +42,7 @@ def main() -> int:
     loss = optax.softmax_cross_entropy_with_integer_labels
     model = JaxModel(init, apply, loss, optax.adam(2e-3), seed=1)
     # On a machine with other work, workers drift apart; nobody is more than two steps ahead.
-    master = SharedTrainingMaster(threshold=AdaptiveThreshold(1e-3), max_lead=2)
+    master = SharedTrainingMaster(max_lead=2)
     network = SparkNetwork(spark, model, master)
     summary = network.fit(data, epochs=20)
     accuracy = float((network.predict(features[held_out]).argmax(1) == labels[held_out]).mean())

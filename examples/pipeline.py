@@ -17,7 +17,7 @@ from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import SparkSession
 from sklearn.datasets import load_breast_cancer
 
-from sparkstrom import AdaptiveThreshold, SharedTrainingMaster
+from sparkstrom import SharedTrainingMaster
 from sparkstrom.ml import SparkstromEstimator
 from sparkstrom.models import DenseNetwork, Sgd
 
@@ -36,7 +36,7 @@ def main(folder: str) -> int:
     train, test = frame.randomSplit([0.8, 0.2], seed=1)
 
     # One worker per executor, so that two fits find slots at the same time.
-    master = SharedTrainingMaster(workers_per_node=1, threshold=AdaptiveThreshold(1e-2))
+    master = SharedTrainingMaster(workers_per_node=1)
     estimator = SparkstromEstimator(featuresCol="scaled", epochs=5, batchSize=16, master=master)
     scaler = StandardScaler(inputCol="measured", outputCol="scaled", withMean=True)
     pipeline = Pipeline(stages=[scaler, estimator])

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from sklearn.datasets import load_digits
 from torch import nn
 
-from sparkstrom import AdaptiveThreshold, SharedTrainingMaster, SparkNetwork
+from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.models.torch import TorchModel
 
 ACCURACY_WANTED = 0.95
@@ -41,7 +41,7 @@ def main() -> int:
     optimizer = partial(torch.optim.Adam, lr=2e-3)
     model = TorchModel(make_module(), nn.CrossEntropyLoss(), optimizer, clip_norm=5.0)
     # On a machine with other work, workers drift apart; nobody is more than two steps ahead.
-    master = SharedTrainingMaster(threshold=AdaptiveThreshold(1e-3), max_lead=2)
+    master = SharedTrainingMaster(max_lead=2)
     network = SparkNetwork(spark, model, master)
     summary = network.fit(data, epochs=10)
 

@@ -61,6 +61,7 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
     "pauses": (int, "workers that stand still for a while"),
     "master_pauses": (int, "times that the driver program stands still"),
     "edge_deaths": (int, "media drivers that die"),
+    "driver_deaths": (int, "media drivers that die between two effects"),
     "stop": (float, "chance that the fit is stopped early"),
     "failure": (float, "chance that training raises in a worker"),
 }

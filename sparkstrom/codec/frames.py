@@ -54,14 +54,14 @@ class Rejection(enum.StrEnum):
 
 
 class FrameError(WireError):
-    """A frame that is not taken: ``rejection`` for counting, ``detail`` for reading."""
+    """A frame that is not taken: a ``Rejection`` for counting, and what it was for reading."""
 
-    def __init__(self, rejection: Rejection, detail: str = "") -> None:
+    def __init__(self, rejection: str, detail: str = "") -> None:
         super().__init__(rejection, detail)
         self.rejection, self.detail = rejection, detail
 
     def __str__(self) -> str:
-        return f"{self.rejection}: {self.detail}" if self.detail else str(self.rejection)
+        return f"{self.rejection}: {self.detail}" if self.detail else self.rejection
 
 
 @dataclass(frozen=True, slots=True)

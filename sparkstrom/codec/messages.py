@@ -148,6 +148,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     audit: AuditAnswer | None = None
     stats: Annotated[dict[str, float], msgspec.Meta(max_length=256)] | None = None  # cumulative
     lag: U63 = 0  # commits that it has been behind its parent for a while, about
+    lends: bool = False  # its updater's state is worth having
 
     @property
     def age(self) -> tuple[int, int]:
@@ -181,7 +182,7 @@ class AskUpdater(msgspec.Struct, frozen=True, tag="ask-updater"):
     """Send this chunk of the updater's state to ``asker``, of this copy (0: any), or find it."""
 
     asker: U32
-    copy: U32
+    copy: U63
     index: U32
 
 
@@ -354,7 +355,7 @@ class UpdaterChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a worker's updater state on its way to who joins in mid-training."""
 
     asker: U32
-    copy: U32  # above 0
+    copy: U63  # above 0: a hash of the whole copy
     index: U32
     count: U32
     payload: bytes

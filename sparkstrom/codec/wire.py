@@ -53,8 +53,8 @@ CHUNK_HEADER = struct.Struct("<IQI")
 MERGED_HEADER = struct.Struct("<QQIII")
 LAST_SEQ = struct.Struct("<IQ")
 
-# u32 asker | u32 copy | u32 index | u32 count | u32 payload_bytes | payload
-UPDATER_HEADER = struct.Struct("<IIIII")
+# u32 asker | u64 copy | u32 index | u32 count | u32 payload_bytes | payload
+UPDATER_HEADER = struct.Struct("<IQIII")
 
 CONTROL_BYTES_MAX = 1 << 20  # the longest lists how far each of 40,000 origins is
 

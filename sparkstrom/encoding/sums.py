@@ -35,6 +35,7 @@ SPARSE_HEADER = struct.Struct("<BIIIBB")  # layout, count, unit, least, rice, or
 DENSE_HEADER = struct.Struct("<BI")  # layout, unit
 ORDER_MAX = 30  # sizes are below 2^31
 ENTRY_BITS_MIN = 3  # a gap's 1, a sign, a size's 1
+UNIT_END = 2**31  # units are below; that of entries which all are -2^31 is not
 SAMPLE = 4096  # entries that the order is guessed from
 FLUSH_BYTES = 8  # the encoder writes whole words
 NEAR = U64(57 - 32)  # 0s after which the rest of a code is within the bits at hand
@@ -45,7 +46,8 @@ def encode(total: Total) -> bytes:
     indices, quanta = total.hits
     unit, least, largest = (int(value) for value in figures(quanta))
     head, bits = _sparse_header(indices, quanta, unit, least, largest, total.n_params)
-    kind = next((k for k, bound in ((2, 2**7), (3, 2**15)) if largest < bound), 4)
+    narrow = ((2, 2**7), (3, 2**15)) if unit < UNIT_END else ()
+    kind = next((k for k, bound in narrow if largest < bound), 4)
     width = np.dtype(DENSE[kind])
     if DENSE_HEADER.size + width.itemsize * total.n_params <= len(head) + (bits + 7) // 8:
         unit = unit if kind < max(DENSE) else 1
@@ -59,7 +61,7 @@ def encode(total: Total) -> bytes:
 def decode_untrusted(payload: bytes, n_params: int) -> Total:
     """The sum that ``encode`` wrote. Raise WireError and nothing else.
 
-    Takes at most 22 bytes of memory per byte of a sparse payload.
+    Takes at most 100 bytes of memory per byte of a sparse payload.
     """
     if len(payload) and payload[0] == SPARSE and len(payload) >= SPARSE_HEADER.size:
         return _decode_sparse(payload, n_params)
@@ -114,7 +116,7 @@ def _decode_dense(payload: bytes, n_params: int) -> Total:
         raise WireError(f"a dense sum of {len(payload)} bytes for {n_params} parameters")
     array = np.frombuffer(payload, width, offset=DENSE_HEADER.size).astype(np.int32)
     largest = max(int(array.max(initial=0)), -int(array.min(initial=0)))
-    if unit < 1 or unit * largest > 2**31 - (unit > 1):
+    if not 1 <= unit < UNIT_END or (unit > 1 and unit * largest >= UNIT_END):
         raise WireError(f"a dense sum of unit {unit} whose entries are beyond an i32")
     if unit > 1:
         array *= np.int32(unit)

@@ -21,7 +21,7 @@ from sparkstrom.base.errors import UsageError
 
 ThresholdState = dict[str, float]
 
-AUTO = "auto"  # the option's word for ``AutoThreshold()``
+AUTO = "auto"  # an option's word for what follows measurements; here for ``AutoThreshold()``
 LEVELS_MAX = 4  # tau, 2 tau, 4 tau, 8 tau: 3 bits of a byte on the wire would hold more
 ROUND_S = 0.1  # a publication that is through so soon makes nothing wait
 RISE = 1.25  # of the wanted fraction per publication; from floor to ceiling in 11

@@ -80,6 +80,14 @@ class FlatModel(Protocol):
 
 
 @runtime_checkable
+class Starting(Protocol):
+    """A model that starts from values, not from a seed; they do not travel with its pickle."""
+
+    def start_from(self, params: Flat) -> None:
+        """Return a copy of these, f32[n_params], from ``initial`` from now on."""
+
+
+@runtime_checkable
 class Buffered(Protocol):
     """A model with arrays that are not parameters, such as BatchNorm's statistics.
 

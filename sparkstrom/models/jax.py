@@ -292,6 +292,10 @@ class JaxModel:
         keep_to_task()
         self.__init__(**state)  # type: ignore[misc]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> JaxModel:
+        """A model of its own for another fit; the functions, which hold nothing, are the same."""
+        return type(self)(**self.__getstate__())
+
 
 def need_callables(**functions: Any) -> None:
     """Raise UsageError naming what cannot be called."""

@@ -123,9 +123,13 @@ class KerasModel:
         if self._initial is None:
             raise UsageError(
                 "this KerasModel was pickled, and a model travels without its parameters: bind the"
-                " ones it should have"
+                " ones it should have, or copy it with copy.deepcopy"
             )
         return self._initial.copy()
+
+    def start_from(self, params: Flat) -> None:
+        """Have these initial parameters, f32[n_params], in place of the model's own."""
+        self._initial = bindable(params, self.n_params).copy()
 
     def place(self, share: Share) -> None:
         """Draw this worker's own random numbers. Threads were told to XLA at the import."""
@@ -265,6 +269,13 @@ class KerasModel:
         model, optimizer = (revived(state[part], state["classes"]) for part in PARTS)
         self._set_up(model, state["loss"], optimizer, state["outputs"])
         self._fixed = [jnp.array(value) for value in state["fixed"]]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KerasModel:
+        """A model of its own for another fit, with the same initial parameters."""
+        twin = object.__new__(type(self))
+        twin.__setstate__(self.__getstate__())
+        twin._initial = self._initial
+        return twin
 
     def describe(self) -> dict[str, Any]:
         """Names and shapes, and Keras' own configurations where nothing else is in the model."""

@@ -17,6 +17,14 @@ KINDS = {
     "keras": ("sparkstrom.models.keras", "KerasModel"),
 }
 
+# What must be in a description for the model to be made of it alone; others lack their code.
+ENOUGH = {"dense": "widths", "keras": "model"}
+
+
+def says_all(description: dict[str, Any]) -> bool:
+    """Can the model be made from this description, or was its code left out?"""
+    return ENOUGH.get(description.get("kind", "")) in description
+
 
 def from_description(description: dict[str, Any]) -> FlatModel:
     """The model whose ``describe`` returned this. Raise UsageError for an unknown kind."""

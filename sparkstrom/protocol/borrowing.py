@@ -2,13 +2,17 @@
 
 Momentum and second moments are worth having, but nobody waits for them beyond a deadline. A
 parent that trains lends its own; otherwise the question goes up, and the master finds a lender.
-All chunks are of one copy: those of another one begin anew.
+All chunks are of one copy, whose number is a hash of it: those of another one begin anew, and so
+do chunks that do not make the copy that they name. Who began in mid-training with a fresh state,
+because nobody lent in time, lends none to the end of the fit: it is not what it is taken for.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sparkstrom.base.identity import Position
+from sparkstrom.codec.copies import number_of
 from sparkstrom.codec.messages import Activity, AskUpdater, Phase, UpdaterChunk
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Send
@@ -29,16 +33,27 @@ class Borrowing:
     chunks: dict[int, bytes] = field(default_factory=dict)
     asked_s: dict[int, float] = field(default_factory=dict)
     retry_s: float = RETRY_FIRST_S  # doubles: what comes late must not be asked for ever more often
+    whole: bytes | None = None
 
     def take(self, chunk: UpdaterChunk, now_s: float) -> None:
         """Keep a chunk; one of another copy begins anew."""
         if chunk.copy != self.copy:
-            self.copy, self.count = chunk.copy, chunk.count
-            self.chunks, self.asked_s = {}, {}
+            self._begin(chunk.copy, chunk.count)
         if chunk.index < self.count and chunk.index not in self.chunks:
             self.chunks[chunk.index] = chunk.payload
             self.until_s = now_s + self.patience_s
         self.asked_s.pop(chunk.index, None)
+        if len(self.chunks) < self.count:
+            return
+        content = b"".join(self.chunks[index] for index in range(self.count))
+        if number_of(content) == self.copy:
+            self.whole = content
+        else:
+            self._begin(0, 1)
+
+    def _begin(self, copy: int, count: int) -> None:
+        self.copy, self.count = copy, count
+        self.chunks, self.asked_s = {}, {}
 
     def wanted(self, now_s: float) -> list[int]:
         """Chunks to ask for now."""
@@ -52,17 +67,14 @@ class Borrowing:
         self.asked_s.update(dict.fromkeys(new, now_s))
         return new
 
-    @property
-    def whole(self) -> bytes | None:
-        if self.copy and len(self.chunks) == self.count:
-            return b"".join(self.chunks[index] for index in range(self.count))
-        return None
-
 
 def borrow_if_late(me: Standing, now_s: float) -> None:
     """Its first replica is installed; has training begun without it?"""
-    late = me.state is not None and me.state.phase is Phase.RUNNING and me.state.slowest > 0
-    if late and me.limits.borrow_s:
+    begun = me.steps > 0 or me.position > Position(0, 0)
+    late = begun or (me.state is not None and me.state.slowest > 0)
+    over = me.state is not None and me.state.phase is not Phase.RUNNING
+    me.lends = not late
+    if late and not over and me.limits.borrow_s:
         me.borrowing = Borrowing(me.limits.borrow_s, now_s + me.limits.borrow_s)
 
 
@@ -72,7 +84,7 @@ def borrow(me: Standing, now_s: float) -> list[Effect]:
     if loan is None:
         return []
     if (whole := loan.whole) is not None or now_s > loan.until_s:
-        me.borrowing = None
+        me.borrowing, me.lends, me.news = None, whole is not None, True
         return [ev.InstallUpdater(whole)]
     if not me.attached:
         return []
@@ -81,9 +93,8 @@ def borrow(me: Standing, now_s: float) -> list[Effect]:
 
 
 def can_lend(me: Standing) -> bool:
-    """Has it trained?"""
-    catching_up = me.activity is Activity.CATCHING_UP or me.borrowing is not None
-    return me.history.whole and me.steps > 0 and not catching_up
+    """Has it trained, with a state that was never fresh in mid-training?"""
+    return me.lends and me.steps > 0 and me.activity is not Activity.CATCHING_UP
 
 
 def on_ask_updater(me: Standing, ask: AskUpdater, to: int) -> list[Effect]:

@@ -87,7 +87,7 @@ class Paused(msgspec.Struct, frozen=True):
 
 
 class Installed(msgspec.Struct, frozen=True):
-    """The trainer's replica is that of the last ``Install``."""
+    """The trainer's replica is that of the last ``Install``, or of ``Begin``."""
 
 
 class Applied(msgspec.Struct, frozen=True):
@@ -231,6 +231,10 @@ class Install(msgspec.Struct, frozen=True):
     commit: int
 
 
+class Begin(msgspec.Struct, frozen=True):
+    """The replica that the trainer was started with, of commit 0, is the one to go on from."""
+
+
 class Admitted(msgspec.Struct, frozen=True):
     """This node has its id now; where its training begins and which kept files it may add."""
 
@@ -308,7 +312,7 @@ class Complete(msgspec.Struct, frozen=True):
 
 Effect = (
     Send | Tell | Answer | OpenEdge | CloseEdge | Reopen | Deliver | Passed | DeliverMerged
-    | Install | InstallUpdater | Admitted | SendChunk | SendMerged | SendUpdater
+    | Install | Begin | InstallUpdater | Admitted | SendChunk | SendMerged | SendUpdater
     | Hash | Observed | Note | Abort | Complete
 )  # fmt: skip
 

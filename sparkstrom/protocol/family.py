@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
+from typing import TypeGuard
 
 import msgspec
 
@@ -149,28 +150,40 @@ class Family:
         child.heard = max(child.heard, report.stamp)
         child.catching = report.catching
         child.state_due = True
-        return self.feed_all(now_s) if self._short else self.feed(child, now_s)
+        return self._feed_in_turn(child, now_s)
 
     def on_ask_after(self, child: Child, commit: int, now_s: float) -> list[Effect]:
         """A gap that the child names: a stream broke off, and what was on it is gone."""
         child.sent = commit
-        return self.feed(child, now_s)
+        return self._feed_in_turn(child, now_s)
 
     def on_ask_chunk(self, child: Child, index: int, now_s: float) -> list[Effect]:
         """A chunk goes as soon as the link has room."""
         if index not in child.wanted:
             child.wanted.append(index)
-        return self.feed(child, now_s)
+        return self._feed_in_turn(child, now_s)
+
+    def _feed_in_turn(self, child: Child, now_s: float) -> list[Effect]:
+        """This one, unless somebody waits because of what is under way to all."""
+        return self.feed_all(now_s) if self._short else self.feed(child, now_s)
 
     def feed_all(self, now_s: float) -> list[Effect]:
-        """What has come since goes to all; whoever was fed last comes last the next time."""
+        """What has come since goes to all, as far as this node's memory reaches.
+
+        Nobody overtakes one who waits for memory, or a large sum would never find room; and who
+        was fed comes last the next time.
+        """
         self._short = False
         out: list[Effect] = []
+        fed: list[Child] = []
         for child in list(self.children.values()):
-            fed = self.feed(child, now_s)
-            if fed and self._short:
-                self.children[child.node] = self.children.pop(child.node)
-            out += fed
+            if effects := self.feed(child, now_s):
+                out += effects
+                fed.append(child)
+            if self._short:
+                for last in fed:
+                    self.children[last.node] = self.children.pop(last.node)
+                break
         return out
 
     def feed(self, child: Child, now_s: float) -> list[Effect]:
@@ -215,9 +228,7 @@ class Family:
 
     def _next(self, child: Child) -> Entry:
         entry = self._history.log.next(child.sent)
-        if isinstance(entry, Committed) and entry.origin in child.own and entry.form != BUFFERS:
-            return number_only(entry)  # its process has made this itself
-        return entry
+        return number_only(entry) if _is_own(entry, child) else entry
 
     def _send_next(self, child: Child, entry: Entry, now_s: float) -> Effect:
         self._hand(child, weight(entry, 0), now_s)
@@ -231,7 +242,8 @@ class Family:
         if upto - child.sent <= 1 or log.bytes_after(child.sent) <= child.link.window:
             return None
         entries = tuple(self._summable(child.sent, upto))
-        if len(entries) <= 1 or self._weight_of_sum(entries) >= sum(weight(e, 0) for e in entries):
+        singly = sum(HEADER_BYTES if _is_own(e, child) else weight(e, 0) for e in entries)
+        if len(entries) <= 1 or self._weight_of_sum(entries) >= singly:
             return None
         return entries
 
@@ -350,6 +362,11 @@ class Family:
         """There is a new state."""
         for child in self.children.values():
             child.state_due = True
+
+
+def _is_own(entry: Entry, child: Child) -> TypeGuard[Committed]:
+    """Its process has made this itself, and needs the number alone."""
+    return isinstance(entry, Committed) and entry.origin in child.own and entry.form != BUFFERS
 
 
 def number_only(committed: Committed) -> Committed:

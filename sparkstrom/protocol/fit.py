@@ -27,6 +27,7 @@ class MasterLimits:
     lease_s: float = 10.0
     start_s: float = 60.0  # from the first join until training begins with those who came
     workers_min: int = 1
+    attach_s: float = 120.0  # from the order of a place until its parent confirms it
     rejoin_s: float = 300.0  # how long a partition may be without a worker
     release_s: float = 10.0  # how long one waits before a finished worker gives up its slot
     end_s: float = 60.0  # draining or auditing without progress
@@ -61,6 +62,7 @@ class Fit:
     phases: Phases
     keeping: Keeping
     leases: Leases  # of whoever stands right under the master, is on the move, or is in doubt
+    attaching: Leases  # of whoever was ordered a place that is not confirmed
     family: Family  # who stands right under the master
     tree: Tree
     members: Members = field(default_factory=Members)
@@ -121,6 +123,7 @@ class Fit:
         node, partition = member.node, self.partition_of(member)
         self.sequencer.close(node)
         self.leases.drop(node)
+        self.attaching.drop(node)
         self.moving.pop(node, None)
         self.doubted.pop(node, None)
         self.members.remove(node)

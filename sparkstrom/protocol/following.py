@@ -31,7 +31,7 @@ def on_committed(me: Standing, committed: Committed, now_s: float) -> list[Effec
         me.news = True  # the parent does not know how far this node is
         return []
     if committed.commit > received + 1:
-        return _ask(me, now_s)
+        return ask(me, now_s)
     own = committed.origin in me.ids
     if own:
         update = me.uplink.strike(committed.origin, committed.seq, now_s)
@@ -62,7 +62,7 @@ def on_merged(me: Standing, merged: MergedRange, now_s: float) -> list[Effect]:
     """Many commits at once: only for a replica that is exactly where the sum begins."""
     if merged.after != me.received:
         me.news = True
-        return _ask(me, now_s) if merged.commit > me.received else []
+        return ask(me, now_s) if merged.commit > me.received else []
     last = dict(merged.last)
     own = [u for u in me.uplink.uncommitted if u.seq <= last.get(u.origin, 0)]
     for update in own:
@@ -78,7 +78,8 @@ def _take(me: Standing, entry: Committed | MergedRange, now_s: float) -> None:
     me.news, me.got_s = True, now_s
 
 
-def _ask(me: Standing, now_s: float) -> list[Effect]:
+def ask(me: Standing, now_s: float) -> list[Effect]:
+    """For all that follows what is here, unless it was asked for a moment ago."""
     if now_s < me.ask_due_s:
         return []
     me.ask_due_s = now_s + ASK_SPACING_S

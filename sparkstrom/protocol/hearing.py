@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import Activity, AskUpdater, Status
+from sparkstrom.codec.messages import AskUpdater, Status
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect
 from sparkstrom.protocol.fit import Fit
@@ -31,6 +31,7 @@ def on_status(fit: Fit, status: Status, now_s: float) -> list[Effect]:
         member.pending = (status.after_seq, position)
     count_pending(fit, member)
     member.final = status.final
+    member.lends = status.lends
     if status.audit is not None:
         if member.audit is None:
             fit.phases.progress_s = now_s
@@ -77,12 +78,11 @@ def count_pending(fit: Fit, member: Member) -> None:
 
 
 def find_lender(fit: Fit, ask: AskUpdater) -> list[Effect]:
-    """Hand the question to somebody who trains; always to the same one, while it lives."""
+    """Hand the question to somebody who lends; always to the same one, while it lives."""
     members = fit.members.live
     lender = members.get(fit.lenders.get(ask.asker, -1))
     if lender is None:
-        able = [m for m in members.values() if m.steps and m.node != ask.asker]
-        able = [m for m in able if m.activity is not Activity.CATCHING_UP and m.age > (0, 0)]
+        able = [m for m in members.values() if m.lends and m.node != ask.asker]
         if not able:
             return []
         lender = max(able, key=lambda member: (member.steps, -member.node))

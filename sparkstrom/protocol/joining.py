@@ -18,7 +18,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Effect, Order, Send
-from sparkstrom.protocol.following import begin_catchup, catch_up
+from sparkstrom.protocol.following import ask, begin_catchup, catch_up
 from sparkstrom.protocol.handing import start_anew
 from sparkstrom.protocol.link import Link
 from sparkstrom.protocol.reporting import report
@@ -113,7 +113,7 @@ def ask_to_attach(me: Standing, now_s: float) -> list[Effect]:
     catching = me.catchup is not None
     attach = Attach(
         have=me.received,
-        whole=(me.has_replica or me.installing) and not catching,
+        whole=(me.has_replica or me.installing or me.identity.whole) and not catching,
         catching=catching,
         ids=list(me.ids),
     )
@@ -133,6 +133,12 @@ def on_attached(me: Standing, attached: Attached, now_s: float) -> list[Effect]:
     elif me.catchup is not None:
         me.catchup.resume()
         effects += catch_up(me, now_s)
+    elif not (me.has_replica or me.installing):
+        me.installing, me.activity_s = True, now_s
+        effects.append(ev.Begin())
+    if me.taken:  # data, on a stream of its own, overtook this answer and was dropped
+        me.ask_due_s = now_s
+        effects = ask(me, now_s) + effects
     return effects + start_anew(me, now_s) + report(me, now_s)
 
 

@@ -40,7 +40,14 @@ from sparkstrom.protocol.leases import Leases
 from sparkstrom.protocol.members import Member, answer
 from sparkstrom.protocol.partitions import Partition
 from sparkstrom.protocol.phases import Phases
-from sparkstrom.protocol.placing import ask_again, confirm, is_here, on_silent, order_places
+from sparkstrom.protocol.placing import (
+    ask_again,
+    close_unattached,
+    confirm,
+    is_here,
+    on_silent,
+    order_places,
+)
 from sparkstrom.protocol.sequencer import Sequencer
 from sparkstrom.protocol.tree import Tree
 
@@ -80,6 +87,7 @@ class Master:
             phases=Phases(limits.start_s, limits.workers_min, limits.end_s),
             keeping=Keeping(kept or {}),
             leases=leases,
+            attaching=Leases(limits.attach_s, now_s),
             family=family,
             tree=Tree(limits.fan_out, limits.depth),
         )
@@ -235,6 +243,7 @@ class Master:
             case AskUpdater():
                 return find_lender(fit, message)
             case UpdaterChunk(asker=asker) if asker in fit.tree:
+                child.arriving = 0
                 return [ev.Send(fit.tree.path(asker)[0], message)]
             case Leaving() if child.node in fit.members.live:
                 return fit.family.disown(child.node)
@@ -295,7 +304,8 @@ class Master:
             node: f"silent for {silent_s:.1f} s (lease {fit.limits.lease_s:g} s)"
             for node, silent_s in fit.leases.expire(now_s)
         }
-        return fit.close_all(silent, now_s) if silent else []
+        effects = fit.close_all(silent, now_s) if silent else []
+        return effects + close_unattached(fit, now_s)
 
     def _state(self) -> State:
         fit = self.fit

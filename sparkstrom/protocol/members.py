@@ -31,6 +31,7 @@ class Member:
     final: int | None = None
     audit: AuditAnswer | None = None
     releasing: str | None = None
+    lends: bool = False  # its updater's state
     lag: int = 0  # commits behind its parent, as people were told
 
     def answer(self, message: Message) -> Answer:
@@ -73,6 +74,7 @@ class Members:
     tokens: dict[int, list[int]] = field(default_factory=dict)  # token -> its ids
     neighbours: dict[str, list[int]] = field(default_factory=dict)  # executor -> live nodes there
     gone: dict[int, Join] = field(default_factory=dict)  # of ids that are closed: the newest
+    failed: dict[int, str] = field(default_factory=dict)  # ids that no other may follow, and why
     departures: list[Departure] = field(default_factory=list)
     next_id: int = 1
 

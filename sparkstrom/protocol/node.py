@@ -131,8 +131,8 @@ class Node:
             case ev.Paused(number=number):
                 me.paused = number == me.pauses
             case ev.Installed():
-                if not me.has_replica and me.state is not None:
-                    me.keep_pace(me.state.slowest)
+                if not me.has_replica:
+                    me.keep_pace(0 if me.state is None else me.state.slowest)
                     borrow_if_late(me, now_s)
                 me.installing, me.paused, me.has_replica = False, False, True
                 me.history.whole = me.catchup is None

@@ -21,7 +21,7 @@ DONE = Command(Order.END, "done")
 
 def order(me: Standing) -> Command:
     """The command that holds now."""
-    if me.catchup is not None or me.installing:
+    if me.catchup is not None or (me.installing and me.pauses):  # not where it begins with one
         return Command(Order.PAUSE, "a replica is on its way", number=me.pauses)
     if me.state is None or not me.has_replica:
         return JOINING

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
+    Activity,
     Address,
     Adopt,
     Closed,
@@ -56,11 +57,16 @@ def order_place(fit: Fit, node: int, now_s: float) -> list[Effect]:
     if now_s < member.order_s + ORDER_RETRY_S and member.order is not None:
         return []
     parent = fit.tree.parent(node)
-    above_is_placed = parent == MASTER or fit.members.live[parent].placed
-    return _order(fit, member, parent, now_s) if above_is_placed else []
+    if parent != MASTER and not fit.members.live[parent].placed:
+        fit.attaching.drop(node)
+        return []
+    return _order(fit, member, parent, now_s)
 
 
 def _order(fit: Fit, member: Member, parent: int, now_s: float) -> list[Effect]:
+    copies = parent != MASTER and fit.members.live[parent].activity is Activity.CATCHING_UP
+    if copies or not fit.attaching.holds(member.node):
+        fit.attaching.renew(member.node, now_s)  # a parent without a replica has nothing for it
     if member.order is None:
         member.order = _place(fit, member, parent)
     member.order_s = now_s
@@ -110,9 +116,37 @@ def confirm(fit: Fit, member: Member, edge: int) -> None:
         return
     member.placed, member.broken = True, False
     fit.moving.pop(member.node, None)
+    fit.attaching.drop(member.node)
     fit.doubted.pop(member.node, None)
     if fit.tree.parent(member.node) != MASTER:
         fit.leases.drop(member.node)
+
+
+def close_unattached(fit: Fit, now_s: float) -> list[Effect]:
+    """End the membership of who was ordered its place long ago, lives, and never came there.
+
+    Its process may come back under another id, once: who has not said a word over an edge under
+    its present one would end there again, and fails, so that Spark tries elsewhere.
+    """
+    reasons: dict[int, str] = {}
+    for node, waited_s in fit.attaching.expire(now_s):
+        member, parent = fit.members.live[node], fit.tree.parent(node)
+        above = "the driver program"
+        if parent != MASTER:
+            above = f"node {parent} on {fit.members.live[parent].join.host}"
+        reasons[node] = NO_EDGE.format(member.join.host, above, waited_s)
+        if member.age == (0, 0):
+            fit.members.failed[node] = reasons[node]
+    effects = fit.close_all(reasons, now_s) if reasons else []
+    for node in reasons:
+        fit.still_speaks(node, now_s)
+    return effects
+
+
+NO_EDGE = (
+    "{} and {} have had no edge for {:.0f} s, although both speak with the master: does UDP get "
+    "through between them in both directions (ports, security group)?"
+)
 
 
 def on_silent(fit: Fit, parent: int, child: int, edge: int, now_s: float) -> list[Effect]:
@@ -164,14 +198,14 @@ def _say_goodbye(fit: Fit, node: int, goodbye: Goodbye, now_s: float) -> list[Ef
 
 def closed_answer(fit: Fit, node: int, join: Join) -> Closed:
     """What somebody whose id is closed must know."""
-    partition = fit.partitions[join.partition]
-    free = partition.owner is None and partition.last_owner == node
+    partition, failed = fit.partitions[join.partition], fit.members.failed.get(node)
+    free = partition.owner is None and partition.last_owner == node and failed is None
     return Closed(
         token=join.token,
         count=join.count,
         node=node,
         seq=fit.sequencer.closed[node],
-        reason="its lease ran out" if free else SUPERSEDED,
+        reason=failed or ("its lease ran out" if free else SUPERSEDED),
         free=free,
     )
 

@@ -64,6 +64,7 @@ def on_child(me: Standing, child: Child, message: Message, now_s: float) -> list
         case AskUpdater():
             return on_ask_updater(me, message, child.node)
         case UpdaterChunk():
+            child.arriving = 0
             return on_updater(me, message, child.node, now_s)
         case Leaving():
             return drop_child(me, child.node)

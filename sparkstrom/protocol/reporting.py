@@ -6,6 +6,7 @@ import zlib
 
 from sparkstrom.codec.messages import Direct, Report, Status
 from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.borrowing import can_lend
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.standing import Standing
 
@@ -63,6 +64,7 @@ def put_own_status(me: Standing, now_s: float) -> None:
         final=me.final,
         audit=me.audit,
         stats=me.stats,
+        lends=can_lend(me),
     )
     if status != known:
         me.status = Status(**{name: getattr(status, name) for name in _SAME}, count=me.reports)

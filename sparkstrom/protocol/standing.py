@@ -62,6 +62,7 @@ class Identity:
     executor: str
     pid: int
     version: str
+    whole: bool = False  # it begins with the replica of commit 0; its parent hears so, not ``Join``
 
 
 @dataclass(slots=True)
@@ -112,6 +113,7 @@ class Standing:
     paused: bool = False
     pauses: int = 0
     borrowing: Borrowing | None = None
+    lends: bool = False  # its updater began with the fit, or was borrowed
 
     # its trainer
     position: Position = field(default_factory=lambda: Position(0, 0))

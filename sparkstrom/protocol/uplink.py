@@ -105,7 +105,8 @@ class Uplink:
         return bool(self._own) and now_s >= self._deadline_s
 
     def back_off(self, now_s: float) -> None:
-        self._retry_s = min(2 * self._retry_s, RETRY_LONGEST_S)
+        longest_s = max(RETRY_LONGEST_S, ROUNDS * self.round_s)
+        self._retry_s = min(2 * self._retry_s, longest_s)
         self._deadline_s = now_s + self._retry_s
 
     def moves(self, now_s: float) -> None:

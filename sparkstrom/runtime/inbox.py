@@ -16,6 +16,7 @@ from sparkstrom.codec.messages import BUFFERS, Committed
 from sparkstrom.encoding.totals import Hits, Total
 from sparkstrom.protocol.events import (
     Admitted,
+    Begin,
     Deliver,
     DeliverMerged,
     Install,
@@ -36,7 +37,7 @@ class Merged:
     quanta: int  # sum of the largest entries in it: none can be larger
 
 
-Effect = Deliver | Passed | DeliverMerged | Install | InstallUpdater | Admitted
+Effect = Deliver | Passed | DeliverMerged | Install | Begin | InstallUpdater | Admitted
 Item = Effect | Merged
 
 

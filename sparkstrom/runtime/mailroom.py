@@ -365,7 +365,7 @@ class Mailroom:
 
 
 def _rejection(error: WireError) -> Rejection:
-    return error.rejection if isinstance(error, FrameError) else Rejection.NO_MESSAGE
+    return Rejection(error.rejection) if isinstance(error, FrameError) else Rejection.NO_MESSAGE
 
 
 def _streams(address: Address) -> tuple[int, int]:

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from functools import partial
 
 from sparkstrom.base.clock import Clock
 from sparkstrom.base.errors import (
-    DriverLost,
     PeerError,
     SetupError,
     SparkstromError,
@@ -30,9 +30,12 @@ from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.keeping import KeptFiles
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.members import Departure
+from sparkstrom.protocol.performing import perform_all
 from sparkstrom.runtime.mailroom import Mailroom, Traffic
 from sparkstrom.runtime.node import OpenTransport
+from sparkstrom.runtime.recovery import Recovery
 from sparkstrom.runtime.theta import Theta, chunk_count
+from sparkstrom.runtime.wire import Wire
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +83,7 @@ class Outcome:
     staleness: Counter[int]
     stats: dict[int, Stats]
     traffic: Traffic
+    wire: Stats  # what left the driver program's interfaces, as ``runtime.wire`` tells it
     dropped: Counter[str]
     departures: list[Departure]
     notes: list[str]
@@ -142,12 +146,14 @@ class MasterThread(threading.Thread):
             kept=plan.kept,
             average=plan.average,
         )
+        self._recovery = Recovery("the driver program", self._replace_transport, clock)
         self._wishes: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         self._snapshots: queue.SimpleQueue[Future[Snapshot]] = queue.SimpleQueue()
         self._ending = threading.Event()
         self.finished = threading.Event()  # done, or failed
         self.failure: SparkstromError | None = None
         self._stats: dict[int, Stats] = {}
+        self._wire = Wire()
         self._notes: list[str] = []
         self._progress_due_s = 0.0
         self.progress = self._look()
@@ -202,6 +208,7 @@ class MasterThread(threading.Thread):
             staleness=fit.sequencer.staleness,
             stats=dict(self._stats),
             traffic=self._mail.traffic,
+            wire=self._wire.look(self._mail.transport),
             dropped=fit.sequencer.dropped,
             departures=fit.members.departures,
             notes=list(self._notes),
@@ -219,7 +226,7 @@ class MasterThread(threading.Thread):
     def run(self) -> None:
         """Cycle until ``end``."""
         try:
-            self._mail.open_lobby(self.lobby)
+            self._recovery.guard(partial(self._mail.open_lobby, self.lobby))
             while not self._ending.is_set():
                 self._cycle()
         except SparkstromError as error:
@@ -232,24 +239,24 @@ class MasterThread(threading.Thread):
 
     def _cycle(self) -> None:
         """Do what is due, once."""
-        try:
-            for sender, message in self._mail.receive(IDLE_WAIT_S):
-                self._step(ev.Received(sender, message))
-            for sender, size in self._mail.arriving():
-                self._step(ev.Arriving(sender, size))
-            while not self._wishes.empty():
-                self._step(self._wishes.get())
-            while not self._snapshots.empty():
-                self._snapshots.get().set_result(self._copied())
-            self._step(ev.Tick())
-            self._mail.flush()
-        except DriverLost as lost:
-            log.warning("the driver's media driver is gone (%s); starting another", lost)
-            self._replace_transport()
+        self._recovery.guard(self._exchange)
         now_s = self._clock.monotonic_s()
         if now_s >= self._progress_due_s:
             self._progress_due_s = now_s + PROGRESS_S
             self.progress = self._look()
+
+    def _exchange(self) -> None:
+        """With the workers and the main thread; over a media driver, which may die at any point."""
+        for sender, message in self._mail.receive(IDLE_WAIT_S):
+            self._step(ev.Received(sender, message))
+        for sender, size in self._mail.arriving():
+            self._step(ev.Arriving(sender, size))
+        while not self._wishes.empty():
+            self._step(self._wishes.get())
+        while not self._snapshots.empty():
+            self._snapshots.get().set_result(self._copied())
+        self._step(ev.Tick())
+        self._mail.flush()
 
     def _copied(self) -> Snapshot:
         theta = self._theta
@@ -258,6 +265,7 @@ class MasterThread(threading.Thread):
     def _replace_transport(self) -> None:
         """Another media driver, on the same port: workers know no other place to knock at."""
         before = self.endpoint
+        self._wire.look(self._mail.transport)
         self._mail.move_to(lambda: self._open_transport(before))
         self.endpoint = self._mail.transport.endpoint
         if self.endpoint != before:
@@ -269,8 +277,7 @@ class MasterThread(threading.Thread):
         self._step(ev.Moved(self.endpoint.host, self.endpoint.port))
 
     def _step(self, event: ev.Event) -> None:
-        for effect in self._machine.step(event, self._clock.monotonic_s()):
-            self._perform(effect)
+        perform_all(self._machine.step(event, self._clock.monotonic_s()), self._perform)
 
     def _perform(self, effect: Effect) -> None:
         match effect:

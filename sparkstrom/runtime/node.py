@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from sparkstrom.base.clock import Clock
 from sparkstrom.base.errors import DriverLost
@@ -23,9 +24,12 @@ from sparkstrom.codec.messages import Address, AskUpdater, Chunk, MergedRange, U
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Order, Send
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
+from sparkstrom.protocol.performing import perform_all
 from sparkstrom.runtime.inbox import Item
 from sparkstrom.runtime.mailroom import Mailroom
+from sparkstrom.runtime.recovery import Recovery
 from sparkstrom.runtime.station import Station
+from sparkstrom.runtime.wire import Wire
 from sparkstrom.transport.base import Transport
 
 log = logging.getLogger(__name__)
@@ -85,7 +89,9 @@ class NodeThread(threading.Thread):
             message_bytes_max=message_bytes_max,
             chunk_bytes_max=chunk_bytes_max,
         )
+        self._recovery = Recovery("this executor", self._replace_transport, clock)
         self._items: list[Item] = []
+        self._wire = Wire()
         self._stats_due_s = 0.0
         self._sent_stats: dict[str, float] = {}
         self._stopping = threading.Event()
@@ -94,7 +100,7 @@ class NodeThread(threading.Thread):
     def run(self) -> None:
         """Cycle until ``stop``; whatever goes wrong reaches the trainer."""
         try:
-            self._open_edge()
+            self._recovery.guard(self._open_edge)
             while not self._stopping.is_set():
                 self._cycle(IDLE_WAIT_S)
             self._say_last_words()
@@ -111,21 +117,21 @@ class NodeThread(threading.Thread):
 
     def _cycle(self, wait_s: float) -> None:
         """Do what is due, once."""
-        try:
-            for sender, message in self._mail.receive(wait_s):
-                self._step(ev.Received(sender, message))
-            for sender, size in self._mail.arriving():
-                self._step(ev.Arriving(sender, size))
-            self._take_trainer_events()
-            self._step(ev.Tick())
-            self._tell_stats()
-            self._mail.flush()
-        except DriverLost as lost:
-            log.warning("the media driver is gone (%s); starting another", lost)
-            self._replace_transport()
-        self._report_stuck_trainer()
+        self._recovery.guard(partial(self._exchange, wait_s))
         self._station.publish(self._items, self._machine.command)
         self._items = []
+
+    def _exchange(self, wait_s: float) -> None:
+        """With the others and the trainer; over a media driver, which may die at any point."""
+        for sender, message in self._mail.receive(wait_s):
+            self._step(ev.Received(sender, message))
+        for sender, size in self._mail.arriving():
+            self._step(ev.Arriving(sender, size))
+        self._take_trainer_events()
+        self._step(ev.Tick())
+        self._tell_stats()
+        self._report_stuck_trainer()
+        self._mail.flush()
 
     def _take_trainer_events(self) -> None:
         while True:
@@ -139,8 +145,7 @@ class NodeThread(threading.Thread):
             self._step(event)
 
     def _step(self, event: ev.Event) -> None:
-        for effect in self._machine.step(event, self._clock.monotonic_s()):
-            self._perform(effect)
+        perform_all(self._machine.step(event, self._clock.monotonic_s()), self._perform)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -149,7 +154,12 @@ class NodeThread(threading.Thread):
             case ev.Tell(message=message):
                 self._mail.tell(message)
             case (
-                ev.Deliver() | ev.Passed() | ev.DeliverMerged() | ev.Install() | ev.InstallUpdater()
+                ev.Deliver()
+                | ev.Passed()
+                | ev.DeliverMerged()
+                | ev.Install()
+                | ev.Begin()
+                | ev.InstallUpdater()
             ):
                 self._items.append(effect)
             case ev.SendChunk(to=to, index=index):
@@ -186,6 +196,7 @@ class NodeThread(threading.Thread):
     def _replace_transport(self) -> None:
         """The media driver died: its replica and id live on, over another driver."""
         before = self._mail.transport.endpoint
+        self._wire.look(self._mail.transport)
         self._mail.move_to(lambda: self._open_transport(before))
         self._open_edge(alone=True)
 
@@ -202,6 +213,7 @@ class NodeThread(threading.Thread):
             **self._station.stats,
             "update_bytes": self._mail.traffic.update_bytes,
             "wire_bytes": self._mail.traffic.wire_bytes,
+            **self._wire.look(self._mail.transport),
             "rejected": sum(self._mail.traffic.rejected.values()),
         }
         if values != self._sent_stats:
@@ -219,11 +231,14 @@ class NodeThread(threading.Thread):
         self._step(ev.TrainerFailed(command.reason, stack[-8_000:]))
 
     def _say_last_words(self) -> None:
-        """Offer what is queued, for a while."""
-        self._take_trainer_events()
+        """Offer what is queued, for a while; a media driver that dies takes it along."""
         until_s = self._clock.monotonic_s() + LAST_WORDS_S
-        while self._mail.flush() or self._mail.waiting:
-            if self._clock.monotonic_s() > until_s:
-                return
-            for _ in self._mail.receive(IDLE_WAIT_S):
-                pass  # whatever comes now comes too late
+        try:
+            self._take_trainer_events()
+            while self._mail.flush() or self._mail.waiting:
+                if self._clock.monotonic_s() > until_s:
+                    return
+                for _ in self._mail.receive(IDLE_WAIT_S):
+                    pass  # whatever comes now comes too late
+        except DriverLost as lost:
+            log.warning("the media driver died before all was said at the end (%s)", lost)

@@ -104,11 +104,15 @@ class Replica:
             self._own = deque(
                 Own(None if update.form == BUFFERS else update) for update in install.own
             )
+        self.begin()
+        if self._trains_local:
+            self._working += self.theta.values - before
+
+    def begin(self) -> None:
+        """theta is there: the model takes its buffers, unless it goes on with its own."""
         if isinstance(self.model, Buffered) and self.theta.buffers and not self._installed:
             self.model.load_buffers_bytes(self.theta.buffers)
         self._installed = True
-        if self._trains_local:
-            self._working += self.theta.values - before
 
     def take_buffers(self, buffers: bytes, commit: int) -> None:
         """The average of all workers' buffers; the model goes on with its own."""

@@ -139,9 +139,9 @@ class Theta:
             has[chunk.index] = chunk.commit
         for committed in held:
             if isinstance(committed, MergedRange):
-                total = decode_quanta_untrusted(committed.payload, self.n_params)
-                total[np.repeat(has[:-1] > committed.after, CHUNK_PARAMS)[: total.size]] = 0
-                self.add_sum(total)
+                indices, quanta = decode_quanta_untrusted(committed.payload, self.n_params).hits
+                lacking = has[indices // CHUNK_PARAMS] <= committed.after
+                self.add((indices[lacking], quanta[lacking]))
                 continue
             if committed.form == Form.BUFFERS:
                 if committed.commit > of_buffers.commit:

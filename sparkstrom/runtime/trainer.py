@@ -89,7 +89,7 @@ class Trainer:
             items, command = self._station.take()
             for item in items:
                 self._take(item)
-            self._lender.at_boundary(self._replica.model, self._steps)
+            self._lender.at_boundary(self._replica.model)
             if items:
                 self._station.post(ev.Applied(self._replica.theta.commit))
             if command.order is Order.END:
@@ -160,7 +160,7 @@ class Trainer:
                 self._replica.apply_merged(item)
             case ev.DeliverMerged():
                 self._replica.apply_range(item)
-            case ev.Install():
+            case ev.Install() | ev.Begin():
                 self._install(item)
             case ev.InstallUpdater(payload=payload):
                 self._install_updater(payload)
@@ -170,8 +170,11 @@ class Trainer:
             case ev.Admitted():
                 pass  # back under a new id, with theta, residual and position as they were
 
-    def _install(self, install: ev.Install) -> None:
-        self._replica.install(install)
+    def _install(self, install: ev.Install | ev.Begin) -> None:
+        if isinstance(install, ev.Install):
+            self._replica.install(install)
+        else:
+            self._replica.begin()
         self._take_grants()
         self._station.post(ev.Installed())
         if self._activity is Activity.CATCHING_UP:
@@ -247,6 +250,7 @@ class Trainer:
         encoded = None
         if self._is_due or self._finished:
             self._unpublished = 0
+            self._follow_link()
             encoded = self._replica.publish()
         else:
             self._replica.hold_back()
@@ -268,6 +272,13 @@ class Trainer:
         """
         every = self._schedule.publish_every
         return self._station.command.publishes if every is None else self._unpublished >= every
+
+    def _follow_link(self) -> None:
+        """How much is sent follows how soon the last publication was committed."""
+        round_s, seconds = self._station.command.round_s, self.counts.seconds
+        step_s = (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
+        if round_s:
+            self._replica.encoder.follow_link(round_s, step_s)
 
     # -- counting --------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.waiting import JOIN_FAILED, MASTER_SILENT
+from sparkstrom.simulation.deaths import Doom
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.linked import LinkedNetwork
 from sparkstrom.simulation.network import Split
@@ -25,6 +26,7 @@ LEASES_MAX = 2
 CUT_S_MIN = 0.1
 UNHEARD, UNANSWERED = (text.split("{")[0] for text in (MASTER_SILENT, JOIN_FAILED))
 MASTER_SHARE = 0.3  # of the media drivers that die
+DEATHS_IN_A_ROW = (1, 1, 2, 3)
 
 
 class Chaos:
@@ -54,6 +56,7 @@ class Chaos:
             (faults.exiles, self._exile),
             (faults.master_lost, self._lose_master),
             (faults.edge_deaths, self._kill_edge),
+            (faults.driver_deaths, self._doom),
             (chance.random() < faults.stop, self._stop),
             (chance.random() < faults.failure, self._fail),
         )
@@ -207,12 +210,26 @@ class Chaos:
             return
         if self._world.time.chance.random() < MASTER_SHARE:
             self._happens("edge deaths", "the master's media driver dies")
-            self._world.network.break_edges(None)
-            self._world.step_master(ev.Moved("master", 1))
+            self._world.lose_masters_driver()
         else:
             self._happens("edge deaths", f"the media driver of {victim.name} dies")
-            self._world.network.break_edges(victim)
-            self._world.open(victim, alone=True)
+            self._world.lose_driver(victim)
+
+    def _doom(self) -> None:
+        """The same as soon as a machine wants several things at once, and perhaps again at once."""
+        world, victim = self._world, self._victim()
+        if victim is None:
+            return
+        chance = world.time.chance
+        doom = Doom(chance, chance.choice(DEATHS_IN_A_ROW))
+        if chance.random() < MASTER_SHARE:
+            self._happens("driver deaths", "the master's media driver is doomed")
+            world.doom = doom
+            return
+        joining = [p for p in world.alive if p.node.node < 0]
+        victim = chance.choice(joining) if joining else victim
+        self._happens("driver deaths", f"the media driver of {victim.name} is doomed")
+        victim.doom = doom
 
     def _stop(self) -> None:
         if self._world.phase is not Phase.DONE:

@@ -15,7 +15,7 @@ from sparkstrom.protocol.link import HEADER_BYTES
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.placing import SUPERSEDED
 from sparkstrom.simulation.process import FAILURE, UPDATER, SimProcess
-from sparkstrom.simulation.replica import SIZE, SimReplica, Theta, add, average
+from sparkstrom.simulation.replica import INITIAL, SimReplica, Theta, add, average
 
 DISMISSED = "its partition is trained already"
 LACKING = ("workers joined within", "has been without a worker for")
@@ -42,7 +42,7 @@ class Checks:
         self.violations: list[str] = []
         self.commits: list[Committed] = []
         self._kept = kept  # files of an earlier fit and their mass
-        self._sums: list[Theta] = [[0] * SIZE]  # theta at each commit
+        self._sums: list[Theta] = [list(INITIAL)]  # theta at each commit
         self._reports: dict[int, bytes] = {}  # partition -> its newest buffers
         self.buffers = b""  # of all
         self._numbered: dict[int, int] = {}
@@ -112,6 +112,11 @@ class Checks:
         if expected != process.replica.theta:
             self.violation(f"I3: {process.name} is not what its commit {commit} says")
 
+    def released(self, process: SimProcess) -> None:
+        """Only whose partition is trained is asked to give up its slot."""
+        if self._missing(process.identity.partition, process.goal):
+            self.violation(f"I2: {process.name} is asked to leave, and is not through")
+
     def borrowed(self, process: SimProcess) -> None:
         """An updater's state is one copy, of somebody else, who has trained."""
         for payload in process.borrowed:
@@ -119,9 +124,11 @@ class Checks:
                 continue
             starts = range(0, len(payload), process.copy_bytes)
             parts = {payload[start : start + UPDATER.size] for start in starts}
-            attempt, steps = UPDATER.unpack(payload[: UPDATER.size])
+            attempt, steps, fresh = UPDATER.unpack(payload[: UPDATER.size])
             if len(parts) > 1 or not steps or attempt == process.identity.attempt:
                 self.violation(f"I3: {process.name} borrowed {payload.hex()}")
+            if fresh:
+                self.violation(f"I3: {process.name} borrowed a fresh state of {attempt}")
 
     def bounds(self, master: Master, processes: list[SimProcess]) -> None:
         """What is bounded stays so, and what only grows does."""
@@ -149,6 +156,8 @@ class Checks:
             newest = sum(HEADER_BYTES + len(update.payload) for update in at_once)
             if me.uplink.bytes - newest >= me.limits.window_bytes:
                 self.violation(f"I4: {process.name} has {me.uplink.bytes} bytes uncommitted")
+        if me.history.whole and me.history.applied > process.replica.commit:
+            self.violation(f"I3: {process.name} claims a commit that its replica has not")
         log = me.history.log
         if log.bytes > me.limits.log_bytes and len(tuple(log.after(log.base))) > 1:
             self.violation(f"I4: the log of {process.name} holds {log.bytes} bytes")
@@ -240,15 +249,20 @@ class Checks:
     def _covers(self, index: int, goal: int) -> None:
         """Each minibatch is inside one committed update, or sent nothing when it was trained."""
         trained = self._trained[index]
-        quiet: set[int] = set().union(*(p.quiet for p in trained.processes))
-        missing = set(range(1, goal + 1)) - quiet
-        for first, last in trained.spans:
-            missing -= set(range(first + 1, last + 1))
-        if missing:
+        if missing := self._missing(index, goal):
             self.violation(f"I2: partition {index}: minibatches {sorted(missing)} of {goal} "
                            "are in no committed update")  # fmt: skip
         if trained.last > goal:
             self.violation(f"I2: partition {index}: {trained.last} of {goal} minibatches committed")
+
+    def _missing(self, index: int, goal: int) -> set[int]:
+        """Minibatches up to the goal that are neither committed nor trained without sending."""
+        trained = self._trained[index]
+        quiet: set[int] = set().union(*(p.quiet for p in trained.processes))
+        missing = set(range(1, goal + 1)) - quiet
+        for first, last in trained.spans:
+            missing -= set(range(first + 1, last + 1))
+        return missing
 
     def _kept_mass(self, master: Master) -> None:
         """I1 between fits: what was kept was taken in by somebody who lived, or counts as lost."""

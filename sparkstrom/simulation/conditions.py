@@ -19,6 +19,7 @@ LINKS = "links"
 CALM_SHARE = 0.05
 BUFFERED_SHARE = 0.3
 CODED_SHARE = 0.25
+WHOLE_SHARE = 0.7
 ISOLATED_SHARE = 0.1
 ROUGH_SHARE = 0.5
 SLACK_MIN, SLACK_MAX = 0.1, 3.0  # of what would be needed to send all at once
@@ -48,6 +49,7 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
         size = _meshed(size, random.Random(f"mesh of {seed}"))
     size = replace(size, buffered=random.Random(f"buffers of {seed}").random() < BUFFERED_SHARE)
     size = replace(size, coded=random.Random(f"bytes of {seed}").random() < CODED_SHARE)
+    size = replace(size, whole=random.Random(f"starts of {seed}").random() < WHOLE_SHARE)
     luck = chance.random()
     if luck < CALM_SHARE:
         return size, NO_FAULTS
@@ -57,7 +59,8 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
         faults = _rougher(faults, nodes, chance)
         faults = _stranger(faults, random.Random(f"strange of {seed}"))
         alone = random.Random(f"isolations of {seed}").random() < ISOLATED_SHARE
-        faults = replace(faults, isolations=int(alone))
+        deaths = random.Random(f"deaths of {seed}").choice((0, 0, 1, nodes))
+        faults = replace(faults, isolations=int(alone), driver_deaths=deaths)
     return size, faults
 
 

@@ -35,6 +35,7 @@ class Faults:
     exiles: int = 0  # a worker is out of reach for ever
     master_lost: int = 0  # the driver program is gone for ever
     edge_deaths: int = 2  # a media driver dies: all that was under way on its edges is lost
+    driver_deaths: int = 0  # the same in the middle of what a machine wants done, some in a row
     stop: float = 0.0  # chance that somebody asks to end the fit early
     failure: float = 0.0  # chance that training raises in some worker
     restart_s_max: float = 4.0  # until Spark starts a lost task again

@@ -105,6 +105,16 @@ class Network:
         slots = self._master_slots if owner is None else owner.slots
         slots.pop(node, None)
 
+    def lose(self, owner: SimProcess | None) -> None:
+        """Its media driver is gone, and all its edges with it."""
+        self.break_edges(owner)
+        (self._master_slots if owner is None else owner.slots).clear()
+
+    @property
+    def masters_edges(self) -> dict[int, int]:
+        """By node, as they are open."""
+        return {node: slot.edge for node, slot in self._master_slots.items()}
+
     def break_stream(self, process: SimProcess, *, up: bool, data: bool) -> None:
         """Nothing gets through on this stream of its present edge upwards any more."""
         slot = process.slots.get(process.node.standing.parent)
@@ -136,7 +146,7 @@ class Network:
             return
         if (slot.edge, owner, is_data(message)) in self._broken:
             return
-        sender = MASTER if owner is None else owner.node.node
+        sender = MASTER if owner is None else owner.me
         arrive = self._arrive_at_root if slot.target is None else self._arrive_at_edge
         self._transmit(owner, slot.target, arrive, sender, slot.edge, message)
 

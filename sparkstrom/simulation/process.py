@@ -14,19 +14,22 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from sparkstrom.base.identity import Position
+from sparkstrom.codec.copies import Copy
 from sparkstrom.codec.messages import BUFFERS, Activity, AskUpdater, Kept, Report, UpdaterChunk
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import ENDS, Command, Effect, Order
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
+from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.replica import SimLearner, SimReplica, Theta, mass
 from sparkstrom.simulation.weights import CHUNK_BYTES, Weights, padded
 
 Item = (
-    ev.Deliver | ev.Passed | ev.DeliverMerged | ev.Install | ev.InstallUpdater | ev.Admitted
+    ev.Deliver | ev.Passed | ev.DeliverMerged | ev.Install | ev.Begin | ev.InstallUpdater
+    | ev.Admitted
 )  # fmt: skip
 BUFFER = struct.Struct("<III")  # partition, attempt, epoch
-UPDATER = struct.Struct("<II")  # attempt, steps
-COPY_CHUNKS = 2
+UPDATER = struct.Struct("<III")  # attempt, steps, 1 where the state began fresh in mid-training
+COPY_CHUNKS = 8  # so many that a lender may be gone before the last
 STEP_S_MIN = 0.004
 WEIGHTLESS = Weights()
 ITEMS = frozenset(get_args(Item))
@@ -80,11 +83,11 @@ class SimProcess:
 
     __slots__ = (  # there may be 32,768 of them, and each is touched at every commit
         "_activity", "_applied", "_buffered", "_copy", "_end", "_grants", "_hurry", "_inbox",
-        "_perform", "_publish_every", "_rate", "_reached", "_said", "_scratch", "_shift_s",
-        "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed", "cut", "failing",
-        "identity", "installed", "learner", "left", "limits", "links", "made", "me", "name", "node",
-        "port", "position", "quiet", "replica", "slots", "slowness_s", "stepping", "steps",
-        "tick_s", "ticks", "turn", "weights", "woken",
+        "_is_fresh", "_perform", "_publish_every", "_rate", "_reached", "_replace", "_said",
+        "_scratch", "_shift_s", "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed",
+        "cut", "doom", "failing", "identity", "installed", "learner", "left", "limits", "links",
+        "made", "me", "name", "node", "port", "position", "quiet", "replica", "slots", "slowness_s",
+        "stepping", "steps", "tick_s", "ticks", "turn", "weights", "woken",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +102,7 @@ class SimProcess:
         perform: Perform,
         wake: Callable[[SimProcess], None],
         hurry: Callable[[SimProcess], None],
+        replace: Callable[[SimProcess], None],
         scratch: dict[str, Theta],
         now_s: float,
         clock: tuple[float, float] = (1.0, 0.0),
@@ -108,9 +112,11 @@ class SimProcess:
         self.name, self.identity, self.limits = name, identity, limits
         self._perform, self._scratch = perform, scratch
         self._wake, self._hurry = wake, hurry  # its trainer; its machine, which has to answer
+        self._replace = replace  # its media driver, which died
+        self.doom: Doom | None = None  # of that driver
         self._rate, self._shift_s = clock
         self.node = Node(identity, limits, self._rate * now_s + self._shift_s)
-        self.replica = SimReplica(weights.chunk_bytes)
+        self.replica = SimReplica(weights.chunk_bytes, whole=identity.whole)
         self.learner = SimLearner(random.Random(seed))
         self._end = Position(epochs if identity.rows else 0, 0)
         self._publish_every, self._unpublished = publish_every, 0
@@ -127,13 +133,14 @@ class SimProcess:
         self._said: set[tuple[Order, int, int]] = set()
         self.stepping = False  # inside a step, which began under an earlier command
         self._buffered, self.weights = buffered, weights
-        self._copy = b""  # of its updater's state, once somebody has asked for it
+        self._copy: Copy | None = None  # of its updater's state, once somebody has asked for it
+        self._is_fresh = False  # that state, although training had begun
         self.borrowed: list[bytes | None] = []
         self.installed = False
         self._applied = 0  # as its machine knows it
         self.failing = False
-        self.me: int | None = None  # the id that it sends and receives under
         self.port = 0  # a new one with each media driver, and each time it listens anew
+        self.me = self.node.node  # by which id it sends and receives
         self.slots: dict[int, Slot] = {}  # its neighbours
         self.links: dict[SimProcess | None, Link] = {}  # to whomever it has sent
         self.cut: Cut | None = None
@@ -149,29 +156,40 @@ class SimProcess:
         self._shift_s += seconds
 
     def feed(self, event: ev.Event, now_s: float) -> None:
-        """One event for the machine, and its effects performed."""
+        """One event for the machine, and its effects performed; its media driver may die there."""
         before = self.node.command
-        for effect in self.node.step(event, self._rate * now_s + self._shift_s):
-            if type(effect) is ev.Admitted:
-                self.me = effect.node
-            if type(effect) in ITEMS:
-                self._inbox.append(effect)  # type: ignore[arg-type]
-            else:
-                self._perform(self, effect)
+        effects = self.node.step(event, self._rate * now_s + self._shift_s)
+        lives = outlives(effects, self._carry, self.doom)
         command = self.node.command
         if self._inbox or (command is not before and command != before):
             self._wake(self)
         elif type(event) is ev.Received and type(event.message) is Report:
             self._hurry(self)
+        if not lives:
+            self._replace(self)
+
+    def _carry(self, effect: Effect) -> None:
+        """Out, one effect."""
+        if type(effect) in ITEMS:
+            self._inbox.append(effect)  # type: ignore[arg-type]
+            if type(effect) is ev.Admitted:
+                self.me = effect.node
+        else:
+            self._perform(self, effect)
 
     def answers_to(self, token: int, node: int | None) -> bool:
         """Is what the master says directly to these for it? Its endpoint opens nothing else."""
-        return token == self.identity.token and node in (self.me, None)
+        return token == self.identity.token and node in (None, self.me)
 
     @property
     def ordinal(self) -> int:
         """Minibatches up to here, counted through all epochs."""
         return self.position.epoch * self.identity.batches + self.position.batch
+
+    @property
+    def goal(self) -> int:
+        """Minibatches of all epochs."""
+        return self._end.epoch * self.identity.batches
 
     @property
     def finished(self) -> bool:
@@ -262,16 +280,19 @@ class SimProcess:
             case ev.Admitted(returned=False):
                 self.position, self.steps = Position(item.epoch, item.batch), item.steps
                 self._reached = self.ordinal
+                self._is_fresh = self.steps > 0 or self.ordinal > 0
                 self._grants = item.grants
             case ev.Admitted():
                 pass  # back under a new id, with everything as it was
-            case ev.Install():
+            case ev.Install() | ev.Begin():
                 self._install(item, now_s)
             case ev.InstallUpdater(payload=payload):
                 self.borrowed.append(payload)
+                self._is_fresh = payload is None
 
-    def _install(self, install: ev.Install, now_s: float) -> None:
-        self.replica.install(install)
+    def _install(self, install: ev.Install | ev.Begin, now_s: float) -> None:
+        if isinstance(install, ev.Install):
+            self.replica.install(install)
         self._take_grants()
         self.installed = True
         self.feed(ev.Installed(), now_s)
@@ -295,14 +316,14 @@ class SimProcess:
     # -- updaters --------------------------------------------------------------------------------
 
     def lend(self, ask: AskUpdater) -> UpdaterChunk:
-        """Part of a copy of its updater's state, which both of its parts name."""
-        if not self._copy:
-            self._copy = UPDATER.pack(self.identity.attempt, self.steps)
-        number = 1 + self.identity.attempt
-        count = max(COPY_CHUNKS, self.weights.updater_chunks)
-        index = ask.index if ask.copy == number and ask.index < count else 0
-        payload = padded(self._copy, self.copy_bytes)
-        return UpdaterChunk(asker=ask.asker, copy=number, index=index, count=count, payload=payload)
+        """Part of a copy of its updater's state; each of its parts says whose it is."""
+        if self._copy is None:
+            part = padded(
+                UPDATER.pack(self.identity.attempt, self.steps, self._is_fresh), self.copy_bytes
+            )
+            count = max(COPY_CHUNKS, self.weights.updater_chunks)
+            self._copy = Copy.of(part * count, self.copy_bytes)
+        return self._copy.chunk(ask)
 
     @property
     def copy_bytes(self) -> int:

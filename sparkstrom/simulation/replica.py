@@ -26,6 +26,7 @@ SUM = struct.Struct(f"<{SIZE}q")
 TAU = 3
 
 Theta = list[int]
+INITIAL = tuple(range(1, SIZE + 1))  # the parameters that a fit begins with
 
 
 def add(theta: Theta, payload: bytes) -> None:
@@ -77,9 +78,9 @@ class SimReplica:
     ``chunk_bytes``: how long its chunks are at least, but that of the buffers.
     """
 
-    def __init__(self, chunk_bytes: int = 0) -> None:
+    def __init__(self, chunk_bytes: int = 0, *, whole: bool = True) -> None:
         self._chunk_bytes = chunk_bytes
-        self.theta: Theta = [0] * SIZE
+        self.theta: Theta = list(INITIAL) if whole else [0] * SIZE
         self.commit = 0
         self.own: deque[bytes] = deque()
         self.buffers = b""

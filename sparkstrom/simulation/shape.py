@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.protocol.fit import Fit
+from sparkstrom.protocol.master import Master
+from sparkstrom.protocol.standing import NOBODY
 from sparkstrom.protocol.tree import Tree
 from sparkstrom.simulation.process import SimProcess
 
@@ -78,7 +80,6 @@ class Shape:
                 seen.add(at)
                 at = parents[at]
             good |= seen
-        self._ends(processes)
         for node, me in alive.items():
             for child in me.family.children.values():
                 size = child.link.under_way
@@ -86,13 +87,25 @@ class Shape:
                 if size > me.limits.serving.window_max + 2 * me.limits.log_bytes + 64 * 40:
                     self._violation(f"I4: node {node} has {size} bytes under way to {child.node}")
 
-    def _ends(self, processes: list[SimProcess]) -> None:
-        """Whoever is neither the parent nor a child has no edge: what it says is nobody's."""
+    def transports(
+        self, processes: list[SimProcess], master: Master, masters_edges: dict[int, int]
+    ) -> None:
+        """Each machine goes by the id and the edges that its transport has; ``masters_edges``."""
+        believed = {node: child.edge for node, child in master.fit.family.children.items()}
+        if believed != masters_edges and not master.aborted:
+            self._violation(f"I4: the master has edges {masters_edges}, its machine {believed}")
         for process in processes:
             me = process.node.standing
-            neighbours = {me.parent, *me.family.children}
-            for node in process.slots.keys() - neighbours if process.alive else ():
-                self._violation(f"I4: {process.name} keeps an edge to {node}, of {neighbours}")
+            if not process.alive:
+                continue
+            if process.me != me.node:
+                self._violation(f"I4: {process.name} sends as {process.me}, and is {me.node}")
+            believed = {node: child.edge for node, child in me.family.children.items()}
+            if me.parent != NOBODY:
+                believed[me.parent] = me.edge
+            edges = {node: slot.edge for node, slot in process.slots.items()}
+            if believed != edges:
+                self._violation(f"I4: {process.name} has edges {edges}, its machine {believed}")
 
     def places(self, fit: Fit, now_s: float) -> None:
         """Note who has no place yet: orders go level by level, each once the one above has one.

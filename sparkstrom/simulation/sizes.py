@@ -15,6 +15,8 @@ from sparkstrom.simulation.weights import CHUNK_BYTES, Weights
 UNDER_WAY_MAX = 64 << 20  # as in a real fit, to all children of a node
 SILENT_LEASES = 3  # of the master; twice that in a mesh, where its signs take a detour
 
+ATTACH_LEASES = 8  # longer than any trouble lasts from which a place comes in the end
+
 
 @dataclass(frozen=True, slots=True)
 class Size:
@@ -33,6 +35,7 @@ class Size:
     depth: int = FLAT[1]
     buffered: bool = False  # the model has statistics beside its parameters
     coded: bool = False  # messages go through their bytes, which takes half as long again
+    whole: bool = True  # workers begin with the initial replica; otherwise they copy it
     per_executor: int = 2  # tasks
     empty_partitions: int = 0  # the last ones
     kept_files: int = 2  # of an earlier fit
@@ -61,13 +64,14 @@ class Size:
         """Of one child and of all; what a sum and a chunk weigh."""
         if self.params:
             return Serving(self.downlink_bytes, UNDER_WAY_MAX, self.params, CHUNK_BYTES)
-        entries = max(1, self.merged_bytes // SUM_ENTRY_BYTES)
+        entries = max(1, int(self.merged_bytes / SUM_ENTRY_BYTES))
         return Serving(self.downlink_bytes, 4 * self.downlink_bytes, entries, CELL.size)
 
     def of_master(self) -> MasterLimits:
         return MasterLimits(
             lease_s=self.lease_s,
             start_s=max(self.patience_s, 4 * self.starts_s),
+            attach_s=ATTACH_LEASES * self.lease_s,
             rejoin_s=60.0,
             release_s=3.0,
             end_s=30.0,

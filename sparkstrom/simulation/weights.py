@@ -34,7 +34,7 @@ class Weights:
 
     def sum_bytes(self, count: int) -> int:
         """Of so many different entries."""
-        return min(SUM_ENTRY_BYTES * count, PARAM_BYTES * self.params)
+        return min(int(SUM_ENTRY_BYTES * count), PARAM_BYTES * self.params)
 
     @property
     def chunks(self) -> int:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 
-from sparkstrom.codec.messages import Address, Failed, MergedRange, Message, Phase
+from sparkstrom.codec.messages import Address, Failed, MergedRange, Message, Phase, Release
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import ENDS, Effect, Order, Send
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.node import Identity
 from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.checks import Checks
+from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.linked import new_network
 from sparkstrom.simulation.process import STEP_S_MIN, SimProcess
@@ -56,6 +57,7 @@ class World:
         self._attempts = itertools.count(100)
         self._master_awake_s = 0.0
         self._began_with = 0  # workers that held a replica
+        self.doom: Doom | None = None  # of the master's media driver
 
     def _new_master(self) -> Master:
         kept: dict[str, dict[str, float]] = {}
@@ -142,6 +144,7 @@ class World:
         self.checks.bounds(self.master, self.processes)
         self.shape.tree(self.master.fit)
         self.shape.edges(self.processes)
+        self.shape.transports(self.processes, self.master, self.network.masters_edges)
         if self._is_calm:
             head = self.master.fit.sequencer.head
             self.shape.places(self.master.fit, self.time.now_s)
@@ -170,6 +173,7 @@ class World:
             executor=f"e{partition // self.size.per_executor}",
             pid=attempt,
             version="sim",
+            whole=self.size.whole,
         )
 
     def start(self, partition: int) -> None:
@@ -187,6 +191,7 @@ class World:
             perform=self._perform,
             wake=self._wake,
             hurry=self._hurry,
+            replace=self.lose_driver,
             scratch=self.scratch,
             now_s=self.time.now_s,
             clock=self._clock(),
@@ -227,6 +232,11 @@ class World:
         process.port += 1
         address = Address(process.name, process.port, 1, 2)
         process.feed(ev.Opened(address, alone), self.time.now_s)
+
+    def lose_driver(self, process: SimProcess) -> None:
+        """It goes on over another media driver."""
+        self.network.lose(process)
+        self.open(process, alone=True)
 
     def _tick(self, process: SimProcess, number: int) -> None:
         if not process.alive or number != process.ticks:
@@ -321,18 +331,26 @@ class World:
     def step_master(self, event: ev.Event) -> None:
         """One event for the master's machine, and its effects performed."""
         before = self.phase
-        for effect in self.master.step(event, self.time.now_s):
-            self._perform_master(effect)
+        effects = self.master.step(event, self.time.now_s)
+        lives = outlives(effects, self._perform_master, self.doom)
         if before is Phase.GATHERING and self.phase is not before:
             self.time.say("training begins")
             self._began_with = sum(process.installed for process in self.alive)
             self.chaos.training_began()
+        if not lives:
+            self.lose_masters_driver()
+
+    def lose_masters_driver(self) -> None:
+        self.network.lose(None)
+        self.step_master(ev.Moved("master", 1))
 
     def _perform_master(self, effect: Effect) -> None:
         match effect:
             case Send():
                 self.network.send(None, effect.to, effect.message)
-            case ev.Answer():
+            case ev.Answer(address=address, message=message):
+                if isinstance(message, Release):
+                    self.checks.released(self.network.process(address.host))
                 self.network.answer(effect)
             case ev.OpenEdge():
                 self.network.open(None, effect)
@@ -346,7 +364,8 @@ class World:
             case ev.SendMerged(to=to):
                 self.network.send(None, to, self._sum(effect))
             case ev.Hash(commit=commit):
-                self.time.after(0.0, self._hash, commit)
+                hashed = ev.Hashed(commit, self.replica.digest(), None)
+                self.time.after(0.0, self.step_master, hashed)
             case ev.Abort():
                 self.time.say(f"aborted: {effect.reason}")
                 self.checks.aborted(effect, nobody=self._lacks_workers())
@@ -361,9 +380,6 @@ class World:
 
     def _sum(self, effect: ev.SendMerged) -> MergedRange:
         return merged_range(effect, self.size.weights.sum_bytes(effect.count))
-
-    def _hash(self, commit: int) -> None:
-        self.step_master(ev.Hashed(commit, self.replica.digest(), None))
 
     def _wait_for_the_last(self, until_s: float) -> None:
         """Tasks end by themselves, soon after the fit has."""

@@ -124,6 +124,41 @@ def check_conf(
     return warnings + _check_overhead(conf, workers, n_params, master)
 
 
+KEY_IN_THE_CLEAR = (
+    "Spark hands the key of this fit to its executors in the clear: whoever can read that "
+    "traffic can read and forge sparkstrom's; set --conf spark.authenticate=true --conf "
+    "spark.network.crypto.enabled=true, or spark.ssl.rpc.enabled=true (Spark 4), where the "
+    "network is not your own"
+)
+
+
+_told_of_key: set[str] = set()  # applications of this driver program
+
+
+def check_key(conf: Mapping[str, str]) -> list[str]:
+    """A warning where the fit's key can be read on its way, once per application."""
+    application = conf.get("spark.app.id", "")
+    if is_key_sealed(conf) or application in _told_of_key:
+        return []
+    _told_of_key.add(application)
+    return [KEY_IN_THE_CLEAR]
+
+
+def is_key_sealed(conf: Mapping[str, str]) -> bool:
+    """Does nobody on the network see the task binary, in which the AES key travels?
+
+    Spark encrypts only what it authenticates; in local mode nothing leaves the machine.
+    """
+
+    def on(key: str) -> bool:
+        return conf.get(key, "false").lower() == "true"
+
+    ciphers = ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption")
+    encrypted = on("spark.authenticate") and any(map(on, ciphers))
+    local = conf.get("spark.master", "").startswith("local")
+    return local or encrypted or on("spark.ssl.rpc.enabled")
+
+
 def _check_overhead(
     conf: Mapping[str, str], workers: int, n_params: int, master: SharedTrainingMaster
 ) -> list[str]:

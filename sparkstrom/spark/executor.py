@@ -28,7 +28,7 @@ from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import Kept
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.encoder import Encoder
-from sparkstrom.encoding.thresholds import algorithm_of
+from sparkstrom.encoding.thresholds import AUTO, algorithm_of
 from sparkstrom.models.base import Placeable, Share
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.admission import DISMISSED
@@ -47,8 +47,8 @@ from sparkstrom.spark import kept
 from sparkstrom.spark.addresses import executor_address, opener
 from sparkstrom.spark.blocks import Block, check_block
 from sparkstrom.spark.cluster import edges_of
+from sparkstrom.spark.initial import unpack
 from sparkstrom.spark.job import TrainingJob, serving_of
-from sparkstrom.spark.options import AUTO
 from sparkstrom.spark.parcels import Blocks
 from sparkstrom.transport.aeron.processes import find_executor
 
@@ -195,7 +195,7 @@ class Session:
 
     def __init__(self, job: TrainingJob, place: Place, batches: Batches) -> None:
         self._job, self._place = job, place
-        theta = Theta(job.n_params, job.k, job.layers)
+        theta = initial_theta(job)
         self.replica = replica = make_replica(job, theta)
         inbox = Inbox(job.n_params, job.master.void.window_bytes, theta.decode)
         self.station, lender = Station(inbox), Lender()
@@ -275,6 +275,14 @@ def schedule_of(job: TrainingJob, partition: int = 0, attempt: int = 0) -> Sched
     )
 
 
+def initial_theta(job: TrainingJob) -> Theta:
+    """The parameters and buffers that the fit begins with, where the job brings them."""
+    theta = Theta(job.n_params, job.k, job.layers)
+    if job.initial is not None:
+        theta.values[:], theta.buffers = unpack(job.initial.value, job.n_params, job.k)
+    return theta
+
+
 def make_replica(job: TrainingJob, theta: Theta) -> Replica:
     """This worker's model, theta and encoder."""
     master = job.master
@@ -307,6 +315,7 @@ def identity_of(job: TrainingJob, place: Place, batches: Batches) -> Identity:
         executor=f"{place.host}/{place.jvm}",
         pid=os.getpid(),
         version=__version__,
+        whole=job.initial is not None,
     )
 
 

@@ -12,6 +12,7 @@ from sparkstrom.observe.stopping import LOSS
 from sparkstrom.protocol.family import Serving
 from sparkstrom.protocol.tree import Tree
 from sparkstrom.runtime.theta import CHUNK_PARAMS
+from sparkstrom.spark.initial import Handle
 from sparkstrom.spark.shared import SharedTrainingMaster
 
 FRAME_ROOM_BYTES = 1 << 20  # headers beside a payload, how far each origin is, control messages
@@ -41,6 +42,7 @@ class TrainingJob:
     rows: tuple[int, ...] = ()  # per partition, where rows stayed and so were counted
     fraction: float = 0.0  # of the rows is held out, by chance
     metric: str = LOSS  # of held-out rows
+    initial: Handle | None = None  # theta at commit 0; without it workers copy the master's
     keep: bool = True  # residuals and updaters' states for the next fit, on the executors' scratch
 
     def seal(self) -> Seal:

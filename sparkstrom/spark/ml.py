@@ -6,6 +6,7 @@ threads; give each few enough workers that all of them find a slot (``workers_pe
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import numpy as np
 from pyspark import keyword_only
 from pyspark.ml import Estimator, Model
 from pyspark.ml.util import MLReadable, MLWritable
-from pyspark.serializers import CloudPickleSerializer
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Flat, FlatModel
@@ -84,10 +84,9 @@ class SparkstromEstimator(
     def _fit(self, dataset: DataFrame) -> SparkstromModel:
         if self.of("model") is None:
             raise UsageError("model is not set: SparkstromEstimator(model=DenseNetwork(...))")
-        pickler: Any = CloudPickleSerializer()  # type: ignore[no-untyped-call]
-        model = pickler.loads(
-            pickler.dumps(self.of("model"))
-        )  # other fits may run at the same time
+        # Other fits may run at the same time, and the model that was passed stays as it is; a
+        # pickle would leave initial parameters behind that are values.
+        model = copy.deepcopy(self.of("model"))
         network = SparkNetwork(
             dataset.sparkSession,
             model,

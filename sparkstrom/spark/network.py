@@ -29,12 +29,13 @@ from sparkstrom.runtime.master import MasterThread, Outcome, Plan, Snapshot
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark import data as spreading
 from sparkstrom.spark.addresses import driver_address, opener
-from sparkstrom.spark.cluster import check_conf, refuse_connect, slots_of, workers_for
+from sparkstrom.spark.cluster import check_conf, check_key, refuse_connect, slots_of, workers_for
 from sparkstrom.spark.columns import Chosen, Names
 from sparkstrom.spark.data import Spread
 from sparkstrom.spark.executor import forget_kept, run_partition
 from sparkstrom.spark.export import Exports
 from sparkstrom.spark.fitting import Fitting, SparkJob
+from sparkstrom.spark.initial import Handle, travelling
 from sparkstrom.spark.job import TrainingJob, message_bytes_max, serving_of
 from sparkstrom.spark.settings import resolve
 from sparkstrom.spark.shared import SharedTrainingMaster
@@ -113,6 +114,7 @@ class SparkNetwork(Using):
         slots = slots_of(self._context)
         workers = workers_for(slots, self._master)
         warnings = check_conf(self._conf, workers, self._model.n_params, self._master)
+        warnings += check_key(self._conf)
         progress = ProgressLine(enabled=self._show_progress)
         for warning in warnings:
             progress.say(f"sparkstrom warns: {warning}")
@@ -121,20 +123,16 @@ class SparkNetwork(Using):
         spread = self._spread(data, chosen, workers)
         workers = spread.workers
         key, job_id = secrets.token_bytes(KEY_BYTES), secrets.randbits(63)
-        master = self._master_thread(theta, Seal(key, job_id), job_id, workers, epochs)
         metric = early_stopping.metric if early_stopping else LOSS
-        job = self._job(master, key, job_id, theta, spread, epochs, chosen.fraction, metric)
-        watch = EpochWatch(master, early_stopping, self._epochs_trained)
-        run = partial(run_partition, job, spread.blocks)
-        runner = spread.rdd.mapPartitionsWithIndex(run).collect
-        group = f"sparkstrom-{job_id:016x}"
-        submitted_s = time.monotonic()
-        self._kept, self._may_have_files = (
-            {},
-            self._keep,
-        )  # granted once: a fit that fails uses them up
-        spark_job = SparkJob(self._context, group, runner)
-        Fitting(master, spark_job, progress, epochs, watch).run()
+        with travelling(self._context, theta) as initial:
+            master = self._master_thread(theta, Seal(key, job_id), job_id, workers, epochs)
+            job = self._job(
+                master, key, job_id, theta, initial, spread, epochs, chosen.fraction, metric
+            )
+            watch = EpochWatch(master, early_stopping, self._epochs_trained)
+            spark_job = self._spark_job(job, spread)
+            submitted_s = time.monotonic()
+            Fitting(master, spark_job, progress, epochs, watch).run()
         outcome = master.outcome()
         self._take(theta, outcome, watch.copy)
         self._epochs_trained += epochs if outcome.stop_reason is None else watch.finished
@@ -223,12 +221,20 @@ class SparkNetwork(Using):
             clock=SystemClock(),
         )
 
+    def _spark_job(self, job: TrainingJob, spread: Spread) -> SparkJob:
+        """What trains; kept files are granted once: a fit that fails uses them up."""
+        self._kept, self._may_have_files = {}, self._keep
+        run = partial(run_partition, job, spread.blocks)
+        runner = spread.rdd.mapPartitionsWithIndex(run).collect
+        return SparkJob(self._context, f"sparkstrom-{job.job:016x}", runner)
+
     def _job(
         self,
         master: MasterThread,
         key: bytes,
         job_id: int,
         theta: Theta,
+        initial: Handle,
         spread: Spread,
         epochs: int,
         fraction: float,
@@ -252,6 +258,7 @@ class SparkNetwork(Using):
             rows=spread.rows,
             fraction=fraction,
             metric=metric,
+            initial=initial,
             keep=self._keep,
         )
 

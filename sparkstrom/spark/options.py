@@ -17,8 +17,6 @@ from typing import Any, TypeVar
 
 from sparkstrom.base.errors import UsageError
 
-AUTO = "auto"  # an option that follows what is measured
-
 Options = TypeVar("Options")
 
 

@@ -23,7 +23,7 @@ from sparkstrom.encoding.thresholds import (
     FixedThreshold,
     TargetSparsityThreshold,
 )
-from sparkstrom.spark.options import AUTO, unknown
+from sparkstrom.spark.options import unknown
 from sparkstrom.spark.shared import ALIASES, REFUSED, SharedTrainingMaster
 from sparkstrom.spark.void import REFUSED as VOID_REFUSED
 from sparkstrom.spark.void import VoidConfiguration

@@ -14,7 +14,6 @@ from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import AUTO, ThresholdAlgorithm
 from sparkstrom.runtime.store import MEMORY_MIN_BYTES
 from sparkstrom.spark.options import (
-    AUTO,
     need,
     need_flag,
     need_one_of,

@@ -11,6 +11,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.residuals import figures_in
 from sparkstrom.runtime.master import Outcome
+from sparkstrom.runtime.wire import wire_bytes
 from sparkstrom.spark.watching import Best
 
 SKEW = 1.5  # largest partition / smallest, from which on it is said
@@ -23,7 +24,10 @@ class TrainingSummary:
     replicas_equal: bool  # all hashes are the same and no parameter left the exact range
     hashes: dict[str, str]  # node id or "driver" -> SHA-256 of its parameters, as hex
     bytes_sent: int  # sealed updates, counted once at their origin
-    bytes_wire: int  # everything, every hop, acknowledgements and snapshots too
+    bytes_wire: (
+        int  # of Aeron on all interfaces, each hop, with all headers; not inside a machine's
+    )
+    # shared memory, and not Spark's own (rows, initial parameters)
     bytes_dense: int  # minibatches x 4 x n_params: dense float32 updates
     seconds: float
     phase_seconds: dict[str, float]
@@ -132,7 +136,7 @@ def summarize(
         replicas_equal=len(set(outcome.hashes.values())) == 1 and not breaches,
         hashes=outcome.hashes,
         bytes_sent=int(total("update_bytes")),
-        bytes_wire=outcome.traffic.wire_bytes + int(total("wire_bytes")),
+        bytes_wire=wire_bytes([outcome.wire, *stats]),
         bytes_dense=outcome.minibatches * 4 * n_params,
         seconds=ended_s - began_s,
         phase_seconds=_phases(outcome.phase_began_s, began_s, submitted_s, ended_s),

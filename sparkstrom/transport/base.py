@@ -34,6 +34,14 @@ class Arrival(NamedTuple):
     frame: bytes
 
 
+class Sent(NamedTuple):
+    """What has left this machine's interfaces, cumulative, all headers included."""
+
+    driver: str  # which media driver; transports that share one name the same
+    driver_bytes: int  # of it, whoever's they are: add them up once
+    header_bytes: int  # of the datagrams of this transport's own frames, which it cannot know
+
+
 class Sender(Protocol):
     """One direction of one edge, for one writer."""
 
@@ -88,6 +96,9 @@ class Transport(Protocol):
 
         Returns at once when something is there; waits (parked) at most ``wait_s`` for it otherwise.
         """
+
+    def sent(self) -> Sent:
+        """How much has left the interfaces; after ``close`` how much had by then."""
 
     def close(self) -> None:
         """Close senders, receivers and the client. Idempotent."""

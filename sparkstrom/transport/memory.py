@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.base import Arrival, Offer, open_as_other_kind
+from sparkstrom.transport.base import Arrival, Offer, Sent, open_as_other_kind
 
 FRAME_BYTES_MAX = 65_536
 CONTROL_FRAME_BYTES_MAX = 16_384
@@ -210,6 +210,10 @@ class MemoryTransport:
     def _require_open(self, doing: str) -> None:
         if self._is_closed:
             raise UsageError(f"{doing}: this transport is closed")
+
+    def sent(self) -> Sent:
+        """Nothing: there are no interfaces."""
+        return Sent(str(self._endpoint), 0, 0)
 
     def close(self) -> None:
         """Close senders and receivers. Idempotent."""

@@ -138,7 +138,7 @@ def message_seeds() -> list[bytes]:
     update = Update(origin=1, seen=1, epoch=0, batch=3, steps=4, **known)
     committed = Committed(commit=9, origin=1, **known)
     chunk = Chunk(index=0, commit=3, payload=bytes(8))
-    merged = MergedRange(after=3, commit=9, last=[(1, 2), (7, 4)], payload=bytes(8))
+    merged = MergedRange(after=3, commit=9, last=[(1, 2), (7, 4)], count=6, payload=bytes(8))
     updater = UpdaterChunk(asker=1, copy=2, index=0, count=3, payload=bytes(8))
     controls = [sample(msgspec.inspect.type_info(kind)) for kind in Control.__args__]
     data = (update, committed, chunk, merged, updater)

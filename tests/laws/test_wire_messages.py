@@ -46,11 +46,12 @@ DATA: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "after": st.integers(0, 2**62),
         "commit": st.integers(2**62 + 1, 2**63 - 1),
         "last": st.lists(st.tuples(U32, NUMBER), max_size=3),
+        "count": U32,
         "payload": PAYLOAD,
     },
     m.UpdaterChunk: {
         "asker": U32,
-        "copy": st.integers(1, 2**32 - 1),
+        "copy": NUMBER,
         "index": st.integers(0, 2**31),
         "count": st.integers(2**31 + 1, 2**32 - 1),
         "payload": PAYLOAD,

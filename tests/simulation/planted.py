@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import msgspec
 import pytest
 
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol import node, performing
+from sparkstrom.protocol.events import Effect
 from sparkstrom.simulation.replica import SIZE, SimLearner
+from sparkstrom.simulation.shape import Shape
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEEDS = range(60)  # one of them must catch it; most bugs show in the first
@@ -21,3 +27,29 @@ def drops_a_residual(patch: pytest.MonkeyPatch) -> None:
         return payload
 
     patch.setattr(SimLearner, "publish", lossy)
+
+
+def drops_the_rest(patch: pytest.MonkeyPatch) -> None:
+    """The media driver dies over one effect, and those after it never happen."""
+
+    def hasty(effects: Iterable[Effect], perform: Callable[[Effect], None]) -> None:
+        for effect in effects:
+            perform(effect)
+
+    patch.setattr(performing, "perform_all", hasty)
+
+
+def drops_the_rest_unseen(patch: pytest.MonkeyPatch) -> None:
+    """The same where nobody compares machines with their transports: what becomes of it."""
+    drops_the_rest(patch)
+    patch.setattr(Shape, "transports", lambda self, *seen: None)
+
+
+def says_not_alone(patch: pytest.MonkeyPatch) -> None:
+    """After its media driver's death a node believes that those below it still hear it."""
+    on_opened = node.on_opened
+
+    def vain(me: Any, opened: ev.Opened, now_s: float) -> list[Effect]:
+        return on_opened(me, msgspec.structs.replace(opened, alone=False), now_s)
+
+    patch.setattr(node, "on_opened", vain)

@@ -8,9 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparkstrom.codec.messages import Committed, Update
+from sparkstrom.codec.messages import Activity, Committed, Here, Update
+from sparkstrom.protocol import (
+    borrowing,
+    following,
+    hearing,
+    joining,
+    master,
+    node,
+    orders,
+    reporting,
+)
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol import following, hearing, joining, master, node, orders
 from sparkstrom.protocol.catchup import Catchup
 from sparkstrom.protocol.fit import Fit
 from sparkstrom.protocol.keeping import Keeping
@@ -21,10 +30,17 @@ from sparkstrom.protocol.phases import Phases
 from sparkstrom.protocol.replay import Entry, Log, cost
 from sparkstrom.protocol.sequencer import Sequencer
 from sparkstrom.protocol.uplink import Uplink
+from sparkstrom.simulation import process
 from sparkstrom.simulation.process import SimProcess
 from sparkstrom.simulation.replica import SimReplica
 from sparkstrom.simulation.runs import play
-from tests.simulation.planted import SEEDS, Plant, drops_a_residual
+from tests.simulation.planted import (
+    SEEDS,
+    Plant,
+    drops_a_residual,
+    drops_the_rest,
+    drops_the_rest_unseen,
+)
 
 
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
@@ -55,6 +71,21 @@ def forgets_what_was_kept(patch: pytest.MonkeyPatch) -> None:
 
 def grants_again_on_return(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Keeping, "returned", lambda self, former, joiner: None)
+
+
+def adds_its_grants_with_each_replica(patch: pytest.MonkeyPatch) -> None:
+    take = SimProcess._take_grants
+
+    def keeping(self: SimProcess) -> None:
+        grants = self._grants
+        take(self)
+        self._grants = grants
+
+    patch.setattr(SimProcess, "_take_grants", keeping)
+
+
+def keeps_what_was_used_on_its_list(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Keeping, "used", lambda self, node: None)
 
 
 # -- I2: each update once, each minibatch once ---------------------------------------------------
@@ -99,6 +130,14 @@ def counts_positions_before_their_updates(patch: pytest.MonkeyPatch) -> None:
 
     for module in (hearing, master):
         patch.setattr(module, "count_pending", hasty)
+
+
+def releases_the_untrained(patch: pytest.MonkeyPatch) -> None:
+    def blind(self: Master, waiting: int, now_s: float) -> None:
+        member = next(iter(self.fit.members.live.values()))
+        self.fit.released_s, member.releasing = now_s, "a slot is needed"
+
+    patch.setattr(Master, "_release_one", blind)
 
 
 # -- I3: equal bytes -------------------------------------------------------------------------------
@@ -152,6 +191,34 @@ def applies_out_of_order(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimProcess, "feed", shuffled)
 
 
+def begins_with_other_parameters(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(process, "SimReplica", lambda *, whole: SimReplica(whole=False))
+
+
+def claims_a_replica_that_it_lacks(patch: pytest.MonkeyPatch) -> None:
+    ask = joining.ask_to_attach
+
+    def boast(me: Any, now_s: float) -> Any:
+        return [
+            msgspec.structs.replace(send, message=msgspec.structs.replace(send.message, whole=True))
+            for send in ask(me, now_s)
+        ]
+
+    patch.setattr(joining, "ask_to_attach", boast)
+    patch.setattr(node, "ask_to_attach", boast)
+
+
+def begins_without_its_grants(patch: pytest.MonkeyPatch) -> None:
+    install = SimProcess._install
+
+    def forgetful(self: SimProcess, item: Any, now_s: float) -> None:
+        if isinstance(item, ev.Begin):
+            self._grants = ()
+        install(self, item, now_s)
+
+    patch.setattr(SimProcess, "_install", forgetful)
+
+
 def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
     digest = SimReplica.digest
     calls = iter(range(10_000))
@@ -192,6 +259,26 @@ def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
         return command
 
     patch.setattr(node, "order", hasty)
+
+
+def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
+    def generous(me: Any) -> bool:
+        catching_up = me.activity is Activity.CATCHING_UP or me.borrowing is not None
+        return me.history.whole and me.steps > 0 and not catching_up
+
+    for module in (borrowing, reporting):
+        patch.setattr(module, "can_lend", generous)
+
+
+def claims_what_it_has_not_applied(patch: pytest.MonkeyPatch) -> None:
+    on_committed = following.on_committed
+
+    def hasty(me: Any, committed: Committed, now_s: float) -> list[ev.Effect]:
+        effects = on_committed(me, committed, now_s)
+        me.history.applied = me.received
+        return effects
+
+    patch.setattr(node, "on_committed", hasty)
 
 
 # -- I4: nothing waits for ever, and what is bounded stays so ----------------------------------
@@ -242,6 +329,21 @@ def repeats_a_phase(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Phases, "_enter", back)
 
 
+def keeps_its_former_id_at_its_endpoint(patch: pytest.MonkeyPatch) -> None:
+    feed = SimProcess.feed
+
+    def stubborn(self: SimProcess, event: ev.Event, now_s: float) -> None:
+        before = self.me
+        feed(self, event, now_s)
+        self.me = self.me if before < 0 else before
+
+    patch.setattr(SimProcess, "feed", stubborn)
+
+
+def says_what_nobody_can_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node, "Here", lambda node: Here(-1))
+
+
 # -- I5: no silent success ---------------------------------------------------------------------
 
 
@@ -258,6 +360,8 @@ def names_nobody(patch: pytest.MonkeyPatch) -> None:
 ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
 LOSSY = ROUGH | {"loss": 0.25, "crashes": 8, "step_s_max": 0.3, "window_bytes": 10_000}
 NARROW = ROUGH | {"window_bytes": 600, "log_bytes": 300, "max_lead": 6}
+DEATHS = ROUGH | {"driver_deaths": 12}
+LENDERS = ROUGH | {"crashes": 8, "loss": 0.25, "max_lead": 1, "publish_every": 1, "epochs": 6}
 
 PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (drops_a_residual, "I1: p", {}),
@@ -270,10 +374,16 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (goes_back_when_a_worker_dies, "I2: partition", ROUGH),
     (goes_back_when_a_worker_dies, "I2: minibatch", ROUGH),
     (counts_positions_before_their_updates, "I2: partition", LOSSY),
+    (releases_the_untrained, "I2: p", ROUGH | {"restart_s_max": 8.0}),
+    (lends_a_fresh_state, "I3: p", LENDERS),
+    (claims_what_it_has_not_applied, "I3: p", ROUGH),
     (applies_twice, "I3: p", ROUGH),
     (forgets_one, "I3: p", ROUGH),
     (applies_its_own_updates_twice, "I3: p", ROUGH),
     (applies_out_of_order, "I3: p", {}),
+    (begins_with_other_parameters, "I3: p", {"whole": True}),
+    (claims_a_replica_that_it_lacks, "I3: p", {"whole": False}),
+    (begins_without_its_grants, "I1: ", {"whole": True, "kept_files": 4}),
     (hashes_something_else, "I3: node", ROUGH),
     (installs_without_its_own_updates, "I3: p", NARROW),
     (installs_chunks_that_grew_old, "I3: p", NARROW | {"log_bytes": 100, "loss": 0.25}),
@@ -292,7 +402,14 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (ignores_the_slowest, "I4: ", {"max_lead": 1, "publish_every": 1, "crashes": 0}),
     (waits_for_an_empty_partition, "I", {"empty_partitions": 1}),
     (repeats_a_phase, "I4: not over", {}),
+    (drops_the_rest, "I4: p", DEATHS),
+    (drops_the_rest_unseen, "I5: p", DEATHS),
+    (drops_the_rest_unseen, "I4: not over", DEATHS | {"crashes": 8, "stop": 0.5}),
     (swallows_a_failure, "I5: a failure was heard", {"failure": 1.0, "stop": 0.0}),
+    (adds_its_grants_with_each_replica, "I1: p", {"kept_files": 4} | NARROW),
+    (keeps_what_was_used_on_its_list, "I1: ", {"kept_files": 4} | ROUGH),
+    (keeps_its_former_id_at_its_endpoint, "I", {"cuts": 6, "empty_partitions": 2} | ROUGH),
+    (says_what_nobody_can_read, "WireError: control message", ROUGH),
     (names_nobody, "I5: aborted", {"failure": 1.0, "stop": 0.0}),
 ]
 
@@ -307,6 +424,10 @@ def test_a_planted_bug_is_caught(
     assert any(text.startswith(begins) for text in violations(given, SEEDS))
 
 
-@pytest.mark.parametrize("given", [ROUGH, NARROW, LOSSY], ids=["rough", "narrow", "lossy"])
+@pytest.mark.parametrize(
+    "given",
+    [ROUGH, NARROW, LOSSY, DEATHS, LENDERS],
+    ids=["rough", "narrow", "lossy", "deaths", "lenders"],
+)
 def test_the_same_runs_are_clean_without_the_bug(given: dict[str, Any]) -> None:
     assert list(violations(given, range(8))) == []

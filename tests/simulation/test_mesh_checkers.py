@@ -10,18 +10,26 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from sparkstrom.codec import copies
 from sparkstrom.codec.messages import Committed, Update
+from sparkstrom.protocol import borrowing, joining, node
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol import node
 from sparkstrom.protocol.fit import Fit
 from sparkstrom.protocol.replay import Downlink
 from sparkstrom.protocol.sequencer import Sequencer
 from sparkstrom.protocol.tree import Tree
 from sparkstrom.simulation.faults import NO_FAULTS
+from sparkstrom.simulation.process import UPDATER
 from sparkstrom.simulation.replica import SimReplica
 from sparkstrom.simulation.runs import play
 from sparkstrom.simulation.shape import Shape
-from tests.simulation.planted import SEEDS, Plant, drops_a_residual
+from tests.simulation.planted import (
+    SEEDS,
+    Plant,
+    drops_a_residual,
+    drops_the_rest,
+    says_not_alone,
+)
 
 
 def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
@@ -73,6 +81,16 @@ def takes_no_notice_that_it_is_closed(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(node, "on_closed", lambda me, closed: [])
 
 
+def keeps_the_edge_to_its_former_parent(patch: pytest.MonkeyPatch) -> None:
+    leave = joining.leave_parent
+
+    def clinging(me: Any) -> list[ev.Effect]:
+        leave(me)
+        return []
+
+    patch.setattr(joining, "leave_parent", clinging)
+
+
 def stands_under_the_master(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Tree, "parent", lambda self, node: 0)
 
@@ -109,23 +127,42 @@ def adds_its_own_again_with_a_sum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimReplica, "apply_merged", blind)
 
 
+def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
+    """As lenders did: two at equal steps give their copies one number."""
+
+    def by_steps(content: bytes) -> int:
+        return 1 + UPDATER.unpack_from(content)[1]
+
+    for module in (copies, borrowing):
+        patch.setattr(module, "number_of", by_steps)
+
+
 ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
 CALM = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
 INNER = CALM | {"fan_out": 2, "crashes": 3, "step_s_max": 0.6, "epochs": 5}
 SUMS = CALM | {"loss": 0.2, "merged_bytes": 100, "downlink_bytes": 300, "log_bytes": 4_000}
 BROKEN = {"fan_out": 2, "edge_deaths": 12, "epochs": 6, "publish_every": 1, "max_lead": 6}
 BROKEN |= {"crashes": 0, "stop": 0.0, "failure": 0.0}
+DYING = INNER | {"crashes": 0, "edge_deaths": 3, "driver_deaths": 3}
+LENDERS = ROUGH | {
+    "crashes": 20, "loss": 0.25, "max_lead": 1, "publish_every": 1, "epochs": 6,
+    "fan_out": 2, "step_s_max": 0.6, "restart_s_max": 0.5,
+}  # fmt: skip
 MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
     (cuts_a_subtree_off, "I4: p", INNER),
     (takes_no_notice_that_it_is_closed, "I4: the closed id", CALM | {"isolations": 1}),
+    (keeps_the_edge_to_its_former_parent, "I4: p", INNER),
     (stands_under_the_master, "I4: node 0 has", {"fan_out": 2}),
     (overruns_a_child, "I4: node", {"fan_out": 2, "downlink_bytes": 1, "bandwidth": 0.0}),
     (skips_a_lost_update, "I2: commit", BROKEN),
     (adds_its_own_again_with_a_sum, "I3: p", SUMS),
+    (numbers_copies_by_steps, "I3: p", LENDERS),
     (applies_twice, "I3: p", ROUGH),
     (forgets_one, "I3: p", ROUGH),
     (hashes_something_else, "I3: node", ROUGH),
     (drops_a_residual, "I1: p", {}),
+    (drops_the_rest, "I4: p", ROUGH | {"driver_deaths": 12}),
+    (says_not_alone, "I4: p", DYING),
     (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
 ]
 
@@ -140,7 +177,9 @@ def test_a_bug_planted_in_a_mesh_is_caught(
     assert any(text.startswith(begins) for text in violations(given, SEEDS))
 
 
-@pytest.mark.parametrize("given", [INNER, SUMS], ids=["inner", "sums"])
+@pytest.mark.parametrize(
+    "given", [INNER, SUMS, DYING, LENDERS], ids=["inner", "sums", "dying", "lenders"]
+)
 def test_the_same_meshes_are_clean_without_the_bug(given: dict[str, Any]) -> None:
     assert list(violations(given, range(5))) == []
 
@@ -170,7 +209,8 @@ def test_a_circle_of_edges_is_seen() -> None:
     def standing(node: int, parent: int) -> SimpleNamespace:
         family = SimpleNamespace(children={})
         me = SimpleNamespace(parent=parent, attached=True, family=family)
-        return SimpleNamespace(alive=True, node=SimpleNamespace(node=node, standing=me))
+        machine = SimpleNamespace(node=node, standing=me)
+        return SimpleNamespace(alive=True, node=machine, slots={})
 
     shape = Shape(found.append, 2.0)
     straight = [standing(1, 0), standing(2, 1), standing(3, 2)]

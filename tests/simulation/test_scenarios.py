@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import Chunk, Phase
+from sparkstrom.codec.messages import Chunk, Message, Phase
 from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.events import Order
 from sparkstrom.protocol.node import Identity
 from sparkstrom.simulation.conditions import changed
 from sparkstrom.simulation.faults import NO_FAULTS, Faults
+from sparkstrom.simulation.network import Network
 from sparkstrom.simulation.process import Cut, SimProcess
 from sparkstrom.simulation.runs import play
 from sparkstrom.simulation.sizes import Size
@@ -95,6 +97,13 @@ FOUND = [
     ("one broken stream of a living edge", 7, 3, {"breaks": 8, "failure": 0.0}),
 ]
 
+DEATHS = {"driver_deaths": 12, "crashes": 4, "stop": 0.0, "failure": 0.0}
+STOPPED = DEATHS | {"driver_deaths": 16, "crashes": 8, "stop": 0.5}
+FOUND += [
+    ("a media driver died, and with it the id: sent as nobody, heard by none", 3, 4, DEATHS),
+    ("a media driver died, and with it the word to hash: audit without end", 101, 4, STOPPED),
+]
+
 
 FOUND_IN_A_MESH: list[tuple[str, int, int, dict[str, Any]]] = [
     ("a stream from the parent broke before its first word; the master's were heard", 135, 12, {}),
@@ -105,6 +114,18 @@ FOUND_IN_A_MESH: list[tuple[str, int, int, dict[str, Any]]] = [
     ("a released worker had no replica yet, and lost what an earlier fit had left", 6872, 12, {}),
     ("nobody heard the master, and who it had closed never did", 226, 12, {"isolations": 1}),
     ("data that flowed hid that the control stream from the parent was dead", 1343, 12, {}),
+    ("a media driver died, and with it the new id of one that came back", 8, 9, DEATHS),
+]
+
+
+CHAIN = {"fan_out": 1, "depth": 13}
+FOUND_IN_A_CHAIN = [
+    ("a worker without an id had to go, and said something that nobody could read", 7320009),
+    ("places were given level by level, and three who came back were taken for lost", 7320010),
+    ("the same at the end of the chain", 7320046),
+    ("the same, with messages that came late", 7320049),
+    ("who stood there before waited for its place as long", 7320227),
+    ("and so did who stood below one who waited", 7320298),
 ]
 
 
@@ -118,6 +139,47 @@ def test_what_once_went_wrong(seed: int, nodes: int, given: dict[str, Any]) -> N
                          ids=[run[0] for run in FOUND_IN_A_MESH])  # fmt: skip
 def test_what_once_went_wrong_in_a_mesh(seed: int, nodes: int, given: dict[str, Any]) -> None:
     assert play(seed, nodes, "mesh", given).violations == []
+
+
+@pytest.mark.parametrize("seed", [run[1] for run in FOUND_IN_A_CHAIN],
+                         ids=[run[0] for run in FOUND_IN_A_CHAIN])  # fmt: skip
+def test_what_once_went_wrong_in_a_chain(seed: int) -> None:
+    assert play(seed, 13, "mesh", CHAIN | {"coded": True}).violations == []
+
+
+class Wall(Network):
+    """Nothing passes on the edges of partition 2's first attempts; the master's lobby is open."""
+
+    attempts = 0
+
+    def send(self, owner: SimProcess | None, to: int, message: Message) -> None:
+        slot = (self._master_slots if owner is None else owner.slots).get(to)
+        ends = [owner, slot.target if slot is not None else None]
+        if not any(process in self.behind for process in ends if process is not None):
+            super().send(owner, to, message)
+
+    @property
+    def behind(self) -> list[SimProcess]:
+        tried = [p for p in self._processes.values() if p.identity.partition == 2]
+        return tried[: self.attempts]
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_who_speaks_with_the_master_and_with_no_neighbour_fails_in_time(attempts: int) -> None:
+    """It knocks for ever, and is told its place each time; Spark tries again somewhere else."""
+    size = Size(nodes=5, fan_out=2, depth=4, per_executor=1)
+    world = World(1, size, NO_FAULTS)
+    wall = Wall(world.time, world.faults, world._arrive_at_master)
+    wall.attempts, world.network = attempts, wall
+    violations = world.run()
+    assert world.phase is Phase.DONE
+    failed = [p for p in world.processes if p.node.command.order is Order.FAIL]
+    assert failed == wall.behind
+    assert len(failed) == attempts
+    for process in failed:
+        assert "have had no edge for 16 s" in process.node.command.reason
+    assert all("p2/" in v and "I5" in v and "security group" in v for v in violations)
+    assert world.time.now_s < 40.0 * (1 + attempts)
 
 
 def ends_s(seed: int, faults: Faults, lead: int | None) -> dict[int, float]:

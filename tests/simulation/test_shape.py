@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.identity import MASTER
+from sparkstrom.protocol.tree import Tree
 from sparkstrom.simulation.shape import Shape
 
 HEAD, LEASE_S = 100, 2.0
@@ -20,6 +21,7 @@ class Seen:
 
     name: str
     node: Any
+    identity: Any
     installed: bool = True
     alive: bool = True
 
@@ -28,7 +30,9 @@ def seen(name: str, number: int, parent: int, *, received: int, whole: bool = Tr
     standing = SimpleNamespace(
         parent=parent, attached=True, received=received, history=SimpleNamespace(whole=whole)
     )
-    return Seen(name, SimpleNamespace(node=number, standing=standing))
+    return Seen(
+        name, SimpleNamespace(node=number, standing=standing), SimpleNamespace(token=number)
+    )
 
 
 @pytest.mark.parametrize(
@@ -52,4 +56,29 @@ def test_only_a_copy_that_goes_on_is_waited_for(
     for second in range(20):
         above.node.standing.received += goes_on
         shape.goes_on([above, below], HEAD, float(second))  # type: ignore[list-item]
+    assert {text.split()[1] for text in violations} == cut_off
+
+
+@pytest.mark.parametrize(
+    ("above_is_placed", "places_go_on", "cut_off"),
+    [(False, True, set()), (False, False, {"below"}), (True, True, {"below"})],
+    ids=["one after the other", "nobody gets a place", "it has one"],
+)
+def test_who_waits_for_its_place_is_lost_once_nobody_gets_one(
+    above_is_placed: bool, places_go_on: bool, cut_off: set[str]
+) -> None:
+    violations: list[str] = []
+    shape = Shape(violations.append, LEASE_S)
+    below, tree = seen("below", 2, 1, received=5), Tree(fan_out=1, depth_max=3)
+    tree = tree.attach(1).attach(2)
+    for second in range(20):
+        live = {
+            node: SimpleNamespace(
+                placed=node > 1 or above_is_placed, join=SimpleNamespace(token=node)
+            )
+            for node in (1, 2, *range(10, 10 + second * places_go_on))
+        }
+        fit = SimpleNamespace(members=SimpleNamespace(live=live), tree=tree)
+        shape.places(fit, float(second))  # type: ignore[arg-type]
+        shape.goes_on([below], HEAD, float(second))  # type: ignore[list-item]
     assert {text.split()[1] for text in violations} == cut_off

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from sparkstrom.encoding.thresholds import AdaptiveThreshold
 from sparkstrom.spark import shared, void
 from sparkstrom.spark.settings import resolve
 from sparkstrom.spark.shared import SharedTrainingMaster
@@ -38,7 +37,7 @@ def test_the_cluster_sample_fills_the_options() -> None:
     assert master.void.network_mask == "10.0.0.0/16"
     assert master.void.controller_ports() == range(40123, 40124)
     assert master.void.executor_ports() == range(40123, 40187)
-    assert master.threshold == AdaptiveThreshold(1e-3)
+    assert master.threshold == "auto"
     assert master.min_workers == 8
 
 

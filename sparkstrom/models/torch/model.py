@@ -151,6 +151,10 @@ class TorchModel:
             )
         return self._initial.copy()
 
+    def start_from(self, params: Flat) -> None:
+        """Have these initial parameters, f32[n_params], in place of the module's own."""
+        self._initial, self._has_values = bindable(params, self.n_params).copy(), False
+
     def place(self, share: Share) -> None:
         """Use this many threads, this GPU, and this seed (dropout) in this process."""
         torch.set_num_threads(share.threads)

@@ -37,6 +37,7 @@ from sparkstrom.transport.aeron import kernels
 from sparkstrom.transport.aeron.channels import (
     LOCAL_SUBSCRIPTION_URI,
     local_publication_uri,
+    mtu,
     publication_uri,
     random_session,
     subscription_uri,
@@ -46,10 +47,13 @@ from sparkstrom.transport.aeron.driver import DRIVER_STALL_MS, DriverHandle
 from sparkstrom.transport.aeron.inbox import Inbox
 from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.aeron.receiver import OpeningReceiver
-from sparkstrom.transport.aeron.sender import AeronSender
-from sparkstrom.transport.base import Arrival, open_as_other_kind
+from sparkstrom.transport.aeron.sender import FRAME_HEADER, AeronSender
+from sparkstrom.transport.base import Arrival, Sent, open_as_other_kind
 
 MS: Final = 1_000_000  # ns
+HEADERS: Final = 42  # bytes of a datagram: Ethernet 14, IPv4 20, UDP 8; IPv6 takes 20 more
+STATUS_BYTES: Final = 36  # what Aeron does not count among the bytes that it has sent
+NAK_BYTES: Final = 28
 KEEPALIVE_MS: Final = 250
 LOOK_S: Final = 0.05  # how often to look whether the driver lives
 OPENING_LOOK_S: Final = 0.002  # how often to look whether a publication has come up
@@ -62,6 +66,8 @@ DRIVER_COUNTERS: Final = {
     "driver_bytes_received": 1,
     "driver_naks_sent": 5,
     "driver_naks_received": 6,
+    "driver_statuses_sent": 7,
+    "driver_heartbeats_sent": 9,
     "driver_retransmits": 11,
     "driver_overruns": 13,
     "driver_invalid_packets": 14,
@@ -88,7 +94,7 @@ class AeronTransport:
         self._unwanted: list[OpeningReceiver] = []  # closed before they were up
         self._opening: list[AeronSender] = []
         self._senders: list[AeronSender] = []
-        self._sent = (0, 0)  # frames and bytes of senders that are gone
+        self._sent = (0, 0, 0)  # frames, bytes and datagrams of senders that are gone
         self._figures: dict[str, int] = {}
         self._closing = ExitStack()
         self._closed = False
@@ -155,6 +161,7 @@ class AeronTransport:
         self.require_driver("opening a sender")
         _check_stream(stream)
         sizes, session = self._handle.sizes, random_session()
+        longest = 0 if local else mtu(endpoint, self.endpoint) - FRAME_HEADER
         if local:
             uri = local_publication_uri(endpoint, sizes, control=control, session=session)
         else:
@@ -168,6 +175,7 @@ class AeronTransport:
             self.require_driver,
             self._revoke,
             breaks_for_good=local,
+            datagram_bytes=longest,
         )
         self._opening.append(sender)
         self._senders.append(sender)
@@ -234,10 +242,11 @@ class AeronTransport:
         if not self._opening:
             return
         self._opening = [sender for sender in self._opening if sender.is_opening()]
-        frames, sent = self._sent
+        frames, sent, datagrams = self._sent
         for sender in filter(AeronSender.is_done, self._senders):
             frames, sent = frames + sender.frames_sent, sent + sender.bytes_sent
-        self._sent = frames, sent
+            datagrams += sender.datagrams
+        self._sent = frames, sent, datagrams
         self._senders = [sender for sender in self._senders if not sender.is_done()]
 
     def require_driver(self, doing: str) -> None:
@@ -279,8 +288,21 @@ class AeronTransport:
             "client_errors": int(self._errors[0]),
             "frames_sent": self._sent[0] + sum(sender.frames_sent for sender in self._senders),
             "bytes_sent": self._sent[1] + sum(sender.bytes_sent for sender in self._senders),
+            "datagrams": self._sent[2] + sum(sender.datagrams for sender in self._senders),
         }
         return figures | own | self._inbox.counters()
+
+    def sent(self) -> Sent:
+        """From the media driver's counters; see the contract. Retransmissions count by packet."""
+        known = self.counters()
+        statuses, naks = known["driver_statuses_sent"], known["driver_naks_sent"]
+        headers = HEADERS * (known["driver_heartbeats_sent"] + statuses + naks)
+        uncounted = STATUS_BYTES * statuses + NAK_BYTES * naks
+        return Sent(
+            f"{self.endpoint}/{self._handle.pid}",
+            known["driver_bytes_sent"] + headers + uncounted,
+            HEADERS * known["datagrams"],
+        )
 
     def close(self) -> None:
         """Revoke senders, close the client, give the driver back; bounded in time, idempotent."""

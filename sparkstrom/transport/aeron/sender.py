@@ -12,6 +12,7 @@ from sparkstrom.transport.aeron import kernels
 from sparkstrom.transport.aeron.checked import STORAGE_SPACE, Aeron, address, ffi
 from sparkstrom.transport.base import Offer
 
+FRAME_HEADER: Final = 32  # bytes, of each fragment
 FRAMES_PER_CALL: Final = 64  # a long queue that is stuck costs no more than this to offer
 
 ANSWERS: Final = {
@@ -37,18 +38,23 @@ class AeronSender:
         revoke: Callable[[Any], None],
         *,
         breaks_for_good: bool,
+        datagram_bytes: int = 0,
     ) -> None:
-        """``breaks_for_good``: another receiver would get what the last one had not taken."""
+        """``breaks_for_good``: another receiver would get what the last one had not taken.
+
+        ``datagram_bytes``: so much of a frame goes in one; 0 where none do.
+        """
         self._aeron, self._uri, self._stream, self._frame_max = aeron, uri, stream, frame_max
         self._require_driver, self._revoke = require_driver, revoke
         self._offer_address = aeron.address_of("aeron_exclusive_publication_offer")
         self._publication: Any = None
         self._failure: TransportError | None = None
         self._is_closed = False
-        self._breaks_for_good = breaks_for_good
+        self._breaks_for_good, self._datagram_bytes = breaks_for_good, datagram_bytes
         self._frames = np.zeros((FRAMES_PER_CALL, 2), np.int64)
         self._answer = np.zeros(1, np.int64)
         self.frames_sent = self.bytes_sent = 0
+        self.datagrams = 0  # that the frames took, about: what is offered at once goes together
         adding = ffi.new("aeron_async_add_exclusive_publication_t **")
         aeron.checked(
             aeron.lib.aeron_async_add_exclusive_publication(adding, client, uri.encode(), stream),
@@ -122,7 +128,11 @@ class AeronSender:
             )
         )
         self.frames_sent += went
-        self.bytes_sent += int(self._frames[:went, 1].sum())
+        bytes_went = int(self._frames[:went, 1].sum())
+        self.bytes_sent += bytes_went
+        if self._datagram_bytes:
+            framed = bytes_went + went * FRAME_HEADER
+            self.datagrams += -(-framed // self._datagram_bytes)
         return went
 
     def _why_stopped(self) -> Offer:

@@ -95,7 +95,7 @@ def forged_frame(i: int) -> bytes:
     message = (
         Leaving(node=1, reason="done", kept=None)
         if i % 2
-        else Report(received=10**6, catching=False, stamp=10**6, news=[])
+        else Report(received=10**6, taken=0, catching=False, stamp=10**6, news=[])
     )
     kind, body = encode(message)
     return seal.close(Header(kind, 1 + i // 2, 0, 1, 10**6 + i, 0, 1), body)

@@ -36,7 +36,7 @@ UPDATE = Update(
 )
 
 
-MERGED = MergedRange(after=3, commit=9, last=[(7, 4), (8, 2)], payload=b"sum")
+MERGED = MergedRange(after=3, commit=9, last=[(7, 4), (8, 2)], count=5, payload=b"sum")
 
 UPDATER = UpdaterChunk(asker=7, copy=5, index=1, count=2, payload=b"mom")
 
@@ -68,13 +68,13 @@ def test_a_chunk_is_laid_out_as_documented() -> None:
 
 
 def test_a_merged_range_is_laid_out_as_documented() -> None:
-    head = u64(3) + u64(9) + u32(2) + u32(3)
+    head = u64(3) + u64(9) + u32(5) + u32(2) + u32(3)
     table = u32(7) + u64(4) + u32(8) + u64(2)
     assert encode(MERGED) == (5, head + table + b"sum")
 
 
 def test_a_chunk_of_an_updaters_state_is_laid_out_as_documented() -> None:
-    head = u32(7) + u32(5) + u32(1) + u32(2) + u32(3)
+    head = u32(7) + u64(5) + u32(1) + u32(2) + u32(3)
     assert encode(UPDATER) == (6, head + b"mom")
 
 
@@ -87,8 +87,8 @@ def test_a_status_in_a_report_is_an_array_without_names() -> None:
     status = Status(
         node=1, edge=2, count=3, after_seq=4, epoch=5, batch=6, steps=7, activity=Activity.STEPPING
     )
-    _, body = encode(Report(received=9, catching=False, stamp=8, news=[status]))
-    assert body.endswith(b"\x91\x9c\x01\x02\x03\x04\x05\x06\x07\x02\xc0\xc0\xc0\x00")
+    _, body = encode(Report(received=9, taken=0, catching=False, stamp=8, news=[status]))
+    assert body.endswith(b"\x91\x9d\x01\x02\x03\x04\x05\x06\x07\x02\xc0\xc0\xc0\x00\xc2")
 
 
 @pytest.mark.parametrize("kind", [0, max(Kind) + 1, 255])
@@ -162,16 +162,16 @@ def merged_with(at: int, field: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("body", "why"),
     [
-        (b"", "merged header needs 24 bytes, got 0"),
-        (encode(MERGED)[1][:-1], "merged range announces 51 bytes, has 50"),
-        (encode(MERGED)[1] + b"+", "merged range announces 51 bytes, has 52"),
+        (b"", "merged header needs 28 bytes, got 0"),
+        (encode(MERGED)[1][:-1], "merged range announces 55 bytes, has 54"),
+        (encode(MERGED)[1] + b"+", "merged range announces 55 bytes, has 56"),
         (merged_with(0, u64(2**63)), "after 9223372036854775808"),
         (merged_with(8, u64(3)), "commit 3 is not within 4"),
-        (merged_with(16, u32(3)), "announces 63 bytes"),
-        (merged_with(16, u32(2**32 - 1)), "announces 51539607567 bytes, has 51"),
-        (merged_with(20, u32(2**32 - 1)), "announces 4294967343 bytes, has 51"),
-        (merged_with(28, u64(0)), "seq 0"),
-        (merged_with(40, u64(2**63)), "seq 9223372036854775808"),
+        (merged_with(20, u32(3)), "announces 67 bytes"),
+        (merged_with(20, u32(2**32 - 1)), "announces 51539607571 bytes, has 55"),
+        (merged_with(24, u32(2**32 - 1)), "announces 4294967347 bytes, has 55"),
+        (merged_with(32, u64(0)), "seq 0"),
+        (merged_with(44, u64(2**63)), "seq 9223372036854775808"),
     ],
 )
 def test_what_is_no_merged_range_is_refused(body: bytes, why: str) -> None:
@@ -183,6 +183,7 @@ def test_what_is_no_merged_range_is_refused(body: bytes, why: str) -> None:
     ("fields", "why"),
     [
         ((7, 0, 0, 1, 0), "copy 0"),
+        ((7, 2**63, 0, 1, 0), "copy 9223372036854775808"),
         ((7, 1, 1, 1, 0), "updater chunk 1 of 1"),
         ((7, 1, 0, 0, 0), "updater chunk 0 of 0"),
         ((7, 1, 0, 1, 9), "announces 9 payload bytes, carries 0"),
@@ -191,8 +192,10 @@ def test_what_is_no_merged_range_is_refused(body: bytes, why: str) -> None:
 def test_what_is_no_chunk_of_an_updaters_state_is_refused(
     fields: tuple[int, ...], why: str
 ) -> None:
+    asker, copy, *rest = fields
+    body = u32(asker) + u64(copy) + b"".join(map(u32, rest))
     with pytest.raises(WireError, match=why):
-        decode_untrusted(Kind.UPDATER, b"".join(map(u32, fields)))
+        decode_untrusted(Kind.UPDATER, body)
 
 
 def control_without_its_list(message: Attached | Report) -> bytes:
@@ -203,8 +206,8 @@ def control_without_its_list(message: Attached | Report) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
-        (Kind.MERGED, merged_with(16, u32(2**32 - 1))),
         (Kind.MERGED, merged_with(20, u32(2**32 - 1))),
+        (Kind.MERGED, merged_with(24, u32(2**32 - 1))),
         (Kind.UPDATE, encode(UPDATE)[1][:48] + u32(2**32 - 1)),
         (
             Kind.CONTROL,
@@ -212,7 +215,7 @@ def control_without_its_list(message: Attached | Report) -> bytes:
         ),
         (
             Kind.CONTROL,
-            control_without_its_list(Report(received=1, catching=False, stamp=1, news=[])),
+            control_without_its_list(Report(received=1, taken=1, catching=False, stamp=1, news=[])),
         ),
         (Kind.CONTROL, b"\xdf" + b"\xff" * 4),
     ],
@@ -247,6 +250,6 @@ def test_how_far_each_of_40000_origins_is_fits_a_control_message() -> None:
 
 def test_a_merged_range_comes_back_with_all_of_its_origins() -> None:
     merged = MergedRange(
-        after=0, commit=2**62, last=[(n, n + 1) for n in range(40_000)], payload=b""
+        after=0, commit=2**62, last=[(n, n + 1) for n in range(40_000)], count=7, payload=b""
     )
     assert decode_untrusted(*encode(merged)) == merged

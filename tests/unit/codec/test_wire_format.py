@@ -16,7 +16,11 @@ from sparkstrom.base.errors import WireError
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.frames import HEADER, KEY_BYTES, Header, Seal, told_by
 from sparkstrom.codec.messages import Control, MergedRange, Release
-from sparkstrom.codec.payload import decode_update_untrusted
+from sparkstrom.codec.payload import (
+    decode_quanta_untrusted,
+    decode_update_untrusted,
+    encode_quanta,
+)
 from sparkstrom.codec.wire import Kind, decode_untrusted, encode
 from sparkstrom.encoding.forms import Form
 
@@ -87,15 +91,15 @@ def test_every_control_message_stands_in_the_table():
 def test_merged_range():
     first, *rest = example("merged")
     words = first.split()
-    said = named_numbers(" ".join(words[:4]))
+    said = named_numbers(" ".join(words[:6]))
     body = bytes.fromhex("".join(rest))
-    last = [tuple(map(int, pair.split(":"))) for pair in words[4:]]
-    merged = MergedRange(after=said["after"], commit=said["commit"], last=last, payload=b"sum")
+    last = [tuple(map(int, pair.split(":"))) for pair in words[6:]]
+    merged = MergedRange(**said, last=last, payload=b"sum")
     assert encode(merged) == (Kind.MERGED, body)
     assert decode_untrusted(Kind.MERGED, body) == merged
 
 
-@pytest.mark.parametrize("kind", ["bitmap", "gaps"])
+@pytest.mark.parametrize("kind", ["bitmap", "gaps", "levels"])
 def test_payload(kind):
     first, data, adds = example(kind)
     said = named_numbers(first)
@@ -104,3 +108,13 @@ def test_payload(kind):
     payload = bytes.fromhex(data.removeprefix("bytes"))
     indices, quanta = decode_update_untrusted(payload, form, len(wanted), said["tau"], said["n"])
     assert list(zip(indices.tolist(), quanta.tolist(), strict=True)) == wanted
+
+
+@pytest.mark.parametrize("kind", ["sum-sparse", "sum-dense"])
+def test_sum(kind):
+    first, data, adds = example(kind)
+    wanted = [tuple(map(int, entry.split(":"))) for entry in adds.split()[1:]]
+    payload = bytes.fromhex(data.removeprefix("bytes"))
+    total = decode_quanta_untrusted(payload, named_numbers(first)["n"])
+    assert list(zip(*(part.tolist() for part in total.hits), strict=True)) == wanted
+    assert encode_quanta(total) == payload

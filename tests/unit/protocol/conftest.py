@@ -32,6 +32,7 @@ from sparkstrom.protocol.fit import MasterLimits
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.members import Member
 from sparkstrom.protocol.node import Identity, Node, NodeLimits
+from tests.unit.protocol.parents import Parent
 
 HERE = Address("here", 7, 10, 11)
 UP = Address("above", 1, 1002, 1003)
@@ -60,9 +61,10 @@ class Make:
         )
 
     def merged(
-        self, after: int, commit: int, last: list[tuple[int, int]] | None = None
+        self, after: int, commit: int, last: list[tuple[int, int]] | None = None, count: int = 4
     ) -> MergedRange:
-        return MergedRange(after=after, commit=commit, last=last or [(9, commit)], payload=b"sum!")
+        last = last or [(9, commit)]
+        return MergedRange(after=after, commit=commit, last=last, count=count, payload=b"sum!")
 
     def join(self, partition: int = 0, token: int = 0, **fields: Any) -> Join:
         given = {
@@ -100,12 +102,12 @@ class Make:
         return Status(node=node, **(given | fields))
 
     def report(self, *news: Status, **fields: Any) -> Report:
-        given: dict[str, Any] = {"received": 0, "catching": False, "stamp": 0} | fields
+        given: dict[str, Any] = {"received": 0, "taken": 0, "catching": False, "stamp": 0} | fields
         return Report(news=list(news), **given)
 
     def state(self, phase: Phase = Phase.RUNNING, **fields: Any) -> State:
         given: dict[str, Any] = {"beat": 0, "head": 0, "final": 0, "slowest": 0, "nodes": 1}
-        given |= {"closed": [], "heard": 0, "taken": 0} | fields
+        given |= {"closed": [], "heard": 0, "sent": 0, "taken": 0, "passed": 0} | fields
         return State(phase=phase, **given)
 
     def closed(self, node: int, seq: int = 0, *, free: bool = True, **fields: Any) -> Closed:
@@ -125,9 +127,11 @@ class Make:
 class NodeDriver:
     """A node's machine and what it wanted last. ``parent`` is whom it was told to stand under."""
 
-    def __init__(self, make: Make, parent: int = MASTER, **limits: Any) -> None:
+    def __init__(
+        self, make: Make, parent: int = MASTER, *, whole: bool = False, **limits: Any
+    ) -> None:
         self.make, self.parent = make, parent
-        identity = Identity(1, 0, 10, 7, 5, 3, "h", "e", 1, "v")
+        identity = Identity(1, 0, 10, 7, 5, 3, "h", "e", 1, "v", whole)
         self.machine = Node(identity, NodeLimits(**limits), 0.0)
         self.me = self.machine.standing
         self.now_s = 0.0
@@ -323,3 +327,13 @@ def master(make: Make) -> MasterDriver:
 @pytest.fixture
 def master_with(make: Make) -> Any:
     return lambda **given: MasterDriver(make, **given)
+
+
+@pytest.fixture
+def parent_with(make: Make) -> Any:
+    return lambda **given: Parent(make, **given)
+
+
+@pytest.fixture
+def parent(make: Make) -> Parent:
+    return Parent(make)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from sparkstrom.codec.copies import Copy, number_of
 from sparkstrom.codec.messages import Activity, AskUpdater, UpdaterChunk
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.borrowing import ASKED_AT_ONCE, RETRY_S, Borrowing
+from sparkstrom.protocol.borrowing import ASKED_AT_ONCE, RETRY_FIRST_S, Borrowing, can_lend
 from sparkstrom.protocol.events import Order
+from sparkstrom.protocol.reporting import put_own_status
 from tests.unit.protocol.spoken import answers, only, sent
 
 
-def chunk(index: int = 0, count: int = 1, copy: int = 4, asker: int = 1) -> UpdaterChunk:
-    return UpdaterChunk(asker=asker, copy=copy, index=index, count=count, payload=b"%d" % index)
+def chunk(index: int = 0, content: bytes = b"0", asker: int = 1) -> UpdaterChunk:
+    """A byte of a copy."""
+    return Copy.of(content, 1).chunk(AskUpdater(asker, number_of(content), index))
 
 
 def late(node: Any, make: Any) -> Any:
@@ -32,30 +36,53 @@ def late(node: Any, make: Any) -> Any:
 
 
 def test_it_is_whole_with_all_chunks_of_one_copy() -> None:
-    loan = Borrowing(10.0)
+    loan = Borrowing(10.0, 10.0)
     assert loan.wanted(0.0) == [0]
     for index in (2, 0):
-        loan.take(chunk(index, 3))
+        loan.take(chunk(index, b"012"), 0.0)
         assert loan.whole is None
     assert loan.wanted(0.0) == [1]
-    loan.take(chunk(1, 3))
+    loan.take(chunk(1, b"012"), 0.0)
     assert loan.whole == b"012"
 
 
 def test_a_chunk_of_another_copy_begins_anew() -> None:
-    loan = Borrowing(10.0)
-    loan.take(chunk(0, 2, copy=4))
-    loan.take(chunk(1, 2, copy=5))
+    loan = Borrowing(10.0, 10.0)
+    loan.take(chunk(0, b"ab"), 0.0)
+    loan.take(chunk(1, b"cd"), 0.0)
     assert loan.whole is None
     assert loan.wanted(0.0) == [0]
 
 
-def test_chunks_are_asked_for_a_few_at_a_time_and_again() -> None:
-    loan = Borrowing(10.0)
-    loan.take(chunk(0, 9))
-    assert loan.wanted(0.0) == list(range(1, 1 + ASKED_AT_ONCE))
-    assert loan.wanted(RETRY_S / 2) == []
-    assert loan.wanted(RETRY_S) == list(range(1, 1 + ASKED_AT_ONCE))
+def test_chunks_that_do_not_make_the_copy_that_they_name_begin_anew() -> None:
+    loan = Borrowing(10.0, 10.0)
+    loan.take(chunk(0, b"ab"), 0.0)
+    loan.take(msgspec.structs.replace(chunk(1, b"ab"), payload=b"d"), 0.0)
+    assert loan.whole is None
+    assert (loan.copy, loan.wanted(0.0)) == (0, [0])
+    for index in (0, 1):
+        loan.take(chunk(index, b"ab"), 0.0)
+    assert loan.whole == b"ab"
+
+
+def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> None:
+    loan = Borrowing(10.0, 10.0)
+    loan.take(chunk(0, b"012345678"), 0.0)
+    some = list(range(1, 1 + ASKED_AT_ONCE))
+    asked = [now_s for now_s in range(40) if loan.wanted(float(now_s)) == some]
+    assert asked == [0, 3, 8, 17, 34]  # just after 2, 4, 8 and 16 s
+    assert RETRY_FIRST_S == 2.0
+
+
+def test_each_chunk_that_comes_extends_the_deadline() -> None:
+    """Through a slow link the whole state may take long."""
+    loan = Borrowing(10.0, 10.0)
+    loan.take(chunk(0, b"012345678"), 8.0)
+    assert loan.until_s == 18.0
+    loan.take(chunk(0, b"012345678"), 9.0)  # again: no progress
+    assert loan.until_s == 18.0
+    loan.take(chunk(1, b"012345678"), 17.0)
+    assert loan.until_s == 27.0
 
 
 # -- who wants it ------------------------------------------------------------------------------
@@ -64,6 +91,7 @@ def test_chunks_are_asked_for_a_few_at_a_time_and_again() -> None:
 def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -> None:
     node = late(node_with(borrow_s=5.0), make)
     assert (node.order, node.machine.command.reason[:11]) == (Order.WAIT, "the updater")
+    assert not can_lend(node.machine.standing)
     assert sent(node.tick(), AskUpdater) == [AskUpdater(1, 0, 0)]
     effects = node.hear(chunk())
     assert only(effects, ev.InstallUpdater).payload == b"0"
@@ -76,6 +104,34 @@ def test_nobody_waits_for_it_beyond_a_deadline(node_with: Any, make: Any) -> Non
     assert node.order is Order.WAIT
     assert only(node.tick(0.2), ev.InstallUpdater).payload is None
     assert node.order is Order.TRAIN
+
+
+def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make: Any) -> None:
+    borrower = late(node_with(borrow_s=5.0), make)
+    borrower.hear(chunk())
+    fresh = late(node_with(borrow_s=5.0), make)
+    fresh.tick(5.1)
+    for node, lends in ((borrower, True), (fresh, False)):
+        node.step(ev.Busy(Activity.STEPPING))
+        node.step(ev.Progressed(0, 1, 4))
+        me = node.machine.standing
+        put_own_status(me, 10.0)
+        assert me.status.lends == lends
+        ask = AskUpdater(5, 0, 0)
+        assert node.told(ask) == ([ev.SendUpdater(0, ask)] if lends else [])
+
+
+@pytest.mark.parametrize("welcome", [{"batch": 3}, {"epoch": 1}, {"steps": 3}])
+def test_who_goes_on_in_the_middle_borrows_whatever_the_slowest_has_done(
+    node_with: Any, make: Any, welcome: dict[str, int]
+) -> None:
+    node = node_with(borrow_s=5.0).joined(**welcome)
+    node.hear(make.state(slowest=0))
+    node.hear(make.chunk(0))
+    node.step(ev.Paused(1))
+    node.tick()
+    node.step(ev.Installed())
+    assert sent(node.tick(), AskUpdater) == [AskUpdater(1, 0, 0)]
 
 
 def test_who_is_there_from_the_start_does_not_borrow(node_with: Any) -> None:
@@ -111,6 +167,8 @@ def test_the_master_asks_the_same_worker_again_and_brings_the_answer_down(
     ask = AskUpdater(2, 0, 0)
     assert master.hear(2, ask) == []  # nobody has trained
     master.say(1, steps=3, activity=Activity.STEPPING)
+    assert master.hear(2, ask) == []  # nobody whose state is worth having
+    master.say(1, steps=3, activity=Activity.STEPPING, lends=True)
     for _ in range(2):
         assert answers(master.hear(2, ask), AskUpdater, "w0") == [ask]
     assert sent(master.hear(1, chunk(asker=2)), UpdaterChunk, 2) == [chunk(asker=2)]

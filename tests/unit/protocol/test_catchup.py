@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkstrom.protocol.catchup import ASKED_AT_ONCE, RETRY_S, Catchup
+from sparkstrom.protocol.catchup import ASKED_AT_ONCE, Catchup
 from sparkstrom.protocol.replay import Log
 
 PLENTY, ONE = 10**6, 1  # bytes: room for all commits of these tests, or for the newest alone
 
 
-def test_chunks_are_asked_for_a_few_at_a_time_and_again_when_they_do_not_come(make: Any) -> None:
+def test_chunks_are_asked_for_a_few_at_a_time_and_once(make: Any) -> None:
+    """However long they take: what was asked for comes, or its stream is gone."""
     catchup = Catchup(Log(PLENTY), 10, 0.0)
-    assert catchup.wanted(0.0) == list(range(ASKED_AT_ONCE))
-    assert catchup.wanted(RETRY_S / 2) == []
-    catchup.take(make.chunk(0, 1), RETRY_S / 2)
-    assert catchup.wanted(RETRY_S / 2) == [ASKED_AT_ONCE]
-    assert catchup.wanted(RETRY_S) == [0, 2, 3]
+    assert catchup.wanted() == list(range(ASKED_AT_ONCE))
+    assert catchup.wanted() == []
+    catchup.take(make.chunk(0, 1), 60.0)
+    assert catchup.wanted() == [ASKED_AT_ONCE]
+    assert catchup.wanted() == []
 
 
 def test_it_is_ready_with_all_chunks_and_every_commit_inside_them(make: Any) -> None:
@@ -37,7 +38,7 @@ def passes(catchup: Catchup, held: Log, *commits: Any) -> None:
     """These go through the log meanwhile."""
     for commit in commits:
         held.append(commit)
-    catchup.forget_old()
+    catchup.forget_useless()
 
 
 def test_a_chunk_that_is_older_than_what_is_held_is_worthless(make: Any) -> None:
@@ -47,9 +48,9 @@ def test_a_chunk_that_is_older_than_what_is_held_is_worthless(make: Any) -> None
     catchup.take(make.chunk(1, 1), 0.0)
     passes(catchup, held, make.committed(1), make.committed(2))
     assert not catchup.ready(0.0)
-    assert catchup.wanted(0.0) == [0]
+    assert catchup.wanted() == [0]
     catchup.take(make.chunk(0, 0), 0.0)
-    assert catchup.wanted(RETRY_S) == [0]
+    assert catchup.wanted() == [0]
     catchup.take(make.chunk(2, 0), 0.0)
     assert catchup.ready(0.0)
 
@@ -85,7 +86,25 @@ def test_waiting_for_the_trainer_is_another_wait(make: Any) -> None:
 def test_another_parent_is_asked_for_what_is_lacking_at_once(make: Any) -> None:
     """What one parent has sent need not come again from the next."""
     catchup = Catchup(Log(PLENTY), 3, 0.0)
-    catchup.wanted(0.0)
+    catchup.wanted()
     catchup.take(make.chunk(0, 1), 0.1)
     catchup.resume()
-    assert catchup.wanted(0.2) == [0, 2]
+    assert catchup.wanted() == [0, 2]
+
+
+def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(make: Any) -> None:
+    """One from before the sum, or with all of it, counts."""
+    held = Log(PLENTY, base=3)
+    catchup = Catchup(held, 4, 0.0)
+    catchup.wanted()
+    for index, commit in enumerate((3, 4, 5, 8)):
+        catchup.take(make.chunk(commit, index), 0.0)
+    passes(catchup, held, make.committed(4), make.merged(4, 8))
+    assert catchup.wanted() == [2]
+    catchup.take(make.chunk(6, 2), 0.0)  # on its way before the sum was
+    assert catchup.wanted() == [2]
+    assert not catchup.ready(0.0)
+    catchup.take(make.chunk(8, 2), 0.0)
+    assert catchup.ready(0.0)
+    assert [chunk.commit for chunk in catchup.chunks] == [3, 4, 8, 8]
+    assert [entry.commit for entry in catchup.held] == [4, 8]

@@ -4,78 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from sparkstrom.codec.messages import Again, Attached, Behind, Committed, MergedRange, State
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.family import AGAIN_SPACING_S, STATE_SPACING_S, Child, Family
-from sparkstrom.protocol.leases import Leases
-from sparkstrom.protocol.replay import HEADER_BYTES, RETRY_FIRST_S, History, Log
+from sparkstrom.protocol.family import AGAIN_FIRST_S, AGAIN_LONGEST_S, STATE_SPACING_S
+from sparkstrom.protocol.link import HEADER_BYTES, weight
+from tests.unit.protocol.parents import CHUNK_BYTES, ONE, fed
 from tests.unit.protocol.spoken import every, only, sent
-
-PLENTY = 10**6
-ONE = HEADER_BYTES + 4  # a commit of these tests
-SUM_BYTES = 100  # a sum of any number of them
-DEAR = 10**9
-
-
-class Parent:
-    """A family with a history that grows, at time ``now_s``."""
-
-    def __init__(
-        self,
-        make: Any,
-        *,
-        window_bytes: int = PLENTY,
-        merged_bytes: int = DEAR,
-        log_bytes: int = PLENTY,
-    ) -> None:
-        self.make = make
-        self.history = History(Log(log_bytes), whole=True)
-        self.leases = Leases(10.0, 0.0)
-        self.family = Family(window_bytes, merged_bytes, self.history, self.leases)
-        self.now_s = 0.0
-
-    def child(self, node: int = 5, edge: int = 50) -> Child:
-        if node not in self.family.children:
-            self.family.adopt(self.make.adopt(node, edge), self.now_s)
-        return self.family.children[node]
-
-    def attach(self, have: int = 0, *ids: int, node: int = 5, **fields: Any) -> list[ev.Effect]:
-        attach = self.make.attach(have, *(ids or (node,)), **({"whole": True} | fields))
-        return self.family.on_attach(self.child(node), attach, self.now_s)
-
-    def append(self, *entries: Any) -> list[ev.Effect]:
-        """These come, are applied, and go on to all children."""
-        for entry in entries:
-            self.history.append(entry)
-            self.history.applied = entry.commit
-        return self.family.feed_all(self.now_s)
-
-    def commit(self, count: int = 1, origin: int = 9) -> list[ev.Effect]:
-        """So many more of this origin's commits."""
-        head = self.history.log.head
-        return self.append(*(self.make.committed(head + i, origin) for i in range(1, count + 1)))
-
-    def report(self, received: int, node: int = 5, **fields: Any) -> list[ev.Effect]:
-        report = self.make.report(received=received, **fields)
-        return self.family.on_report(self.child(node), report, self.now_s)
-
-
-@pytest.fixture
-def parent_with(make: Any) -> Any:
-    return lambda **given: Parent(make, **given)
-
-
-@pytest.fixture
-def parent(make: Any) -> Parent:
-    return Parent(make)
-
-
-def fed(effects: list[ev.Effect], node: int = 5) -> list[int]:
-    """Commits that went to this child, one by one."""
-    return [committed.commit for committed in sent(effects, Committed, node)]
-
 
 # -- edges -------------------------------------------------------------------------------------
 
@@ -94,7 +31,7 @@ def test_a_newer_edge_begins_anew(parent: Any, make: Any) -> None:
     parent.commit(2)
     assert parent.family.adopt(make.adopt(5, 51), 0.0)
     child = parent.family.children[5]
-    assert (child.edge, child.answer, child.downlink.sent) == (51, None, 0)
+    assert (child.edge, child.answer, child.link.handed) == (51, None, 0)
     assert fed(parent.attach(1)) == [2]
 
 
@@ -188,70 +125,127 @@ def test_the_number_alone_goes_to_its_origin_under_all_its_ids(parent: Any, make
 
 
 def test_a_slow_child_holds_up_nobody_else(parent_with: Any) -> None:
-    parent = parent_with(window_bytes=2 * ONE)
+    parent = parent_with(window_bytes=2 * ONE, n_params=1)
     parent.attach(node=5)
     parent.attach(node=6)
     parent.commit(2)
     parent.report(2, node=6)
-    effects = parent.commit(2)
-    assert (fed(effects, 5), fed(effects, 6)) == ([], [3, 4])
-    assert fed(parent.report(1, node=5)) == [3]
+    effects = parent.commit(1)
+    assert (fed(effects, 5), fed(effects, 6)) == ([], [3])
+    assert fed(parent.report(1, node=5, taken=ONE)) == [3]
 
 
-def test_what_is_not_acknowledged_goes_again(parent: Any, make: Any) -> None:
+def test_nothing_goes_twice_however_late_the_acknowledgements_are(parent: Any, make: Any) -> None:
+    """A link that takes a minute: time alone says nothing."""
     parent.attach()
-    parent.commit(2)
-    assert fed(parent.family.tick(make.state(), RETRY_FIRST_S / 2)) == []
-    assert fed(parent.family.tick(make.state(), RETRY_FIRST_S)) == [1, 2]
+    assert fed(parent.commit(2)) == [1, 2]
+    parent.asks(0)
+    for _ in range(600):
+        parent.now_s += 0.1
+        effects = parent.family.tick(make.state(), parent.now_s)
+        assert [type(e.message) for e in every(effects, ev.Send)] in ([], [State])
+        assert every(effects, ev.SendChunk) == []
+    assert fed(parent.report(2)) == []
+    assert fed(parent.commit()) == [3]
+
+
+def test_after_a_gap_that_the_child_names_all_that_follows_goes_again(parent: Any) -> None:
+    parent.attach()
+    parent.commit(4)
+    assert fed(parent.family.on_ask_after(parent.child(), 2, 0.0)) == [3, 4]
+
+
+def test_one_message_of_any_size_goes_on_an_empty_link(parent_with: Any, make: Any) -> None:
+    parent = parent_with(window_bytes=10)
+    parent.attach()
+    assert fed(parent.append(make.committed(1, payload=b"x" * 10**5))) == [1]
+    assert fed(parent.append(make.committed(2, payload=b"x" * 10**5))) == []
+    assert fed(parent.report(1)) == [2]
 
 
 # -- sums of many ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lacking", [2, 3])
-def test_a_sum_goes_where_it_takes_less_than_all_that_is_missing(
-    parent_with: Any, lacking: int
-) -> None:
-    parent = parent_with(merged_bytes=SUM_BYTES)
-    parent.commit(1 + lacking)
-    effects = parent.attach(1)
-    if lacking * ONE <= HEADER_BYTES + SUM_BYTES:
-        assert fed(effects) == [2, 3]
-        return
-    merged = only(effects, ev.SendMerged)
+def late(parent: Any, backlog: int, *own: int) -> list[ev.Effect]:
+    """A child whose link is full, a backlog, and then the link is free."""
+    parent.attach(0, *own)
+    parent.commit()
+    assert parent.commit(backlog) == []
+    return list(parent.report(1))
+
+
+def test_a_sum_goes_where_more_waits_than_the_link_takes(parent_with: Any) -> None:
+    merged = only(late(parent_with(window_bytes=ONE), 3), ev.SendMerged)
     assert (merged.to, merged.after, merged.commit, merged.last) == (5, 1, 4, [(9, 4)])
     assert [entry.commit for entry in merged.entries] == [2, 3, 4]
-    assert fed(effects) == []
+    assert merged.count == 12
+
+
+def test_commits_that_the_link_takes_soon_go_one_by_one(parent_with: Any) -> None:
+    """A sum would take less, but each of them is here sooner."""
+    parent = parent_with(window_bytes=3 * ONE)
+    parent.commit(3)
+    assert fed(parent.attach()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("lighter", [True, False])
+def test_a_sum_goes_only_where_it_weighs_less(parent_with: Any, make: Any, lighter: bool) -> None:
+    """In entries of four bits a commit holds more than a sum in as many bytes."""
+    parent = parent_with(window_bytes=ONE)
+    parent.attach()
+    parent.commit()
+    count = 10 if lighter else 1000  # in 100 bytes
+    for commit in (2, 3):
+        entry = make.committed(commit, payload=b"x" * 100)
+        parent.append(msgspec.structs.replace(entry, count=count))
+    effects = parent.report(1)
+    assert bool(every(effects, ev.SendMerged)) == lighter
+    assert fed(effects) == ([] if lighter else [2])
+
+
+def test_what_a_child_has_made_itself_weighs_next_to_nothing_singly(parent_with: Any) -> None:
+    """It gets the numbers alone; as a part of a sum they would weigh as much as the others'."""
+    own = [9]
+    effects = late(parent_with(window_bytes=ONE), 2, *own)
+    assert every(effects, ev.SendMerged)  # two numbers weigh more than a few entries
+    parent = parent_with(window_bytes=ONE)
+    parent.attach(0, *own)
+    parent.commit()
+    for commit in (2, 3):
+        entry = parent.make.committed(commit, payload=b"x" * 100)
+        parent.append(msgspec.structs.replace(entry, count=10))
+    assert fed(parent.report(1)) == [2]
+
+
+def test_a_sum_weighs_what_the_child_will_count(parent_with: Any) -> None:
+    """Or its acknowledgements would say nothing of what is under way."""
+    parent = parent_with(window_bytes=ONE)
+    effects = late(parent, 5)
+    sum_ = only(effects, ev.SendMerged)
+    merged = MergedRange(
+        after=sum_.after, commit=sum_.commit, last=sum_.last, count=sum_.count, payload=b""
+    )
+    assert parent.child().link.under_way == weight(merged, CHUNK_BYTES)
+
+
+def test_a_sum_waits_for_an_empty_link_where_it_is_larger_than_the_window(parent_with: Any) -> None:
+    parent = parent_with(window_bytes=2 * ONE)
+    parent.attach()
+    parent.commit(2)
+    assert parent.commit(60) == []
+    assert parent.report(1, taken=ONE) == []
+    assert only(parent.report(2), ev.SendMerged).commit == 62
 
 
 def test_after_a_sum_the_next_go_singly(parent_with: Any) -> None:
-    parent = parent_with(merged_bytes=SUM_BYTES)
-    parent.commit(5)
-    parent.attach()
-    assert fed(parent.commit()) == [6]
-
-
-def test_no_sum_while_anything_is_under_way(parent_with: Any) -> None:
-    """What arrives in between would make the child refuse it."""
-    parent = parent_with(merged_bytes=SUM_BYTES, window_bytes=ONE)
-    parent.attach()
-    parent.commit()
-    assert parent.commit(8) == []
-    assert only(parent.report(1), ev.SendMerged).after == 1
-
-
-def test_no_sum_for_a_child_that_takes_a_snapshot(parent_with: Any) -> None:
-    parent = parent_with(merged_bytes=SUM_BYTES)
-    parent.attach(0, whole=False)
-    assert fed(parent.commit(8)) == list(range(1, 9))
-    parent.report(8, catching=True)
-    assert fed(parent.commit(8)) == list(range(9, 17))
-    parent.report(16, catching=False)
-    assert every(parent.commit(8), ev.SendMerged)
+    parent = parent_with(window_bytes=ONE)
+    late(parent, 5)
+    parent.report(6)
+    assert fed(parent.commit()) == [7]
 
 
 def test_a_sum_says_how_far_each_origin_is_in_it(parent_with: Any, make: Any) -> None:
-    parent = parent_with(merged_bytes=1)
+    parent = parent_with(window_bytes=1)
     parent.append(make.merged(0, 4, [(7, 2), (8, 3)]))
     parent.append(make.committed(5, 8, seq=4), make.committed(6, 9, seq=1))
     merged = only(parent.attach(), ev.SendMerged)
@@ -278,14 +272,14 @@ def test_whoever_is_inside_of_a_sum_takes_a_snapshot(parent: Any, make: Any) -> 
     assert (answer.snapshot, answer.base) == (True, 6)
 
 
-def test_whoever_holds_chunks_takes_another_snapshot_where_a_sum_follows(
-    parent: Any, make: Any
-) -> None:
+def test_whoever_holds_chunks_gets_a_sum_like_anybody(parent: Any, make: Any) -> None:
+    """It asks again for the chunks that have half of it."""
     parent.commit(2)
     parent.append(make.merged(2, 6))
     effects = parent.attach(1, whole=False, catching=True)
     assert fed(effects) == [2]
-    assert sent(effects, Behind) == [Behind(6, [(9, 6)])]
+    assert [merged.commit for merged in sent(effects, MergedRange)] == [6]
+    assert sent(effects, Behind) == []
 
 
 # -- falling behind ----------------------------------------------------------------------------
@@ -298,6 +292,7 @@ def test_whoever_the_log_leaves_behind_takes_a_snapshot(parent_with: Any) -> Non
     effects = parent.commit(4)
     assert sent(effects, Behind) == [Behind(6, [(9, 6)])]
     assert fed(effects) == []
+    parent.report(2)
     assert fed(parent.commit()) == [7]
 
 
@@ -315,12 +310,42 @@ def test_who_is_behind_itself_promises_no_snapshot(parent_with: Any) -> None:
 # -- asking and telling ------------------------------------------------------------------------
 
 
-def test_an_origin_is_asked_for_again_but_not_all_the_time(parent: Any) -> None:
+def test_an_origin_is_asked_for_again_each_time_later(parent: Any) -> None:
+    """What is under way comes with the same gap, and through slow links for long."""
+    child, now_s, waits = parent.child(), 0.0, []
+    assert parent.family.again(child, 7, 3, now_s) == [ev.Send(5, Again(7))]
+    for _ in range(9):
+        before_s = now_s
+        while not parent.family.again(child, 7, 3, now_s):
+            now_s += AGAIN_FIRST_S / 4
+        waits.append(now_s - before_s)
+    assert waits[:3] == [AGAIN_FIRST_S, 2 * AGAIN_FIRST_S, 4 * AGAIN_FIRST_S]
+    assert waits[-1] == AGAIN_LONGEST_S
+
+
+def test_an_origin_that_answered_is_asked_at_once_after_the_next_gap(parent: Any) -> None:
     child = parent.child()
-    assert parent.family.again(child, 7, 1.0) == [ev.Send(5, Again(7))]
-    assert parent.family.again(child, 7, 1.0 + AGAIN_SPACING_S / 2) == []
-    assert parent.family.again(child, 8, 1.0) == [ev.Send(5, Again(8))]
-    assert parent.family.again(child, 7, 1.0 + AGAIN_SPACING_S) == [ev.Send(5, Again(7))]
+    parent.family.again(child, 7, 3, 1.0)
+    assert parent.family.again(child, 7, 3, 1.0 + AGAIN_FIRST_S / 2) == []
+    assert parent.family.again(child, 8, 3, 1.0) == [ev.Send(5, Again(8))]
+    assert parent.family.again(child, 7, 4, 1.0 + AGAIN_FIRST_S / 2) == [ev.Send(5, Again(7))]
+
+
+def test_the_state_says_what_was_sent_and_what_came(parent: Any, make: Any) -> None:
+    """Bytes of what is not whole yet, too; and what has gone on from here."""
+    parent.attach()
+    child = parent.child()
+    parent.commit(2)
+    assert parent.family.on_update(child, make.update(5, 1, b"12345")) == HEADER_BYTES + 5
+    child.passed = 3
+    (state,) = sent(parent.family.tick(make.state(), 1.0), State)
+    assert (state.sent, state.taken, state.passed) == (2, HEADER_BYTES + 5, 3)
+    parent.family.arriving(child, 1000)
+    (state,) = sent(parent.family.tick(make.state(), 2.0), State)
+    assert (state.taken, state.passed) == (HEADER_BYTES + 1005, 3)
+    parent.family.on_update(child, make.update(5, 2, b"12345"))
+    (state,) = sent(parent.family.tick(make.state(), 3.0), State)
+    assert state.taken == 2 * (HEADER_BYTES + 5)
 
 
 def test_the_state_goes_to_each_with_what_was_heard_of_it(parent: Any, make: Any) -> None:

@@ -21,6 +21,7 @@ from sparkstrom.codec.messages import (
     Welcome,
 )
 from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.link import weight
 from tests.unit.protocol.spoken import aborted, answers, every, sent
 
 LOBBY = -1
@@ -47,13 +48,24 @@ def test_after_a_gap_the_origin_is_asked_once_for_a_while(master: Any, make: Any
     assert sent(master.hear(1, make.update(1, 3), 0.1), Again, 1) == [Again(1)]
 
 
-def test_a_child_hears_how_many_updates_came_from_it(master: Any, make: Any) -> None:
-    """Repeats too: it asks whether the edge lives, not what has a number."""
+def test_a_child_hears_how_much_came_from_it(master: Any, make: Any) -> None:
+    """Repeats too: it asks whether the edge lives, not what has a number. Nothing waits here."""
     master.running()
     for _ in range(2):
         master.hear(1, make.update(1, 1))
-    master.say(1)
-    assert sent(master.tick(0.1), State, 1)[-1].taken == 2
+    state = sent(master.tick(0.1), State, 1)[-1]
+    assert state.taken == state.passed == 2 * weight(make.update(1, 1), 0)
+
+
+def test_a_child_hears_how_much_of_a_long_message_is_here(master: Any, make: Any) -> None:
+    master.running()
+    for size in (1000, 2000):
+        master.step(ev.Arriving(1, size))
+        state = sent(master.tick(0.1), State, 1)[-1]
+        assert (state.taken, state.passed) == (size, 0)
+    master.step(ev.Arriving(77, 1000))  # of an edge that was closed a moment ago
+    master.hear(1, make.update(1, 1))
+    assert sent(master.tick(0.1), State, 1)[-1].taken == weight(make.update(1, 1), 0)
 
 
 def test_a_repeat_is_neither_numbered_nor_asked_for(master: Any, make: Any) -> None:
@@ -92,19 +104,34 @@ def test_what_the_log_no_longer_holds_takes_a_snapshot(master_with: Any, make: A
     for seq in (1, 2, 3):
         master.hear(1, make.update(1, seq))
     assert sent(master.hear(1, AskAfter(0)), Behind, 1) == [Behind(3, [(1, 3)])]
+    everything = master.fit.family.children[1].link.handed
+    master.hear(1, make.report(taken=everything))
     assert every(master.hear(1, AskChunk(0)), ev.SendChunk) == [ev.SendChunk(1, 0)]
     assert every(master.hear(1, AskChunk(1)), ev.SendChunk) == []
+    master.hear(1, make.report(taken=2 * everything + 10**6))
     following = sent(master.hear(2, make.update(2, 1)), Committed, 1)
     assert [committed.commit for committed in following] == [4]
 
 
-def test_what_is_not_acknowledged_is_sent_again(master: Any, make: Any) -> None:
+def test_what_is_acknowledged_late_goes_once(master: Any, make: Any) -> None:
+    """The acknowledgement takes a minute; that the child lives is heard all the while."""
     master.running()
+    assert len(sent(master.hear(1, make.update(1, 1)), Committed, 2)) == 1
+    for _ in range(120):
+        effects = master.tick(0.5) + master.hear(1, make.report()) + master.hear(2, make.report())
+        assert sent(effects, Committed) == []
+    assert len(master.fit.members.live) == 2
+
+
+def test_a_fit_goes_on_while_anything_is_received_anywhere(master: Any, make: Any) -> None:
+    """Commits may be far apart where links are slow."""
+    master.running().tick(5.0)
+    before_s = master.fit.phases.progress_s
+    master.hear(1, make.report(received=0), 1.0)
+    assert master.fit.phases.progress_s == before_s
     master.hear(1, make.update(1, 1))
-    assert sent(master.tick(0.1), Committed, 2) == []
-    assert [c.commit for c in sent(master.tick(0.2), Committed, 2)] == [1]
-    master.hear(2, make.report(received=1))
-    assert sent(master.tick(1.0), Committed, 2) == []
+    master.hear(2, make.report(received=1), 1.0)
+    assert master.fit.phases.progress_s == master.now_s
 
 
 # -- positions ---------------------------------------------------------------------------------

@@ -126,7 +126,11 @@ def test_whoever_asks_again_and_again_is_not_closed(master: Any) -> None:
 
 def test_a_goodbye_in_the_middle_closes_the_id_and_is_answered(master: Any) -> None:
     leaving = Leaving(node=1, reason="released", kept=Kept("p", 2.0))
-    effects = master.running().lobby(leaving)
+    assert master.running().lobby(leaving) == []  # nobody has asked it to
+    assert list(master.fit.members.live) == [1, 2]
+    assert master.fit.sequencer.dropped["was not asked to leave"] == 1
+    master.fit.members.live[1].releasing = "a slot is needed"
+    effects = master.lobby(leaving)
     (closed,) = answers(effects, Closed)
     assert (closed.node, closed.free) == (1, False)
     assert every(effects, ev.Note) == []

@@ -229,6 +229,25 @@ def test_slots_are_given_up_one_at_a_time(master_with: Any, make: Any) -> None:
     assert answers(tick_alive(master, 5), Release, "w1")
 
 
+def test_who_may_not_know_its_id_yet_is_not_asked(master_with: Any) -> None:
+    """An empty partition is trained before its worker has a place."""
+    master = master_with(partitions=4, fan_out=1, depth=4, release_s=3.0, start_s=1.0)
+    master.enter(0)
+    master.join(1, rows=0, batches=0)
+    master.say(1, activity=Activity.WAITING)
+    assert not answers([e for _ in range(12) for e in alive(master)], Release)
+    assert master.phase is Phase.RUNNING
+    master.confirm(2)
+    assert answers([e for _ in range(4) for e in alive(master)], Release, "w1")
+
+
+def alive(master: Any) -> list[ev.Effect]:
+    """A second in which the first worker trains and the second one knocks."""
+    master.say(1, activity=Activity.STEPPING)
+    master.join(1, rows=0, batches=0)
+    return list(master.tick(1.0))
+
+
 def test_a_partition_without_a_worker_has_a_deadline(master_with: Any, make: Any) -> None:
     master = one_waits(master_with(rejoin_s=30.0, release_s=1e9), make)
     abort = aborted(tick_alive(master, 31))

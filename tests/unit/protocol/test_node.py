@@ -21,7 +21,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Order
-from sparkstrom.protocol.following import HUNGRY_S
+from sparkstrom.protocol.following import ASK_SPACING_S
 from sparkstrom.protocol.joining import ATTACH_RETRY_S
 from tests.unit.protocol.spoken import every, only, said, sent
 
@@ -83,6 +83,25 @@ def test_what_overtakes_the_answer_to_the_attach_is_dropped(node: Any, make: Any
     for message in (make.committed(1), make.merged(0, 2), make.behind(3), make.chunk(0), Again(0)):
         assert node.hear(message) == []
     assert node.me.received == 0
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_what_was_dropped_so_is_asked_for_at_once(node: Any, make: Any, snapshot: bool) -> None:
+    """Perhaps nothing else would follow that shows the gap: all may wait for this one."""
+    node.opened()
+    node.told(make.welcome())
+    node.hear(make.committed(1))
+    effects = node.hear(make.attached(snapshot=snapshot))
+    asked = [send.message for send in every(effects, ev.Send)]
+    assert asked[0] == AskAfter(0)  # before the chunks: they come after what is missing
+    assert sent(node.opened(), AskAfter) == []
+
+
+def test_nothing_is_asked_for_where_nothing_was_dropped(node: Any, make: Any) -> None:
+    node.training().opened_anew()
+    node.opened()
+    node.told(make.welcome(edge=9, knock=node.me.knock))
+    assert sent(node.hear(make.attached(snapshot=False)), AskAfter) == []
 
 
 def test_what_a_stranger_says_is_dropped(node: Any, make: Any) -> None:
@@ -161,85 +180,6 @@ def test_whoever_was_closed_hears_so_with_the_state(node: Any, make: Any) -> Non
     assert node.alive(closed=[1]) == [ev.Reopen()]
 
 
-def rejoins(node: Any, **state: Any) -> bool:
-    """Does it open another edge within a lease and a bit of hearing that the master lives?"""
-    effects: list[ev.Effect] = []
-    for _ in range(24):
-        effects += node.alive(**state) + node.tick(0.5)
-    return bool(every(effects, ev.Reopen))
-
-
-def test_an_edge_on_which_all_is_well_stays(node: Any) -> None:
-    assert not rejoins(node.training())
-
-
-def test_updates_that_never_arrive_open_another_edge(node: Any, make: Any) -> None:
-    node.training().step(make.published(1))
-    assert rejoins(node)
-
-
-def test_updates_that_arrive_and_are_not_numbered_yet_leave_the_edge_alone(
-    node: Any, make: Any
-) -> None:
-    """A mesh that is slow gets no faster by opening everything anew."""
-    node.training().step(make.published(1))
-    effects: list[ev.Effect] = []
-    for taken in range(1, 49):
-        effects += node.alive(taken=taken) + node.tick(0.5)
-    assert node.me.uplink.uncommitted
-    assert not every(effects, ev.Reopen)
-
-
-def test_commits_that_never_arrive_open_another_edge(node: Any) -> None:
-    assert rejoins(node.training(), head=3)
-
-
-def test_chunks_that_never_arrive_open_another_edge(node: Any) -> None:
-    assert rejoins(node.joined())
-
-
-def test_chunks_that_arrive_leave_the_edge_alone(node: Any, make: Any) -> None:
-    """However long the whole copy takes, and whether or not anybody trains meanwhile."""
-    node.joined(chunks=24)
-    effects: list[ev.Effect] = []
-    for index in range(24):
-        effects += node.hear(make.chunk(index)) + node.alive() + node.tick(1.0)
-    assert not every(effects, ev.Reopen)
-
-
-def test_a_copy_that_waits_for_the_trainer_leaves_the_edge_alone(node: Any, make: Any) -> None:
-    node.joined()
-    node.hear(make.chunk(0))
-    effects: list[ev.Effect] = []
-    for _ in range(24):
-        effects += node.alive() + node.tick(1.0)
-    assert node.order is Order.PAUSE
-    assert not every(effects, ev.Reopen)
-
-
-def test_where_the_master_is_silent_the_edge_is_not_to_blame(node: Any, make: Any) -> None:
-    """The parent speaks, but knows nothing new: the trouble is further up."""
-    node.parent = 4
-    node.training().step(make.published(1))
-    effects: list[ev.Effect] = []
-    for _ in range(24):
-        effects += node.hear(make.state()) + node.tick(0.5)
-    assert not every(effects, ev.Reopen)
-
-
-@pytest.mark.parametrize("attached", [True, False])
-def test_neither_data_nor_the_masters_direct_words_hide_a_dead_control_stream(
-    node: Any, make: Any, attached: bool
-) -> None:
-    node.training()
-    if not attached:
-        node.hear(make.welcome(edge=2))
-    effects: list[ev.Effect] = []
-    for commit in range(1, 15):
-        effects += node.hear(make.committed(commit)) + node.hear(Probe(1)) + node.tick(0.5)
-    assert every(effects, ev.Reopen)
-
-
 # -- training ----------------------------------------------------------------------------------
 
 
@@ -276,11 +216,20 @@ def test_others_updates_are_delivered_in_order_once(node: Any, make: Any) -> Non
     assert only(node.hear(make.committed(2)), ev.Deliver).update.commit == 2
 
 
-def test_it_asks_when_commits_are_known_to_exist_and_none_comes(node: Any, make: Any) -> None:
+def test_commits_that_are_merely_late_are_not_asked_for(node: Any, make: Any) -> None:
+    """They are known to exist, and were even sent: a link may take a minute for them."""
     node.training()
-    node.hear(make.state(head=5))
-    assert sent(node.tick(HUNGRY_S + 0.1), AskAfter) == [AskAfter(0)]
-    assert sent(node.tick(0.1), AskAfter) == []
+    for _ in range(8):
+        effects = node.alive(head=5, sent=5) + node.tick(1.0)
+        assert sent(effects, AskAfter) == []
+
+
+def test_a_gap_is_asked_about_once_in_a_while(node: Any, make: Any) -> None:
+    """What is under way behind it shows the same gap."""
+    node.training()
+    assert sent(node.hear(make.committed(3)), AskAfter) == [AskAfter(0)]
+    assert sent(node.hear(make.committed(4), ASK_SPACING_S / 2), AskAfter) == []
+    assert sent(node.hear(make.committed(5), ASK_SPACING_S / 2), AskAfter) == [AskAfter(0)]
 
 
 def test_a_full_window_stops_training_and_a_commit_lets_it_go_on(node_with: Any, make: Any) -> None:
@@ -289,6 +238,17 @@ def test_a_full_window_stops_training_and_a_commit_lets_it_go_on(node_with: Any,
     assert (node.order, node.machine.command.reason[:11]) == (Order.WAIT, "its updates")
     node.hear(make.committed(1, origin=1))
     assert node.order is Order.TRAIN
+
+
+def test_one_publication_at_a_time_where_the_link_sets_the_pace(node_with: Any, make: Any) -> None:
+    """It trains on meanwhile, however small its window: the residual waits."""
+    node = node_with(window_bytes=1, publications_max=1).training()
+    assert node.machine.command.publishes
+    node.step(make.published(1))
+    assert (node.order, node.machine.command.publishes) == (Order.TRAIN, False)
+    node.hear(make.committed(1, origin=1), 5.0)
+    assert node.machine.command.publishes
+    assert node.machine.command.round_s == 5.0
 
 
 def test_it_goes_no_further_ahead_than_allowed(node_with: Any, make: Any) -> None:
@@ -304,9 +264,9 @@ def test_asked_again_it_sends_all_that_is_uncommitted(node: Any, make: Any) -> N
     node.training()
     for batch in (1, 2):
         node.step(make.published(batch))
-    assert [u.seq for u in sent(node.hear(Again(0), 1.0), Update)] == [1, 2]
-    assert sent(node.hear(Again(0)), Update) == []
-    assert [u.seq for u in sent(node.tick(1.0), Update)] == [1, 2]  # overdue
+    assert [u.seq for u in sent(node.hear(Again(1), 1.0), Update)] == [1, 2]
+    assert sent(node.hear(Again(1)), Update) == []
+    assert [u.seq for u in sent(node.hear(Again(0)), Update)] == [1, 2]  # a new edge above
 
 
 # -- reports -----------------------------------------------------------------------------------

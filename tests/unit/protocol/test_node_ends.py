@@ -276,9 +276,9 @@ def test_a_long_snapshot_is_not_taken_for_a_long_step(node_with: Any, make: Any)
 def test_commits_that_do_not_arrive_have_a_deadline(node: Any, make: Any) -> None:
     node.training()
     beat(node, 100, alive=True, head=0)
-    beat(node, 115, alive=True, head=5)
+    beat(node, 115, alive=True, head=5, sent=5)
     assert node.order is Order.TRAIN
-    beat(node, 10, alive=True, head=6)
+    beat(node, 10, alive=True, head=6, sent=6)
     assert failed_with(node).startswith("the updates of the others did not arrive for 121 s")
 
 

@@ -124,12 +124,30 @@ def test_a_sum_from_somewhere_else_is_refused(node: Any, make: Any) -> None:
     assert node.me.received == 1
 
 
-def test_a_sum_is_no_use_while_a_snapshot_comes(node: Any, make: Any) -> None:
-    """Chunks are brought to one commit with singles: a sum may be in some of them already."""
+def test_a_sum_counts_while_a_snapshot_comes(node: Any, make: Any) -> None:
+    """What it goes into are chunks from before it; own updates in it are struck."""
     node.training()
+    node.step(make.published(1))
+    node.me.chunks = 2
     node.hear(make.behind(3))
-    assert node.hear(make.merged(3, 9)) == [ev.Send(0, AskAfter(3))]
-    assert node.me.received == 3
+    node.step(ev.Paused(2))
+    node.hear(make.chunk(3, 0))
+    merged = make.merged(3, 9, [(9, 4), (1, 1)])
+    assert node.hear(merged) == []
+    assert node.me.received == 9
+    assert node.me.uplink.uncommitted == ()
+    install = only(node.hear(make.chunk(9, 1)), ev.Install)
+    assert ([chunk.commit for chunk in install.chunks], install.commit) == ([3, 9], 9)
+    assert install.held == (merged,)
+
+
+def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(node: Any, make: Any) -> None:
+    node.training()
+    node.me.chunks = 2
+    node.hear(make.behind(3))
+    node.hear(make.chunk(5, 0))
+    assert sent(node.hear(make.merged(3, 9)), AskChunk) == [AskChunk(0)]
+    assert sent(node.tick(60.0), AskChunk) == []
 
 
 def test_own_updates_are_taken_out_of_a_sum_and_struck(node: Any, make: Any) -> None:

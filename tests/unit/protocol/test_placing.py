@@ -183,6 +183,7 @@ def test_a_task_that_is_gone_is_nobodys_first(master_with: Any) -> None:
     master = master_with(partitions=4, fan_out=2, depth=3)
     for partition, executor in enumerate(("a", "b", "b")):
         master.enter(partition, executor=executor)
+    master.fit.members.live[2].releasing = "a slot is needed"
     master.lobby(Leaving(node=2, reason="released", kept=None))
     master.enter(3, executor="b")
     assert master.fit.tree.parent(4) == 3

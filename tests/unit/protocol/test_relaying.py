@@ -25,8 +25,9 @@ from sparkstrom.codec.messages import (
     Update,
 )
 from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.family import AGAIN_SPACING_S
-from sparkstrom.protocol.replay import HEADER_BYTES
+from sparkstrom.protocol.family import Serving
+from sparkstrom.protocol.link import HEADER_BYTES
+from sparkstrom.protocol.uplink import AGAIN_LEAST_S
 from tests.unit.protocol.spoken import every, only, said, sent
 
 PARENT = 4
@@ -111,6 +112,7 @@ def test_a_child_is_served_while_the_parent_is_away(relay: Any, make: Any) -> No
     relay.hear(make.committed(1))
     relay.opened()
     assert [c.commit for c in sent(relay.hear(AskAfter(0), sender=5), Committed)] == [1]
+    relay.hear(make.report(received=1, taken=10**6), sender=5)
     assert relay.hear(AskChunk(0), sender=5) == [ev.SendChunk(5, 0)]
 
 
@@ -142,13 +144,15 @@ def test_a_state_goes_on_with_what_this_node_has(relay: Any, make: Any) -> None:
 
 
 def test_a_slow_child_holds_up_neither_the_node_nor_its_brothers(node_with: Any, make: Any) -> None:
-    relay = node_with(parent=PARENT, downlink_bytes=2 * (HEADER_BYTES + 4)).training()
+    one = HEADER_BYTES + 4
+    relay = node_with(parent=PARENT, serving=Serving(2 * one, 10**6, 1, 10)).training()
     relay.with_child(5).with_child(6)
     fed: dict[int, list[int]] = {5: [], 6: []}
     for commit in range(1, 7):
         effects = relay.hear(make.committed(commit))
         assert only(effects, ev.Deliver).update.commit == commit
-        effects += relay.hear(make.report(received=commit), sender=6)
+        report = make.report(received=commit, taken=commit * one)
+        effects += relay.hear(report, sender=6)
         for child in (5, 6):
             fed[child] += [c.commit for c in sent(effects, Committed, child)]
     assert fed == {5: [1, 2], 6: [1, 2, 3, 4, 5, 6]}
@@ -160,7 +164,7 @@ def test_a_slow_child_holds_up_neither_the_node_nor_its_brothers(node_with: Any,
 def test_the_question_for_an_origin_goes_to_the_child_that_leads_to_it(relay: Any) -> None:
     below(relay, 8)
     assert relay.hear(Again(8)) == [ev.Send(5, Again(8))]
-    assert relay.hear(Again(8), AGAIN_SPACING_S / 2) == []
+    assert relay.hear(Again(8), AGAIN_LEAST_S / 2) == [ev.Send(5, Again(8))]  # it asked less often
     assert relay.hear(Again(5), 1.0) == []  # nobody has told of it yet
     assert relay.hear(Again(77)) == []
 
@@ -285,47 +289,3 @@ def test_what_only_parents_or_the_master_say_is_nothing_from_a_child(relay: Any,
         assert relay.hear(message, sender=5) == []
     assert relay.me.received == 0
     assert relay.me.parent == PARENT != MASTER
-
-
-def reopens(relay: Any, leases: float, **state: Any) -> bool:
-    """Does it open fresh streams while the master is heard all the time?"""
-    for _ in range(int(10 * leases)):
-        relay.alive(**state)
-        if every(relay.tick(relay.me.limits.lease_s / 10), ev.Reopen):
-            return True
-    return False
-
-
-def test_a_stream_upwards_is_dead_when_nothing_handed_up_arrives(relay: Any, make: Any) -> None:
-    """It has nothing of its own to send, and would not notice otherwise."""
-    assert not reopens(relay, 1.5)
-    relay.hear(make.update(5, 1), sender=5)
-    assert reopens(relay, 1.5)
-
-
-def test_what_the_parent_has_counted_was_handed_up(relay: Any, make: Any) -> None:
-    """Whether it has a number by now is not this edge's affair."""
-    relay.hear(make.update(5, 1), sender=5)
-    assert not reopens(relay, 3.5, taken=1)
-    relay.hear(make.update(5, 1), sender=5)  # again; the count says nothing new
-    assert reopens(relay, 1.5, taken=1)
-
-
-def test_a_fresh_edge_counts_from_nothing(relay: Any, make: Any) -> None:
-    relay.hear(make.update(5, 1), sender=5)
-    relay.alive(taken=1)
-    assert relay.me.handed.since_s is None
-    relay.hear(make.welcome(edge=50, parent=PARENT), sender=MASTER)
-    relay.hear(make.attached(snapshot=False))
-    relay.hear(make.update(5, 1), sender=5)
-    assert relay.me.handed.since_s is not None
-    relay.alive(taken=1)
-    assert relay.me.handed.since_s is None
-
-
-def test_a_child_hears_how_many_of_its_updates_came(relay: Any, make: Any) -> None:
-    relay.hear(make.update(5, 1), sender=5)
-    relay.hear(make.update(5, 1), sender=5)
-    relay.hear(make.report(), sender=5)
-    state = sent(relay.alive() + relay.tick(0.1), State)[0]
-    assert state.taken == 2

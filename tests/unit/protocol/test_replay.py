@@ -1,4 +1,4 @@
-"""Log and Downlink: what is kept, what is sent, and when again."""
+"""Log and History: what is kept, and who can go on from it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,8 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.protocol.replay import (
-    HEADER_BYTES,
-    RETRY_FIRST_S,
-    RETRY_LONGEST_S,
-    Downlink,
-    History,
-    Log,
-    before,
-    cost,
-    last_of,
-)
+from sparkstrom.protocol.link import HEADER_BYTES
+from sparkstrom.protocol.replay import History, Log, before, cost, last_of
 
 ONE = HEADER_BYTES + 4  # what a commit of these tests costs
 PLENTY = 10**6
@@ -138,80 +129,3 @@ def test_the_newest_seqs_among_some_commits(make: Any) -> None:
         make.committed(6, 2, seq=3),
     ]
     assert dict(last_of(entries)) == {1: 3, 2: 3}
-
-
-# -- the down link -----------------------------------------------------------------------------
-
-
-def feed(log: Log, downlink: Downlink, now_s: float = 0.0) -> list[int]:
-    """What goes out now, as a parent does it."""
-    out = []
-    while downlink.sent < log.head:
-        entry = log.next(downlink.sent)
-        if not downlink.put(entry.commit, cost(entry), now_s):
-            break
-        out.append(entry.commit)
-    return out
-
-
-def test_commits_go_once_in_order_as_far_as_the_window_reaches(make: Any) -> None:
-    log, downlink = filled(make, 5), Downlink(0, 2 * ONE, 0.0)
-    assert feed(log, downlink) == [1, 2]
-    assert feed(log, downlink) == []
-    downlink.acknowledge(1, 0.0)
-    assert feed(log, downlink) == [3]
-    downlink.acknowledge(3, 0.0)
-    assert feed(log, downlink) == [4, 5]
-
-
-def test_an_empty_window_takes_one_commit_of_any_size(make: Any) -> None:
-    assert feed(filled(make, 3), Downlink(0, 1, 0.0)) == [1]
-
-
-def test_an_old_acknowledgement_changes_nothing(make: Any) -> None:
-    log, downlink = filled(make, 4), Downlink(0, PLENTY, 0.0)
-    feed(log, downlink)
-    downlink.acknowledge(3, 0.0)
-    downlink.acknowledge(1, 0.0)
-    assert (downlink.acked, downlink.sent) == (3, 4)
-
-
-def test_a_child_that_has_more_than_was_sent_is_not_sent_that_again(make: Any) -> None:
-    log, downlink = filled(make, 5), Downlink(0, 2 * ONE, 0.0)
-    feed(log, downlink)
-    downlink.acknowledge(4, 0.0)
-    assert feed(log, downlink) == [5]
-
-
-def test_what_was_not_acknowledged_goes_again_each_time_later(make: Any) -> None:
-    log, downlink = filled(make, 2), Downlink(0, PLENTY, 0.0)
-    feed(log, downlink)
-    now_s, waits = 0.0, []
-    for _ in range(7):
-        before_s = now_s
-        while not downlink.overdue(now_s):
-            now_s += RETRY_FIRST_S / 8
-        waits.append(now_s - before_s)
-        downlink.back_off(now_s)
-        assert feed(log, downlink, now_s) == [1, 2]
-    assert waits[:4] == [RETRY_FIRST_S * 2**i for i in range(4)]
-    assert waits[-1] == RETRY_LONGEST_S
-
-
-def test_nothing_is_overdue_when_nothing_is_under_way(make: Any) -> None:
-    log, downlink = filled(make, 1), Downlink(0, PLENTY, 0.0)
-    feed(log, downlink)
-    assert not downlink.idle
-    downlink.acknowledge(1, 0.0)
-    assert downlink.idle
-    assert not downlink.overdue(100.0)
-    log.append(make.committed(2))
-    feed(log, downlink, 100.0)
-    assert not downlink.overdue(100.0)  # the wait begins when something is sent
-
-
-def test_whoever_asks_gets_all_that_follows_again(make: Any) -> None:
-    log, downlink = filled(make, 4), Downlink(0, PLENTY, 0.0)
-    feed(log, downlink)
-    downlink.rewind(2, 0.0)
-    assert feed(log, downlink) == [3, 4]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.protocol.replay import HEADER_BYTES
+from sparkstrom.protocol.link import HEADER_BYTES
 from sparkstrom.protocol.uplink import (
-    AGAIN_SPACING_S,
-    RETRY_FIRST_S,
+    AGAIN_LEAST_S,
+    RETRY_LEAST_S,
     RETRY_LONGEST_S,
+    ROUNDS,
     Uplink,
 )
 
@@ -90,23 +91,79 @@ def test_the_first_id_moves_nothing(make: Any) -> None:
 def test_repeats_keep_a_distance_unless_forced(make: Any) -> None:
     uplink = filled(make, 2)
     assert len(uplink.again(1, 1.0)) == 2
-    assert uplink.again(1, 1.0 + AGAIN_SPACING_S / 2) == []
-    assert len(uplink.again(1, 1.0 + AGAIN_SPACING_S / 2, force=True)) == 2
+    assert uplink.again(1, 1.0 + AGAIN_LEAST_S / 2) == []
+    assert len(uplink.again(1, 1.0 + AGAIN_LEAST_S / 2, force=True)) == 2
+    assert len(uplink.again(1, 1.0 + 2 * AGAIN_LEAST_S)) == 2
 
 
-def test_overdue_repeats_back_off_until_something_is_committed(make: Any) -> None:
-    uplink, now_s, waits = filled(make, 2), 0.0, []
-    for _ in range(7):
+def test_where_a_round_takes_long_repeats_keep_a_longer_distance(make: Any) -> None:
+    """What is under way comes with the same gap, and takes that long to come."""
+    uplink = filled(make, 2)
+    uplink.strike(1, 1, 20.0)
+    assert uplink.round_s == 20.0
+    assert len(uplink.again(1, 20.0)) == 1
+    assert uplink.again(1, 19.0 + ROUNDS * 20.0) == []
+    assert len(uplink.again(1, 20.0 + ROUNDS * 20.0)) == 1
+
+
+def waits(uplink: Uplink, count: int, now_s: float = 0.0) -> list[float]:
+    """How long it is until the oldest is overdue, so many times."""
+    out = []
+    for _ in range(count):
         before_s = now_s
         while not uplink.overdue(now_s):
-            now_s += RETRY_FIRST_S / 4
-        waits.append(now_s - before_s)
+            now_s += 0.5
+        out.append(now_s - before_s)
         uplink.back_off(now_s)
-    assert waits[:4] == [RETRY_FIRST_S * 2**i for i in range(4)]
-    assert waits[-1] == RETRY_LONGEST_S
-    uplink.strike(1, 1, now_s)
-    assert uplink.overdue(now_s + RETRY_FIRST_S)
-    assert not uplink.overdue(now_s + RETRY_FIRST_S / 2)
+    return out
+
+
+def test_what_is_overdue_is_so_each_time_later(make: Any) -> None:
+    found = waits(filled(make, 2), 6)
+    assert found[:3] == [RETRY_LEAST_S * 2**i for i in range(3)]
+    assert found[-1] == RETRY_LONGEST_S
+
+
+def test_nothing_is_overdue_before_several_rounds_have_passed(make: Any) -> None:
+    """An update that takes a minute to its commit is no sign of a loss."""
+    uplink = filled(make, 2)
+    uplink.strike(1, 1, 60.0)
+    assert not uplink.overdue(60.0 + ROUNDS * 60.0 - 1.0)
+    assert uplink.overdue(60.0 + ROUNDS * 60.0)
+
+
+def test_where_a_round_takes_long_no_wait_is_shorter_than_some_of_them(make: Any) -> None:
+    uplink = filled(make, 2)
+    uplink.strike(1, 1, 60.0)
+    assert min(waits(uplink, 4, 60.0)) >= ROUNDS * 60.0
+
+
+def test_nothing_is_overdue_while_what_was_sent_arrives(make: Any) -> None:
+    """Bytes of one update that takes ten minutes."""
+    uplink = filled(make, 1)
+    for now_s in range(0, 600, 5):
+        uplink.moves(float(now_s))
+        assert not uplink.overdue(now_s + 5.0)
+    assert uplink.progress_s == 595.0
+    assert uplink.overdue(595.0 + RETRY_LEAST_S)
+
+
+def test_a_commit_begins_the_wait_anew(make: Any) -> None:
+    uplink = filled(make, 3)
+    waits(uplink, 3)
+    uplink.strike(1, 1, 100.0)
+    uplink.strike(1, 2, 100.0)
+    assert not uplink.overdue(100.0 + ROUNDS * 100.0 - 1.0)
+    uplink.strike(1, 3, 200.0)
+    assert not uplink.overdue(10_000.0)  # nothing is uncommitted
+
+
+def test_an_update_from_before_a_return_says_nothing_of_a_round(make: Any) -> None:
+    uplink = filled(make, 2)
+    uplink.rekey({1: 1}, 5, 50.0)
+    uplink.strike(1, 1, 300.0)
+    uplink.strike(5, 1, 300.0)
+    assert uplink.round_s == 0.0
 
 
 def test_progress_is_a_commit_or_the_first_of_a_new_list(make: Any) -> None:

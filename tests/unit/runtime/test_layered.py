@@ -42,6 +42,6 @@ def test_a_sum_ends_before_multiples_of_tau_could_overflow_it(
         inbox.put(Deliver(make_commit(commit, 200)))
     sums = inbox.take()
     assert [item.commit for item in sums if isinstance(item, Merged)] == [3, 6, 7]
-    assert max(int(np.abs(item.total.dense()).max()) for item in sums if isinstance(item, Merged)) == (
-        3 * largest
-    )
+    assert max(
+        int(np.abs(item.total.dense()).max()) for item in sums if isinstance(item, Merged)
+    ) == (3 * largest)

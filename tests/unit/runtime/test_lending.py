@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkstrom.codec.messages import AskUpdater
+from sparkstrom.codec.copies import number_of
+from sparkstrom.codec.messages import AskUpdater, UpdaterChunk
 from sparkstrom.codec.states import decode_state_untrusted
 from sparkstrom.runtime import lending
 from sparkstrom.runtime.lending import Lender
@@ -40,46 +41,61 @@ def ask(copy: int = 0, index: int = 0) -> AskUpdater:
 def test_nobody_copies_what_nobody_asked_for(model: Any) -> None:
     lender = Lender()
     model.updater_state = None  # would raise
-    lender.at_boundary(model, 4)
+    lender.at_boundary(model)
 
 
 def test_chunks_are_the_state_as_it_was_at_the_boundary(model: Any) -> None:
     lender = Lender()
     assert lender.chunk(ask()) is None
-    lender.at_boundary(model, 4)
+    lender.at_boundary(model)
     first = lender.chunk(ask())
     assert first is not None
     model.state["mean"] += 1  # it trains on
     chunks = [lender.chunk(ask(first.copy, index)) for index in range(first.count)]
     assert [chunk.index for chunk in chunks if chunk] == list(range(first.count))
-    assert {(chunk.asker, chunk.copy) for chunk in chunks if chunk} == {(8, 5)}
-    lent = decode_state_untrusted(b"".join(chunk.payload for chunk in chunks if chunk))
+    content = b"".join(chunk.payload for chunk in chunks if chunk)
+    assert {(c.asker, c.copy) for c in chunks if c} == {(8, number_of(content))}
+    lent = decode_state_untrusted(content)
     np.testing.assert_array_equal(lent["mean"], np.arange(1000, dtype=np.float32))
     assert lent["steps"] == 4
 
 
-@pytest.mark.parametrize(("copy", "index"), [(77, 2), (5, 1_000_000)])
-def test_who_asks_for_another_copy_begins_anew(model: Any, copy: int, index: int) -> None:
+def lending_a_copy(model: Any) -> tuple[Lender, UpdaterChunk]:
+    """A lender that was asked, and the first chunk of its copy."""
     lender = Lender()
     lender.chunk(ask())
-    lender.at_boundary(model, 4)
-    chunk = lender.chunk(ask(copy, index))
-    assert chunk is not None
-    assert (chunk.copy, chunk.index) == (5, 0)
+    lender.at_boundary(model)
+    first = lender.chunk(ask())
+    assert first is not None
+    return lender, first
+
+
+@pytest.mark.parametrize(("other", "index"), [(1, 2), (0, 1_000_000)])
+def test_who_asks_for_another_copy_begins_anew(model: Any, other: int, index: int) -> None:
+    lender, first = lending_a_copy(model)
+    assert first.count > 2
+    assert lender.chunk(ask(first.copy + other, index)) == first
+
+
+def test_two_lenders_at_equal_steps_number_their_copies_apart(model: Any) -> None:
+    _, one = lending_a_copy(model)
+    model.state["mean"] = model.state["mean"] + 1  # the same step count, in another worker
+    _, other = lending_a_copy(model)
+    assert model.state["steps"] == 4
+    assert one.copy != other.copy
 
 
 def test_a_copy_lives_while_it_is_asked_for(model: Any, clock: list[float]) -> None:
-    lender = Lender()
-    lender.chunk(ask())
-    lender.at_boundary(model, 4)
+    lender, first = lending_a_copy(model)
     for _ in range(3):
         clock[0] += lending.KEPT_S
-        lender.at_boundary(model, 5)
-        assert lender.chunk(ask(5, 1)) is not None
+        lender.at_boundary(model)
+        assert lender.chunk(ask(first.copy, 1)) is not None
     clock[0] += lending.KEPT_S + 1
-    lender.at_boundary(model, 6)
-    assert lender.chunk(ask(5, 1)) is None
-    lender.at_boundary(model, 7)
-    anew = lender.chunk(ask(5, 1))
+    lender.at_boundary(model)
+    assert lender.chunk(ask(first.copy, 1)) is None
+    model.state["steps"] = 7
+    lender.at_boundary(model)
+    anew = lender.chunk(ask(first.copy, 1))
     assert anew is not None
-    assert (anew.copy, anew.index) == (8, 0)
+    assert (anew.copy == first.copy, anew.index) == (False, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,14 +10,19 @@ import pytest
 from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.frames import KEY_BYTES, NOBODY, OVERHEAD_BYTES, Rejection, Seal
 from sparkstrom.codec.messages import (
+    Activity,
     AskAfter,
     Committed,
     Failed,
+    Message,
     Probe,
+    Report,
+    Status,
     Update,
 )
 from sparkstrom.codec.wire import encode
-from sparkstrom.runtime import outbox
+from sparkstrom.runtime.outbox import Outbox
+from sparkstrom.transport.base import Offer
 from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
 from tests.unit.runtime.offices import (
     ASK,
@@ -94,7 +100,6 @@ def test_pieces_fit_the_transport_of_the_day(pair: tuple[Office, Office]) -> Non
         (Seal(KEY, JOB).close(replace(HEAD, receiver=8), ASK), Rejection.OTHER_RECEIVER),
         (Seal(KEY, JOB).close(replace(HEAD, receiver=NOBODY), ASK), Rejection.OTHER_RECEIVER),
         (Seal(KEY, JOB).close(HEAD, b"no message"), Rejection.NO_MESSAGE),
-        (Seal(KEY, JOB).close(HEAD, bytes(100_001)), Rejection.TOO_LONG),
         (Seal(KEY, JOB).close(replace(HEAD, kind=9), ASK), Rejection.NO_MESSAGE),
     ],
 )
@@ -209,27 +214,129 @@ def test_who_listens_elsewhere_is_not_heard_of_where_it_was(pair: tuple[Office, 
 # -- queues ----------------------------------------------------------------------------------------
 
 
-def test_a_full_queue_loses_what_is_new_and_counts_it(
-    pair: tuple[Office, Office], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outbox, "QUEUED_FRAMES_MAX", 3)
+def test_no_message_is_dropped_however_much_waits(pair: tuple[Office, Office]) -> None:
+    """How much that is, is bounded by who hands it over."""
     master, node = pair
-    for seq in range(1, 6):
+    for seq in range(1, 10_001):
         node.room.send(MASTER, update(seq))
-    assert (node.room.waiting, node.room.traffic.not_queued) == (3, 2)
+    assert (node.room.waiting, node.room.traffic.not_queued) == (10_000, 0)
+    seqs: list[int] = []
+    while node.room.waiting:
+        node.room.flush()
+        seqs += [m.seq for _, m in master.got() if isinstance(m, Update)]
+    assert seqs == list(range(1, 10_001))
+
+
+def report(stamp: int, trace: str = "") -> Report:
+    news = [status(trace)] if trace else []
+    return Report(received=0, taken=0, catching=False, stamp=stamp, news=news)
+
+
+def status(trace: str) -> Status:
+    stats = {f"{trace}{i}": 1.0 for i in range(1000)}
+    return Status(
+        node=7, edge=3, count=1, after_seq=0, epoch=0, batch=0, steps=0,
+        activity=Activity.WAITING, stats=stats,
+    )  # fmt: skip
+
+
+def test_of_reports_that_wait_only_the_newest_goes(pair: tuple[Office, Office]) -> None:
+    """Counters rise all the same, or the other end would take it for a replay."""
+    master, node = pair
+    node.room.send(MASTER, AskAfter(1))
+    for stamp in range(1, 50):
+        node.room.send(MASTER, report(stamp))
+    node.room.send(MASTER, AskAfter(2))
+    node.room.send(MASTER, report(50))
+    assert node.room.waiting == 3
     node.room.flush()
-    assert [m.seq for _, m in master.got() if isinstance(m, Update)] == [1, 2, 3]
+    assert [m for _, m in master.got()] == [AskAfter(1), AskAfter(2), report(50)]
+    node.room.send(MASTER, report(51))
+    node.room.flush()
+    assert [m for _, m in master.got()] == [report(51)]
+    assert not master.room.traffic.rejected
 
 
-def test_a_message_of_any_length_fits_an_empty_queue(
-    network: MemoryNetwork, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(outbox, "QUEUED_FRAMES_MAX", 3)
-    master, node = Office(network, MASTER, 10), Office(network, 7, 20, chunk=1024)
+class Stuck:
+    """A sender that takes so many frames and no more."""
+
+    def __init__(self) -> None:
+        self.room = 0
+        self.taken: list[bytes] = []
+
+    def offer(self, frames: Sequence[bytes]) -> tuple[int, Offer]:
+        went = list(frames)[: self.room]
+        self.room -= len(went)
+        self.taken += went
+        return len(went), Offer.SENT if len(went) == len(frames) else Offer.BUSY
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_message_that_has_begun_to_go_goes_whole() -> None:
+    """Its newer one comes after it; half a message would be lost with the rest of the stream."""
+    sender = Stuck()
+    box = Outbox(sender)
+    box.put([b"a1", b"a2"], "state")
+    box.put([b"b1"])
+    sender.room = 1
+    box.flush()
+    box.put([b"c1", b"c2"], "state")
+    box.put([b"d1", b"d2"], "state")
+    box.put([b"e1"], "report")
+    sender.room = 10
+    box.flush()
+    assert sender.taken == [b"a1", b"a2", b"b1", b"d1", b"d2", b"e1"]
+
+
+def test_a_stream_that_is_gone_keeps_nothing() -> None:
+    class Gone(Stuck):
+        def offer(self, frames: Sequence[bytes]) -> tuple[int, Offer]:
+            return 0, Offer.CLOSED
+
+    box = Outbox(Gone())
+    box.put([b"a"], "state")
+    box.flush()
+    assert len(box) == 0
+    box.put([b"b"], "state")
+    assert len(box) == 1
+
+
+# -- what is not whole yet -----------------------------------------------------------------------
+
+
+def test_part_of_a_data_message_is_told_as_it_comes(network: MemoryNetwork) -> None:
+    master, node = Office(network, MASTER, 10, chunk=1024), Office(network, 7, 20, chunk=1024)
     join(master, node, edge=3)
-    node.room.send(MASTER, update(payload=bytes(10_000)))
-    node.room.flush()
-    assert master.got() == [(7, update(payload=bytes(10_000)))]
+    whole = update(payload=bytes(10_000))
+    pieces = pieces_of(node, whole)
+    at = master.at(1012)
+    for count, piece in enumerate(pieces[:3], 1):
+        offer(node, at, piece, control=False)
+        assert master.got() == []
+        assert master.room.arriving() == [(7, count * 1024)]
+        assert master.room.arriving() == []  # nothing new
+    offer(node, at, *pieces[3:], control=False)
+    assert master.got() == [(7, whole)]
+    assert master.room.arriving() == []
+
+
+def test_part_of_a_control_message_is_not_told(network: MemoryNetwork) -> None:
+    """It never counts for what a link carries."""
+    master, node = Office(network, MASTER, 10), Office(network, 7, 20)
+    join(master, node, edge=3)
+    pieces = pieces_of(node, report(1, "x" * 20))
+    offer(node, master.at(1012), pieces[0])
+    assert master.got() == []
+    assert master.room.arriving() == []
+
+
+def pieces_of(node: Office, message: Message) -> list[bytes]:
+    """The sealed frames of a message to the master, in order; they do not go out by themselves."""
+    frames = node.room._seal_message(message, receiver=MASTER, edge=3)
+    assert len(frames) > 1
+    return frames
 
 
 def test_back_pressure_keeps_frames_in_order(pair: tuple[Office, Office]) -> None:

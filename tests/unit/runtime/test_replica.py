@@ -231,7 +231,7 @@ def test_a_sum_with_own_updates_in_it_adds_only_the_others(
         total.add((np.array([4, 8], np.int32), np.array([128, -128], np.int32)))
         replica.apply_merged(Merged(total, 3, 2, 128))
     else:
-        merged: MergedRange = server.merge(SendMerged(7, 0, 3, [(7, 2), (9, 1)], log))
+        merged: MergedRange = server.merge(SendMerged(7, 0, 3, [(7, 2), (9, 1)], 5, log))
         own = tuple(update_of(encoded, seq) for seq, encoded in enumerate(mine[:2], 1))
         replica.apply_range(DeliverMerged(merged, own))
     at, copy = copied(replica)
@@ -348,3 +348,13 @@ def test_only_the_first_snapshot_sets_the_models_buffers(buffered: Replica) -> N
     assert buffered.theta.buffers == b"a newer one"
     buffered.passed(3)
     assert buffered.unsent_mass() == 0
+
+
+def test_who_begins_with_a_replica_takes_the_buffers_that_came_with_it(buffered: Replica) -> None:
+    buffered.theta.buffers = b"initial"
+    buffered.begin()
+    assert buffered.model.buffers_bytes() == b"initial"  # type: ignore[attr-defined]
+    server = Theta(N, K)
+    server.buffers = b"a newer one"
+    buffered.install(Install(whole(server), (), (), 1))
+    assert buffered.model.buffers_bytes() == b"initial"  # type: ignore[attr-defined]

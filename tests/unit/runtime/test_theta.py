@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, Update
+from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange, Update
 from sparkstrom.codec.payload import encode_theta
 from sparkstrom.encoding.grid import EXACT_QUANTA
 from sparkstrom.encoding.totals import Total
@@ -104,6 +104,36 @@ def test_chunks_of_different_commits_equal_direct_application(
     assert receiver.commit == commits
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(data=st.data())
+def test_held_sums_equal_direct_application(
+    make_commit: MakeCommit, on_grid: Callable[[int, int], Flat], data: st.DataObject
+) -> None:
+    """Commits 1 to 8, some of them as sums; a chunk has all of a sum or nothing."""
+    ends = sorted(data.draw(st.sets(st.integers(1, 7), max_size=4)) | {8})
+    read_at = [data.draw(st.sampled_from([0, *ends])) for _ in range(4)]
+    server = Theta(N, K)
+    server.values[:] = on_grid(N, 2)
+    chunks = [server.chunk(index) for index in range(4) if read_at[index] == 0]
+    held: list[Committed | MergedRange] = []
+    for after, end in zip([0, *ends], ends, strict=False):
+        part = []
+        for commit in range(after + 1, end + 1):
+            hits = data.draw(st.lists(st.integers(1, N), min_size=1, max_size=20, unique=True))
+            part.append(make_commit(commit, *hits))
+            server.add(server.decode(part[-1]))
+        server.commit = end
+        one = len(part) == 1 and data.draw(st.booleans())
+        sum_ = SendMerged(1, after, end, [(9, end)], 1, tuple(part))
+        held.append(part[0] if one else server.merge(sum_))
+        chunks += [server.chunk(index) for index in range(4) if read_at[index] == end]
+    chunks.sort(key=lambda chunk: chunk.index)
+    receiver, mine = Theta(N, K), make_commit(1, 1, -N)
+    receiver.install(chunks, held, [own(mine)], 8)
+    server.add(server.decode(mine))
+    assert receiver.digest() == server.digest()
+
+
 def test_without_held_or_own_it_is_the_snapshot(on_grid: Callable[[int, int], Flat]) -> None:
     server, receiver = Theta(N, K), Theta(N, K)
     server.values[:] = on_grid(N, 4)
@@ -163,10 +193,10 @@ def decode_theta(chunk: Chunk) -> Flat:
 def test_a_sum_less_the_own_updates_is_what_others_did(make_commit: MakeCommit) -> None:
     theta, others = Theta(N, K), Theta(N, K)
     commits = [make_commit(i, *hits) for i, hits in enumerate([(1, 2), (2, -3), (3, 300)], 1)]
-    first = theta.merge(SendMerged(1, 0, 2, [(9, 2)], tuple(commits[:2])))
-    whole = theta.merge(SendMerged(1, 0, 3, [(9, 3)], (first, commits[2])))
+    first = theta.merge(SendMerged(1, 0, 2, [(9, 2)], 4, tuple(commits[:2])))
+    whole = theta.merge(SendMerged(1, 0, 3, [(9, 3)], 6, (first, commits[2])))
     assert (first.after, first.commit, whole.after, whole.commit) == (0, 2, 0, 3)
-    assert whole.last == [(9, 3)]
+    assert (whole.last, whole.count) == ([(9, 3)], 6)
     theta.add_sum(theta.read_merged(DeliverMerged(whole, (own(commits[1]),))))
     for commit in (commits[0], commits[2]):
         others.add(others.decode(commit))

@@ -49,7 +49,9 @@ class Scripted(Station):
         self.waits = 0
 
     def take(self) -> tuple[list[Item], Command]:
-        return self.script.pop(0)
+        items, command = self.script.pop(0)
+        self.publish([], command)
+        return items, command
 
     def wait(self, seconds: float, known: Command) -> None:
         self.waits += 1
@@ -150,11 +152,56 @@ def test_it_publishes_every_so_often_and_at_the_end(
     assert positions(events) == WHOLE
 
 
+BUSY = Command(Order.TRAIN, publishes=False)
+
+
+def test_it_publishes_when_it_may_and_at_the_end(bench: Callable[..., Bench]) -> None:
+    """What it learned meanwhile waits in the residual, and goes with the next one."""
+    script = [([], command) for command in (TRAIN, BUSY, BUSY, TRAIN, BUSY, BUSY)]
+    made = bench(script, publish_every=None)
+    events = made.run()
+    assert [e.steps for e in events if isinstance(e, ev.Published)] == [1, 4, 6]
+    assert [e.steps for e in events if isinstance(e, ev.Progressed)] == [2, 3, 5]
+    sent = made.replica.theta.values / TAU + made.replica.residual() / TAU
+    np.testing.assert_allclose(sent, 6.0)
+
+
+def test_whether_it_may_publish_is_asked_after_the_step(bench: Callable[..., Bench]) -> None:
+    """What was under way when the step began may have been committed meanwhile."""
+    made = bench([([], BUSY)], publish_every=None)
+    step = made.replica.step
+
+    def committed_meanwhile(batch: Any) -> float:
+        made.station.publish([], TRAIN)
+        return step(batch)
+
+    made.replica.step = committed_meanwhile  # type: ignore[method-assign]
+    assert [e.steps for e in made.run() if isinstance(e, ev.Published)] == [1]
+
+
+def test_every_so_many_steps_does_not_ask_whether_it_may(
+    bench: Callable[..., Bench],
+) -> None:
+    events = bench(steps(6, BUSY), publish_every=2).run()
+    assert [e.steps for e in events if isinstance(e, ev.Published)] == [2, 4, 6]
+
+
 def test_no_rows_are_nothing_to_train(bench: Callable[..., Bench]) -> None:
     install = ev.Install(whole(Theta(N, K)), (), (), 0)
     made = bench([([install], Command(Order.PAUSE, number=1)), *steps(2)], rows=0)
     assert ev.Busy(Activity.FINISHED) in made.run()
     assert made.model.seen == []
+
+
+def test_who_begins_with_a_replica_takes_its_grants_and_is_ready(
+    bench: Callable[..., Bench],
+) -> None:
+    admitted = ev.Admitted(5, epoch=0, batch=0, steps=0, grants=("a",), returned=False)
+    wait = Command(Order.WAIT)
+    made = bench([([admitted], wait), ([ev.Begin()], wait), *steps(1)])
+    events = made.run()
+    assert events[:2] == [ev.Installed(), ev.Busy(Activity.WAITING)]  # no longer catching up
+    assert made.granted == [("a",)]
 
 
 def test_it_goes_no_further_than_it_may(bench: Callable[..., Bench]) -> None:
@@ -189,7 +236,9 @@ def test_a_pause_is_answered_once_and_a_replica_taken_with_its_grants(
     admitted = ev.Admitted(5, epoch=0, batch=0, steps=0, grants=("a", "b"), returned=False)
     install = ev.Install(whole(server), (), (), 3)
     pause = Command(Order.PAUSE, number=1)
-    made = bench([([admitted], pause), ([], pause), ([install], Command(Order.WAIT)), *steps(1)])
+    again = ([ev.Install(whole(server), (), (), 3)], Command(Order.WAIT))  # and nothing is granted
+    script: Script = [([admitted], pause), ([], pause), ([install], Command(Order.WAIT)), again]
+    made = bench([*script, *steps(1)])
     events = made.run()
     assert events.count(ev.Paused(1)) == 1
     assert events.index(ev.Paused(1)) < events.index(ev.Installed())
@@ -215,6 +264,17 @@ def test_updates_of_others_are_applied_between_steps(
     seen = [event.seen for event in events if isinstance(event, ev.Published)]
     assert seen == [0, 7]
     assert made.replica.theta.values[[0, 1]].tolist() == [1 + 3 * TAU, 1 + 2 * TAU]
+
+
+def test_what_it_says_it_has_applied_it_has(bench: Any, make_commit: Any) -> None:
+    made = bench([([ev.Deliver(make_commit(n, n)) for n in (1, 2)], Command(Order.WAIT))])
+    post, had = made.station.post, {}
+    made.station.post = lambda event: (
+        had.update({event: made.replica.theta.values[:2].tolist()}),
+        post(event),
+    )
+    made.run()
+    assert had[ev.Applied(2)] == [TAU, TAU]
 
 
 def test_the_end_drain_audit_and_what_is_kept(bench: Callable[..., Bench]) -> None:

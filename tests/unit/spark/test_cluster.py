@@ -13,6 +13,7 @@ from sparkstrom.spark.cluster import (
     MIB,
     Slots,
     check_conf,
+    check_key,
     parse_bytes,
     refuse_connect,
     slots_of,
@@ -169,3 +170,31 @@ def test_sizes_as_spark_writes_them(text: str, size: int) -> None:
 
 def test_a_bare_number_is_in_the_keys_own_unit() -> None:
     assert parse_bytes("512", unit=MIB) == 512 * MIB
+
+
+CRYPTO = {"spark.network.crypto.enabled": "true"}
+SASL = {"spark.authenticate.enableSaslEncryption": "true"}
+
+
+@pytest.mark.parametrize(
+    ("conf", "warns"),
+    [
+        ({}, True),
+        ({"spark.master": "local[4]"}, False),
+        ({"spark.authenticate": "true"}, True),
+        (CRYPTO, True),  # Spark encrypts only what it authenticates
+        (CRYPTO | {"spark.authenticate": "TRUE"}, False),
+        (SASL | {"spark.authenticate": "true"}, False),
+        ({"spark.ssl.enabled": "true"}, True),  # web pages; RPC does not inherit it
+        ({"spark.ssl.rpc.enabled": "true"}, False),
+    ],
+)
+def test_a_key_that_travels_in_the_clear_is_told_of_once(
+    conf: dict[str, str], warns: bool, request: pytest.FixtureRequest
+) -> None:
+    conf = {"spark.master": "yarn", "spark.app.id": request.node.name} | conf
+    warnings = check_key(conf)
+    assert len(warnings) == warns
+    assert all("spark.network.crypto.enabled=true" in warning for warning in warnings)
+    assert check_key(conf) == []
+    assert len(check_key(conf | {"spark.app.id": f"{request.node.name}, another"})) == warns

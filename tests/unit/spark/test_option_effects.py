@@ -34,6 +34,7 @@ from sparkstrom.spark.cluster import Slots, workers_for
 from sparkstrom.spark.executor import (
     Place,
     batches_of,
+    limits_of,
     make_replica,
     schedule_of,
 )
@@ -193,6 +194,22 @@ def test_publish_every(
 ) -> None:
     said = train(publish_every=publish_every).said
     assert [event.steps for event in said if isinstance(event, ev.Published)] == published
+
+
+@pytest.mark.flips("SharedTrainingMaster.publish_every")
+@pytest.mark.parametrize(("options", "most"), [({}, 1), ({"publish_every": 4}, None)])
+def test_by_default_a_publication_waits_for_the_one_before(
+    job_of: MakeJob, options: dict[str, int], most: int | None
+) -> None:
+    job = job_of(**options)
+    assert limits_of(job).publications_max == most
+    assert schedule_of(job).publish_every == options.get("publish_every")
+
+
+def test_publish_auto_goes_by_the_command(train: Callable[..., Playing]) -> None:
+    """Here the last one is always committed."""
+    said = train().said
+    assert [event.steps for event in said if isinstance(event, ev.Published)] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.flips("SharedTrainingMaster.debug_longer_iterations")

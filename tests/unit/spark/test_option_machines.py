@@ -52,7 +52,7 @@ def running_node(job_of: Callable[..., TrainingJob]) -> RunningNode:
 def state_at(beat: int, nodes: int = 1) -> State:
     return State(
         phase=Phase.RUNNING, beat=beat, head=0, final=0, slowest=0, nodes=nodes, closed=[],
-        heard=0, taken=0,
+        heard=0, sent=0, taken=0, passed=0,
     )  # fmt: skip
 
 
@@ -95,7 +95,7 @@ def published(payload_bytes: int, steps: int = 1) -> ev.Published:
 @pytest.mark.flips("VoidConfiguration.window_bytes")
 @pytest.mark.parametrize(("window_bytes", "order"), [(1000, Order.WAIT), (5000, Order.TRAIN)])
 def test_window_bytes(running_node: RunningNode, window_bytes: int, order: Order) -> None:
-    node = running_node(void=VoidConfiguration(window_bytes=window_bytes))
+    node = running_node(publish_every=1, void=VoidConfiguration(window_bytes=window_bytes))
     node.step(published(2000), 0.0)
     assert node.command.order is order
 
@@ -178,7 +178,7 @@ def report(master: Master, now_s: float) -> list[ev.Effect]:
         node=node, edge=1, count=1, after_seq=0, epoch=0, batch=0, steps=0,
         activity=Activity.WAITING,
     )  # fmt: skip
-    told = Report(received=0, catching=False, stamp=1, news=[waits])
+    told = Report(received=0, taken=0, catching=False, stamp=1, news=[waits])
     return master.step(ev.Received(node, told), now_s)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residuals import ResidualClipping
-from sparkstrom.encoding.thresholds import FixedThreshold, TargetSparsityThreshold
+from sparkstrom.encoding.thresholds import AutoThreshold, FixedThreshold, TargetSparsityThreshold
 from sparkstrom.spark.settings import local_ip, resolve
 from sparkstrom.spark.shared import SharedTrainingMaster
 from sparkstrom.spark.void import VoidConfiguration
@@ -39,11 +39,15 @@ def test_who_wins(
         ("train_on", "replica", "replica"),
         ("max_lead", "none", None),
         ("max_lead", "12", 12),
+        ("publish_every", "auto", "auto"),
+        ("publish_every", "4", 4),
         ("collect_training_stats", "true", True),
         ("encoding_debug_mode", "False", False),
         ("threshold", "FixedThreshold(1e-3)", FixedThreshold(1e-3)),
         ("threshold", "TargetSparsityThreshold(2e-3)", TargetSparsityThreshold(2e-3)),
         ("residual_post_processor", "ResidualClipping(4.0, 3)", ResidualClipping(4.0, 3)),
+        ("threshold", "auto", "auto"),
+        ("threshold", "AutoThreshold(1e-4, levels=1)", AutoThreshold(1e-4, levels=1)),
         ("residual_post_processor", "none", None),
     ],
 )
@@ -65,13 +69,16 @@ def test_a_port_range_is_written_with_a_dash() -> None:
         ("lease_s", "ten", "is not a number"),
         ("lease_s", "-1", "seconds above 0"),
         ("batch_size_per_worker", "1.5", "whole number"),
+        ("publish_every", "often", "is not a number"),
+        ("publish_every", "0", "or 'auto'"),
+        ("batch_size_per_worker", "auto", "is not a number"),
         ("collect_training_stats", "yes", "True or False"),
         ("port_range", "40123:40186", "write 40123-40186"),
         ("threshold", "1e-3", "like AdaptiveThreshold(1e-3)"),
         ("threshold", "open('/etc/passwd')", "must be one of"),
         ("threshold", "FixedThreshold(exit())", "must be one of"),
         ("threshold", "FixedThreshold(1, 2, 3, 4)", "argument"),
-        ("threshold", "ResidualClipping(5.0, 5)", "must be a threshold algorithm"),
+        ("threshold", "ResidualClipping(5.0, 5)", "or a threshold algorithm"),
         ("threshold", "FixedThreshold(", "must be one of"),
     ],
 )

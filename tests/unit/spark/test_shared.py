@@ -26,7 +26,7 @@ def test_defaults_are_dl4js_where_those_work() -> None:
     master = SharedTrainingMaster()
     assert master.void == VoidConfiguration()
     assert master.workers_per_node == -1
-    assert master.threshold == AdaptiveThreshold(1e-4)
+    assert master.threshold == "auto"
     assert master.residual_post_processor == ResidualClipping(5.0, 5)
     assert master.batch_size_per_worker == 32
     assert master.train_on == "local"
@@ -65,8 +65,14 @@ def test_one_field_under_two_names_is_refused() -> None:
         ("workers_per_node", 0, "or -1 for all task slots"),
         ("train_on", "theta", "one of local, replica"),
         ("threshold", 1e-3, "AdaptiveThreshold(1e-3)"),
+        ("threshold", "adaptive", "must be 'auto' or a threshold algorithm"),
         ("residual_post_processor", 5.0, "ResidualClipping(5.0, 5)"),
-        ("publish_every", 0, "at least 1"),
+        ("publish_every", 0, "at least 1, or 'auto'"),
+        ("publish_every", "always", "or 'auto'"),
+        ("publish_every", "2", "or 'auto'"),
+        ("publish_every", True, "or 'auto'"),
+        ("publish_every", 1.5, "or 'auto'"),
+        ("publish_every", None, "or 'auto'"),
         ("aggregation", "average", "one of sum, mean, sqrt"),
         ("max_lead", 0, "at least 1, the value of publish_every"),
         ("repartition", "num_partitions_workers_differs", "one of always, never"),
@@ -91,6 +97,11 @@ def test_a_lead_shorter_than_the_publications_is_a_contradiction() -> None:
     with pytest.raises(UsageError, match="at least 5, the value of publish_every"):
         SharedTrainingMaster(publish_every=5, max_lead=4)
     assert SharedTrainingMaster(publish_every=5, max_lead=5).max_lead == 5
+    assert SharedTrainingMaster(publish_every="auto", max_lead=1).max_lead == 1
+
+
+def test_publications_follow_the_link_by_default() -> None:
+    assert SharedTrainingMaster().publish_every == "auto"
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

@@ -28,7 +28,8 @@ STATS = {
     "residual_square": 9.0,
     "tau": 0.01,
     "update_bytes": 1000.0,
-    "wire_bytes": 1500.0,
+    "wire_driver 10.0.0.1:7/42": 1500.0,
+    "wire_headers": 20.0,
     "rejected": 1.0,
     "s_stepping": 2.5,
     "r_max": 0.25,
@@ -44,7 +45,8 @@ def outcome(**changes: Any) -> Outcome:
         "commits": 18,
         "staleness": Counter({0: 10, 3: 8}),
         "stats": {1: STATS, 2: OTHER},
-        "traffic": Traffic(wire_bytes=400, rejected=Counter({"x": 3})),
+        "traffic": Traffic(wire_bytes=999, rejected=Counter({"x": 3})),
+        "wire": {"wire_driver 10.0.0.9:7/42": 400.0, "wire_headers": 5.0},
         "dropped": Counter(),
         "departures": [Departure(3, 1, "h", "silent"), Departure(1, 0, "h", "done")],
         "notes": ["a note"],
@@ -94,7 +96,7 @@ def test_figures() -> None:
     assert made.replicas_equal
     assert made.loss == 36 / 72
     assert made.bytes_sent == 2000
-    assert made.bytes_wire == 3400
+    assert made.bytes_wire == 1500 + 2 * 20 + 400 + 5  # both workers told of one media driver
     assert made.bytes_dense == 20 * 400
     assert made.examples == 200
     assert made.sent_fraction == 100 / (20 * 100)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparkstrom import (
-    AdaptiveThreshold,
+    AutoThreshold,
     EarlyStopping,
     SharedTrainingMaster,
     VoidConfiguration,
@@ -20,7 +20,7 @@ from sparkstrom.spark.values import changed, from_json, to_json
 MASTER = SharedTrainingMaster(
     VoidConfiguration(network_mask="10.0.0.0/8", port_range=(40000, 40009)),
     workers_per_node=2,
-    threshold=AdaptiveThreshold(1e-3),
+    threshold=AutoThreshold(1e-4),
     layer_multipliers={"layer 1": 2},
     warm_up=WarmUp(100),
     residual_post_processor=None,

@@ -1,0 +1,262 @@
+"""Hosts on one machine: network namespaces on a switch, each behind a link of its own rate.
+
+A host is a namespace for network, mounts (a /dev/shm and an /etc/hosts of its own) and host name,
+with one interface, ``eth0``. The other end of its cable is a port of a bridge in one more
+namespace, the switch. A token bucket (``tbf``) stands at both ends, so a link has its rate in each
+direction, and the switch itself takes any load. Addresses are those of 10.77.0.0/24 and exist
+nowhere else: nothing is routed, and the machine's own interfaces are not touched.
+
+The bucket: ``burst`` is what the kernel may send between two of its timer's ticks, so at least
+rate / 250 (HZ is 250 on most kernels), or the rate is not reached; and at least 32 KiB, as a full
+segment of TCP is put through at once. ``latency`` bounds the queue before the bucket, as a port's
+buffer does: 256 KiB, but not under 50 ms, which TCP needs to fill a link, nor over 400 ms, which a
+slow uplink's modem has. What does not fit is dropped.
+
+Needs root, ``ip`` and ``tc`` (iproute2), ``unshare`` and ``nsenter`` (util-linux). All of it is
+gone when the context ends, and also when its process is killed: see ``benchmarks.host``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from benchmarks.host import pids_in
+
+NETWORK = "10.77.0"
+HOSTS_MAX = 200  # addresses of the network
+TOOLS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
+TIMER_HZ = 250
+BURST_BYTES_MIN = 32 << 10
+QUEUE_BYTES = 256 << 10
+LATENCY_S_MIN, LATENCY_S_MAX = 0.05, 0.4
+END_S = 20.0  # for a host to clear itself
+NICE = "5"  # of all processes on all hosts: whoever else uses the machine goes first
+
+UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)(bit|bps|)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Bytes of one host's interface since it was made, with Ethernet, IP and UDP headers."""
+
+    tx: int
+    rx: int
+
+
+def parse_rate(text: str) -> int:
+    """Bits per second of a rate as tc writes it: 100mbit, 1.5gbit, 500kbit, 12mbps (bytes).
+
+    Raises ValueError for anything else, and for none.
+    """
+    match = RATE.fullmatch(text.strip())
+    bits = 0
+    if match is not None:
+        number, prefix, binary, unit = match.groups()
+        factor = (1024 if binary else 1000) ** UNITS[prefix.lower()]
+        bits = round(float(number) * factor * (8 if unit.lower() == "bps" else 1))
+    if bits < 1:
+        raise ValueError(
+            f"rate {text!r}: write it as tc does, such as 100mbit, 1gbit, 1.5mbit or 500kbit"
+        )
+    return bits
+
+
+def bucket(bits: int) -> list[str]:
+    """tc's arguments for a link of so many bits per second."""
+    bytes_s = bits / 8
+    burst = max(BURST_BYTES_MIN, int(bytes_s / TIMER_HZ))
+    latency_s = min(LATENCY_S_MAX, max(LATENCY_S_MIN, QUEUE_BYTES / bytes_s))
+    return f"tbf rate {bits}bit burst {burst}b latency {latency_s * 1000:.0f}ms".split()
+
+
+def lacking() -> str | None:
+    """What this process lacks to build hosts, for people; None: it can."""
+    if os.geteuid() != 0:
+        return "hosts are network namespaces, which need root: run it as root, or with sudo"
+    missing = [f"{tool} (package {of})" for tool, of in TOOLS.items() if not shutil.which(tool)]
+    if missing:
+        return f"hosts need {', '.join(missing)}: install them"
+    trial = f"ip link set lo up && tc qdisc add dev lo root {' '.join(bucket(10**6))}"
+    tried = subprocess.run(
+        ["unshare", "--net", "--mount", "--uts", "sh", "-c", trial], capture_output=True, text=True
+    )
+    if tried.returncode:
+        return (
+            "hosts need the capabilities NET_ADMIN and SYS_ADMIN, and a kernel with sch_tbf and "
+            f"veth; `{trial}` in new namespaces said: {tried.stderr.strip()}"
+        )
+    return None
+
+
+class Hosts:
+    """So many hosts with their links; a context.
+
+    ``rate`` as tc writes it, for all links; None: as fast as the machine. Raises OSError where
+    hosts cannot be had, with the reason.
+    """
+
+    def __init__(self, count: int, rate: str | None = None) -> None:
+        if not 1 <= count <= HOSTS_MAX:
+            raise ValueError(f"{count} hosts: must be between 1 and {HOSTS_MAX}")
+        self.count, self._rate = count, rate
+        self.directory = Path()  # shared by all hosts, as the rest of the disk; gone at the end
+        self._holders: list[subprocess.Popen[str]] = []  # by host; the last one is the switch's
+        self._namespaces: list[int] = []  # inodes
+        self._programs: list[subprocess.Popen[bytes]] = []
+        self._cpu_s: list[dict[int, float]] = [{} for _ in range(count)]
+
+    def __enter__(self) -> Hosts:
+        if (reason := lacking()) is not None:
+            raise OSError(reason)
+        self.directory = Path(tempfile.mkdtemp(prefix="sparkstrom-hosts-"))
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _build(self) -> None:
+        table = self.directory / "etc-hosts"
+        names = [f"{self.address(host)} {self.name(host)}" for host in range(self.count)]
+        table.write_text("\n".join(["127.0.0.1 localhost", *names]) + "\n")
+        for name in (*map(self.name, range(self.count)), "switch"):
+            self._hold(name, table)
+        self._in(self.count, "ip link add bridge type bridge")
+        self._in(self.count, "ip link set bridge up")
+        for host in range(self.count):
+            inside = f"peer name eth0 netns {self._holders[host].pid}"
+            self._in(self.count, f"ip link add port{host} type veth {inside}")
+            self._in(self.count, f"ip link set port{host} master bridge up")
+            self._in(host, f"ip address add {self.address(host)}/24 dev eth0")
+            self._in(host, "ip link set eth0 up")
+            if self._rate is not None:
+                self.set_rate(host, self._rate)
+
+    def _hold(self, name: str, table: Path) -> None:
+        inside = [sys.executable, "-I", str(Path(__file__).with_name("host.py"))]
+        holder = subprocess.Popen(
+            ["unshare", "--net", "--mount", "--uts", *inside, name, str(table)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Control-C is for the benchmark, whose end is theirs
+        )
+        self._holders.append(holder)
+        assert holder.stdout is not None
+        if holder.stdout.readline().strip() != "ready":
+            raise OSError(f"the namespaces of {name} could not be made: see the error above")
+        self._namespaces.append(os.stat(f"/proc/{holder.pid}/ns/net").st_ino)
+
+    def _in(self, host: int, command: str) -> None:
+        done = subprocess.run(
+            [*self._entering(host), *command.split()], capture_output=True, text=True
+        )
+        if done.returncode:
+            raise OSError(f"`{command}` on host {host} failed: {done.stderr.strip()}")
+
+    def _entering(self, host: int) -> list[str]:
+        flags = ["--net", "--uts", "--mount", f"--wd={Path.cwd()}"]
+        return ["nsenter", "-t", str(self._holders[host].pid), *flags, "--"]
+
+    # -- while they are there --------------------------------------------------------------------
+
+    @staticmethod
+    def name(host: int) -> str:
+        """Its host name, which all of them resolve."""
+        return f"host{host}"
+
+    @staticmethod
+    def address(host: int) -> str:
+        """Of its interface."""
+        return f"{NETWORK}.{host + 1}"
+
+    def set_rate(self, host: int, rate: str | None) -> None:
+        """Both directions of its link, from now on; None: as fast as the machine."""
+        ends = ((host, "eth0"), (self.count, f"port{host}"))
+        for namespace, device in ends:
+            wanted = " ".join(bucket(parse_rate(rate))) if rate is not None else "pfifo"
+            self._in(namespace, f"tc qdisc replace dev {device} root {wanted}")
+
+    def run(
+        self,
+        host: int,
+        command: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        output: IO[Any] | int | None = None,
+    ) -> subprocess.Popen[bytes]:
+        """Start a command there, with ``env`` added to this process's own.
+
+        ``output`` takes what it prints and its errors. It ends with the hosts at the latest.
+        """
+        program = subprocess.Popen(
+            [*self._entering(host), "nice", "-n", NICE, *command],
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output is not None else None,
+            start_new_session=True,
+        )
+        self._programs.append(program)
+        return program
+
+    def counters(self) -> list[Counters]:
+        """By host. A port's received bytes are what its host has sent, after the bucket."""
+        table = Path(f"/proc/{self._holders[-1].pid}/net/dev").read_text()
+        fields = {
+            name.strip(): list(map(int, rest.split()))
+            for name, _, rest in (line.partition(":") for line in table.splitlines()[2:])
+        }
+        ports = [fields[f"port{host}"] for host in range(self.count)]
+        return [Counters(tx=port[0], rx=port[8]) for port in ports]
+
+    def cpu_s(self) -> list[float]:
+        """Seconds of processor by host, of all its processes so far.
+
+        Of one that ended between two calls, what it had used at the first of them.
+        """
+        tick_s = 1 / os.sysconf("SC_CLK_TCK")
+        for host, used in enumerate(self._cpu_s):
+            for pid in pids_in(self._namespaces[host]):
+                try:
+                    stat = Path(f"/proc/{pid}/stat").read_text()
+                except OSError:  # it has just ended
+                    continue
+                user, system = stat[stat.rindex(")") + 2 :].split()[11:13]
+                used[pid] = (int(user) + int(system)) * tick_s
+        return [sum(used.values()) for used in self._cpu_s]
+
+    def close(self) -> None:
+        """End everything that runs there, and remove it."""
+        for holder in self._holders:
+            assert holder.stdin is not None
+            holder.stdin.close()
+        for holder in self._holders:
+            holder.wait(END_S)
+            assert holder.stdout is not None
+            holder.stdout.close()
+        for program in self._programs:
+            program.wait(END_S)
+        self._holders.clear()
+        self._programs.clear()
+        shutil.rmtree(self.directory, ignore_errors=True)

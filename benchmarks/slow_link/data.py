@@ -1,0 +1,121 @@
+"""The task: digits of 8 x 8 pixels, shifted sideways by up to a pixel, and a wide ReLU network.
+
+Every row is determined by its part and number, so each process makes its own and none is sent. The
+parts have no digit in common: a result is trained on ``train`` and measured on ``test``; learning
+rates are chosen by training on ``choose`` and measuring on ``validate``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = tuple[NDArray[np.float32], NDArray[np.int64]]  # f32[n, 64], i64[n]
+
+PIXELS, CLASSES, REACH = 8, 10, 1
+DIGITS = {"train": 1150, "test": 300, "choose": 247, "validate": 100}  # 1,797 in all
+ROWS = {"train": 26_112, "test": 900, "choose": 10_240, "validate": 300}
+ORDER_SEED = 0
+LEARNING_RATES = {  # the same small grid for every system, by optimizer
+    "adam": (3e-4, 1e-3, 3e-3),
+    "adamw": (3e-4, 1e-3, 3e-3),
+    "rmsprop": (1e-4, 3e-4, 1e-3),
+    "sgd": (0.03, 0.1, 0.3),
+    "momentum": (0.01, 0.03, 0.1),
+}
+
+
+def rows_of(part: str) -> Rows:
+    """All rows of a part, in an order that tells nothing of their class."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    order = np.random.default_rng(ORDER_SEED).permutation(len(digits.target))
+    first = 0
+    for name, count in DIGITS.items():
+        if name == part:
+            break
+        first += count
+    mine = order[first : first + DIGITS[part]]
+    random = np.random.default_rng((ORDER_SEED, first))
+    chosen = mine[random.permutation(ROWS[part]) % len(mine)]
+    padded = np.pad(digits.images[chosen] / 16, ((0, 0), (0, 0), (REACH, REACH)))
+    right = random.integers(0, 2 * REACH + 1, len(chosen))
+    columns = right[:, None] + np.arange(PIXELS)
+    shifted = np.take_along_axis(padded, columns[:, None, :], axis=2)
+    features = shifted.reshape(len(chosen), PIXELS * PIXELS).astype(np.float32)
+    return features, digits.target[chosen].astype(np.int64)
+
+
+def share_of(part: str, worker: int, workers: int) -> Rows:
+    """Every ``workers``-th row."""
+    features, labels = rows_of(part)
+    return features[worker::workers], labels[worker::workers]
+
+
+def rows_for_spark(part: str, workers: int, numbers: Iterator[int]) -> Iterator[Any]:
+    """The same as (features, label), made where they are trained."""
+    for worker in numbers:
+        yield from zip(*share_of(part, worker, workers), strict=True)
+
+
+def make_module(widths: tuple[int, ...], seed: int) -> Any:
+    """A perceptron with ReLU between its layers: 64, the widths, 10."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(seed)
+    sizes = (PIXELS * PIXELS, *widths, CLASSES)
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(sizes):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def optimizer_of(name: str, rate: float) -> Any:
+    """A factory that takes the parameters."""
+    import torch
+
+    makers = {
+        "adam": torch.optim.Adam,
+        "adamw": torch.optim.AdamW,
+        "rmsprop": torch.optim.RMSprop,
+        "sgd": torch.optim.SGD,
+        "momentum": partial(torch.optim.SGD, momentum=0.9),
+    }
+    return partial(makers[name], lr=rate)
+
+
+def flat_of(module: Any) -> NDArray[np.float32]:
+    """A copy of all parameters, f32[n_params], in the module's order."""
+    import torch
+
+    with torch.no_grad():
+        return np.concatenate([p.detach().numpy().ravel() for p in module.parameters()])
+
+
+def load_flat(module: Any, values: NDArray[np.float32]) -> None:
+    """Give a module these parameters."""
+    import torch
+
+    at = 0
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.from_numpy(values[at : at + p.numel()]).view_as(p))
+            at += p.numel()
+
+
+def accuracy_of(module: Any, rows: Rows) -> float:
+    """Share of rows whose class has the largest output."""
+    import torch
+
+    module.eval()
+    with torch.inference_mode():
+        guesses = module(torch.from_numpy(rows[0])).argmax(1).numpy()
+    module.train()
+    return float((guesses == rows[1]).mean())

@@ -1,0 +1,136 @@
+"""Figures: what a trial's events and samples say. Pure functions; the keys are explained in
+``benchmarks.slow_link``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from benchmarks.slow_link.running import Observed, Sample
+from benchmarks.slow_link.trial import Trial, first_held
+
+Event = dict[str, Any]
+Curve = list[tuple[float, float, float]]  # seconds of training, accuracy, steps of a worker
+CURVE_POINTS = 60
+
+
+def figures(trial: Trial, observed: Observed) -> dict[str, Any]:
+    """Of one trial that was run alone. What was not reached or not seen is None."""
+    events = [event for event in observed.events if event["trial"] == trial.rate]
+    began = named(events, "began")
+    if began is None:
+        return missed(events, observed.log)
+    called_s = (named(events, "called") or {"at_s": observed.launched_s})["at_s"]
+    began_s = began["at_s"]
+    last = named(events, "ended") or named(events, "stopped") or events[-1]
+    error = last.get("error")
+    seconds = last["at_s"] - began_s
+    minibatches = max((event.get("minibatches", 0) for event in events), default=0)
+    curve = curve_of(trial, events, began_s)
+    accuracies = [accuracy for _, accuracy, _ in curve]
+    held = first_held(accuracies, trial.wanted)
+    seconds_to, _, steps_to = curve[held] if held is not None else (None, None, None)
+    samples = observed.samples
+    whole = used(samples, called_s, last["at_s"])
+    training = used(samples, began_s, last["at_s"])
+    until = used(samples, began_s, began_s + seconds_to) if seconds_to is not None else None
+    return {
+        "seconds_to": rounded(seconds_to),
+        "startup_s": rounded(began_s - called_s),
+        "accuracy": accuracies[-1] if curve else None,
+        "accuracy_best": max(accuracies, default=None),
+        "seconds": rounded(seconds),
+        "ended": error or ("limit" if seconds >= trial.limit_s else "epochs"),
+        "steps": minibatches / trial.workers,
+        "steps_wanted": trial.steps,
+        "steps_to": steps_to,
+        "ms_per_step": per(1000 * seconds * trial.workers, minibatches),
+        "cpu_ms_per_step": per(1000 * training.cpu_s, minibatches),
+        "bytes": sum(whole.tx),
+        "bytes_training": sum(training.tx),
+        "bytes_to": sum(until.tx) if until is not None else None,
+        "bytes_driver": whole.tx[0],
+        "bytes_driver_training": training.tx[0],
+        "bytes_driver_received": whole.rx[0],
+        "curve": thinned(curve),
+        **({"summary": last["summary"]} if "summary" in last else {}),
+    }
+
+
+def missed(events: Sequence[Event], log: str) -> dict[str, Any]:
+    """Of a trial in which no step began."""
+    ended = named(events, "ended")
+    return {"seconds_to": None, "ended": (ended or {}).get("error", "it did not begin"), "log": log}
+
+
+def named(events: Sequence[Event], name: str) -> Event | None:
+    """The first event of that name."""
+    return next((event for event in events if event["event"] == name), None)
+
+
+def curve_of(trial: Trial, events: Sequence[Event], began_s: float) -> Curve:
+    """Accuracy over training, in order of time."""
+    return [
+        (event["at_s"] - began_s, event["accuracy"], event["minibatches"] / trial.workers)
+        for event in events
+        if event["event"] == "evaluated"
+    ]
+
+
+def thinned(curve: Curve) -> list[list[float]]:
+    """At most so many of its points, the last among them."""
+    every = -(-len(curve) // CURVE_POINTS) or 1
+    kept = curve[::-1][::every][::-1]
+    return [[round(seconds, 2), accuracy, round(steps, 1)] for seconds, accuracy, steps in kept]
+
+
+def used(samples: Sequence[Sample], from_s: float, to_s: float) -> Sample:
+    """Bytes and processor between two moments, by straight lines between samples."""
+    first, last = at(samples, from_s), at(samples, to_s)
+    tx = tuple(b - a for a, b in zip(first.tx, last.tx, strict=True))
+    rx = tuple(b - a for a, b in zip(first.rx, last.rx, strict=True))
+    return Sample(to_s, tx, rx, last.cpu_s - first.cpu_s)
+
+
+def at(samples: Sequence[Sample], at_s: float) -> Sample:
+    """The counters at a moment; before the first sample and after the last, theirs."""
+    if at_s <= samples[0].at_s:
+        return samples[0]
+    for a, b in pairwise(samples):
+        if at_s <= b.at_s:
+            part = (at_s - a.at_s) / (b.at_s - a.at_s)
+            return Sample(
+                at_s,
+                tuple(round(x + part * (y - x)) for x, y in zip(a.tx, b.tx, strict=True)),
+                tuple(round(x + part * (y - x)) for x, y in zip(a.rx, b.rx, strict=True)),
+                a.cpu_s + part * (b.cpu_s - a.cpu_s),
+            )
+    return samples[-1]
+
+
+def rounded(value: float | None) -> float | None:
+    """To three places; None of nothing."""
+    return None if value is None else round(value, 3)
+
+
+def per(total: float, count: float) -> float | None:
+    """Of each, to three places; None where there are none."""
+    return round(total / count, 3) if count else None
+
+
+def score(trial: Trial, events: Sequence[Event]) -> float:
+    """What a learning rate is chosen by: the mean accuracy over the trial's steps.
+
+    Between evaluations by straight lines. A rate that learns sooner has more of it, and so has one
+    that comes further; a trial that broke off counts as if it had learnt nothing from there on.
+    """
+    mine = [event for event in events if event["trial"] == trial.rate]
+    began = named(mine, "began")
+    if began is None:
+        return 0.0
+    points = [(0.0, 0.0)]
+    points += [(steps, accuracy) for _, accuracy, steps in curve_of(trial, mine, began["at_s"])]
+    area = sum((b - a) * (f + g) / 2 for (a, f), (b, g) in pairwise(points))
+    return area / trial.steps

@@ -1,0 +1,168 @@
+"""The program of sparkstrom: a Spark driver on host 0, one worker on each host.
+
+    python -m benchmarks.slow_link.ours RECORD CONF TRIAL...
+
+CONF is Spark's configuration as JSON, trials are JSON, too; one session for all of them. The fit is
+as a user writes it. What is looked at besides is private: the fit's master thread, for the moment
+at which all workers stand ready, the committed minibatches, and copies of the driver's replica.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.slow_link import data
+from benchmarks.slow_link.trial import BATCH_ROWS, Record, Trial
+from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom.base.errors import SparkstromError
+from sparkstrom.codec.messages import Phase
+from sparkstrom.models.torch import TorchModel
+from sparkstrom.spark.summary import TrainingSummary
+
+LOOK_S = 0.02
+END_S = 30.0  # for a fit that was told to stop: it drains, and compares its replicas
+START_S = 240.0  # the initial parameters on a slow link
+
+
+class Watched(SparkNetwork):
+    """Keeps hold of the master thread of its newest fit."""
+
+    master: Any = None
+
+    def _master_thread(self, *args: Any, **keywords: Any) -> Any:
+        self.master = super()._master_thread(*args, **keywords)
+        return self.master
+
+
+class Fit:
+    """A fit in a thread of its own, so that one that hangs can be left behind."""
+
+    def __init__(self, network: Watched, rows: Any, trial: Trial) -> None:
+        self.network, self.trial = network, trial
+        self.summary: TrainingSummary | None = None
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, args=(rows,), daemon=True)
+        self.thread.start()
+
+    def _run(self, rows: Any) -> None:
+        try:
+            self.summary = self.network.fit(rows, epochs=self.trial.epochs)
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def running(self) -> bool:
+        return self.thread.is_alive()
+
+    def ready_s(self) -> float | None:
+        """When all workers stood ready; None: not yet."""
+        master = self.network.master
+        if master is None:
+            return None
+        at_s: float | None = master._machine.fit.phases.began_s.get(Phase.RUNNING)
+        return at_s
+
+
+def watch(fit: Fit, record: Record, called_s: float) -> None:
+    """Put copies aside until the fit ends; tell it to at the limit, and give it up after that."""
+    told_s: float | None = None
+    while fit.running:
+        time.sleep(LOOK_S)
+        if record.began_s is None:
+            if (ready_s := fit.ready_s()) is not None:
+                record.began(fit.network._model.n_params, ready_s)
+            elif time.monotonic() > called_s + START_S:
+                return
+        elif record.over and told_s is None:
+            told_s = time.monotonic()
+            fit.network.master.request_stop("the trial's time is over")
+        elif told_s is not None and time.monotonic() > told_s + END_S:
+            return
+        elif record.due:
+            try:
+                copy = fit.network.master.snapshot()
+            except SparkstromError:  # the fit has just failed, and says why itself
+                continue
+            record.put_aside(copy.parameters, fit.network.master.progress.minibatches)
+
+
+def one(session: Any, trial: Trial, path: Path) -> bool:
+    """Train and evaluate; was the fit left running?"""
+    record = Record(path, trial)
+    module = data.make_module(trial.widths, trial.seed)
+    optimizer = data.optimizer_of(trial.optimizer, trial.rate)
+    import torch
+
+    model = TorchModel(module, torch.nn.CrossEntropyLoss(), optimizer)
+    master = SharedTrainingMaster(batch_size_per_worker=BATCH_ROWS, rng_seed=trial.seed)
+    network = Watched(session, model, master, progress=False, keep=False)
+    numbers = session.sparkContext.parallelize(range(trial.workers), trial.workers)
+    rows = numbers.mapPartitions(partial(data.rows_for_spark, trial.train_part, trial.workers))
+    called_s = time.monotonic()
+    record.event("called", called_s)
+    fit = Fit(network, rows, trial)
+    watch(fit, record, called_s)
+    close(fit, record)
+    record.evaluate()
+    record.event("done")
+    return fit.running
+
+
+def close(fit: Fit, record: Record) -> None:
+    """What the fit came to; its end is that of training, before replicas were compared."""
+    master = fit.network.master
+    if fit.summary is not None and record.began_s is not None:
+        outcome = master.outcome()
+        ended_s = outcome.phase_began_s[Phase.AUDIT]
+        record.put_aside(fit.network.parameters, outcome.minibatches, ended_s)
+        record.event("ended", ended_s, minibatches=outcome.minibatches, **figures(fit.summary))
+        return
+    error = "it did not end" if fit.running else f"{type(fit.error).__name__}: {fit.error}"
+    minibatches = 0 if master is None else master.progress.minibatches
+    record.event("ended", minibatches=minibatches, error=error.splitlines()[0])
+
+
+def figures(summary: TrainingSummary) -> dict[str, Any]:
+    """Of the summary, what belongs beside the benchmark's own figures."""
+    return {
+        "summary": {
+            "replicas_equal": summary.replicas_equal,
+            "bytes_sent": summary.bytes_sent,
+            "bytes_wire": summary.bytes_wire,
+            "updates": summary.updates,
+            "sent_fraction": summary.sent_fraction,
+            "tau": summary.tau,
+            "staleness_mean": round(summary.staleness_mean, 2),
+            "staleness_max": summary.staleness_max,
+            "phase_seconds": {k: round(v, 3) for k, v in summary.phase_seconds.items()},
+            "warnings": summary.warnings,
+        }
+    }
+
+
+def main() -> int:
+    """All trials, one after the other."""
+    from pyspark.sql import SparkSession
+
+    path, conf, *trials = sys.argv[1:]
+    builder = SparkSession.builder.appName("sparkstrom slow link")
+    for key, value in json.loads(conf).items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    session.sparkContext.parallelize([0], 1).count()  # begins when all executors are there
+    for text in trials:
+        if one(session, Trial.parse(text), Path(path)):
+            os._exit(0)  # a fit that hangs would keep the session from stopping
+    session.stop()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

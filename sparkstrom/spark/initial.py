@@ -1,0 +1,98 @@
+"""Initial: the parameters and buffers that a fit begins with, on their way to every executor.
+
+They are one broadcast variable of Spark: executors take its blocks from one another, each once,
+whatever the number of its workers, and those that Spark starts later still find it. A block's
+second reader takes it from the driver with probability 1/2, the third with 1/3, and so on (Spark
+picks any holder), so to n executors the driver sends about 1 + 1/2 + ... + 1/n times the bytes;
+hence few bytes, and blocks so small that executors which begin together read different ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.models.base import Flat
+from sparkstrom.runtime.theta import Theta
+
+BLOCK_SIZE = "spark.broadcast.blockSize"
+BLOCKS = 64  # several for each of the executors that begin together
+BLOCK_KIB_MIN, BLOCK_KIB_MAX = 64, 4096  # a block costs a question to the driver; Spark's own size
+QUANTA_MAX = 1 << 23  # a fit begins within 2^22 quanta (``encoding.grid``)
+_CONF = threading.Lock()  # the application's configuration is changed and put back by one at a time
+
+
+class Packed(NamedTuple):
+    """Parameters as whole quanta, byte by byte: u8[n_params] each, and the buffers."""
+
+    low: bytes
+    middle: bytes
+    high: bytes  # sign and little else: deflated, to an eighth or so
+    buffers: bytes
+
+
+class Handle(Protocol):
+    """What travels instead of the bytes: a Broadcast."""
+
+    @property
+    def value(self) -> Packed:
+        """Fetched by the executor's JVM, read from a file of this machine."""
+
+
+def pack(theta: Theta) -> Packed:
+    """Three bytes a parameter, or less: the grid needs no more where a fit begins."""
+    quanta = np.ldexp(theta.values, theta.k).astype("<i4")
+    assert np.abs(quanta).max(initial=0) < QUANTA_MAX, "a fit begins far inside the exact range"
+    planes = quanta.view(np.uint8).reshape(-1, 4)
+    low, middle, high = (np.ascontiguousarray(planes[:, place]) for place in range(3))
+    deflate = zlib.compressobj(1, strategy=zlib.Z_HUFFMAN_ONLY)
+    return Packed(
+        low.tobytes(),
+        middle.tobytes(),
+        deflate.compress(high.tobytes()) + deflate.flush(),
+        theta.buffers,
+    )
+
+
+def unpack(packed: Packed, n_params: int, k: int) -> tuple[Flat, bytes]:
+    """The parameters, f32[n_params], bit by bit as they were; and the buffers."""
+    quanta: NDArray[np.int32] = np.frombuffer(zlib.decompress(packed.high), np.int8).astype("<i4")
+    for plane in (packed.middle, packed.low):
+        quanta <<= 8
+        quanta |= np.frombuffer(plane, np.uint8)
+    assert quanta.size == n_params, "packed for another model"
+    return np.ldexp(quanta.astype(np.float32), -k), packed.buffers
+
+
+@contextlib.contextmanager
+def travelling(context: Any, theta: Theta) -> Iterator[Handle]:
+    """theta at the executors' disposal until the end of the block, however that ends."""
+    packed = pack(theta)
+    kib = sum(map(len, packed)) // BLOCKS // 1024
+    with _blocks_of(context, min(max(kib, BLOCK_KIB_MIN), BLOCK_KIB_MAX)):
+        handle = context.broadcast(packed)
+    try:
+        yield handle
+    finally:
+        handle.destroy()
+
+
+@contextlib.contextmanager
+def _blocks_of(context: Any, kib: int) -> Iterator[None]:
+    """Broadcasts are cut so, for now; where an application has its own size, that one holds."""
+    conf = context._jsc.sc().conf()  # the live one; what people get is a copy
+    with _CONF:
+        if conf.contains(BLOCK_SIZE):
+            yield
+            return
+        conf.set(BLOCK_SIZE, f"{kib}k")
+        try:
+            yield
+        finally:
+            conf.remove(BLOCK_SIZE)

@@ -1,0 +1,30 @@
+"""What a transport says has left the interfaces, against what an interface says itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+NAMESPACE = ["unshare", "--net", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+PROBE = [sys.executable, "-m", "tests.integration.aeron.wire_probe"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _namespaces() -> None:
+    """Only there nothing else is on lo."""
+    tried = subprocess.run([*NAMESPACE, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        pytest.skip(f"makes no network namespace here (as root it would): {tried.stderr.strip()}")
+
+
+@pytest.mark.parametrize("kind", ["control", "data"])
+def test_what_left_the_interfaces_is_told_within_a_tenth(kind: str) -> None:
+    done = subprocess.run(
+        [*NAMESPACE, *PROBE, kind], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert 0.9 < figures["told"] / figures["lo"] < 1.1, figures

@@ -1,0 +1,57 @@
+"""Runs in a network namespace of its own: what two transports say, and what its lo counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from sparkstrom.transport.aeron.client import AeronTransport
+from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
+from sparkstrom.transport.aeron.processes import watched
+
+FRAMES = {"control": (100, 400), "data": (60_000, 300)}  # bytes of each, and how many
+REPORT_S = 0.01  # as reports of a worker that trains: a media driver has rested in between
+DEADLINE_S = 60.0
+
+
+def lo_bytes() -> int:
+    """Sent over lo since it is up, all headers included."""
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    figures = next(line.split(":")[1] for line in lines if line.strip().startswith("lo:"))
+    return int(figures.split()[8])
+
+
+def exchange(here: Any, there: Any, size: int, count: int, *, control: bool) -> None:
+    """One after the other, as a node's thread does."""
+    there.open_receiver(7)
+    sender = here.open_sender(there.endpoint, 7, control=control)
+    sent = arrived = 0
+    end_s = time.monotonic() + DEADLINE_S
+    while arrived < count:
+        assert time.monotonic() < end_s, f"{sent} went, {arrived} came of {count}"
+        if sent < count:
+            sent += sender.offer([bytes(size)])[0]
+        here.poll(REPORT_S if control else 0)
+        arrived += len(there.poll(0))
+
+
+def main(kind: str) -> None:
+    options = DriverOptions(linger_s=0.5, watch=watched(os.getpid()))
+    here, there = (
+        AeronTransport(ensure_driver(f"wire-{os.getpid()}-{name}", options)) for name in "ab"
+    )
+    size, count = FRAMES[kind]
+    exchange(here, there, size, count, control=kind == "control")
+    told = [transport.sent() for transport in (here, there)]
+    lo = lo_bytes()
+    here.close()
+    there.close()
+    print(json.dumps({"lo": lo, "told": sum(s.driver_bytes + s.header_bytes for s in told)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

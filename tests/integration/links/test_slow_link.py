@@ -1,0 +1,81 @@
+"""Three hosts behind links of 10 Mbit/s, a worker on each, and updates that do not fit through.
+
+What is needed, where k workers stand on k hosts, the driver on one of them, and all are its
+children. A worker's update goes up once, from k - 1 of the hosts, and down to everybody else's: to
+k - 1 hosts where it comes from the driver's own, to k - 2 otherwise. So with U bytes of sealed
+updates (``summary.bytes_sent``; each worker has a k-th) the driver's host sends
+
+    U / k (k - 1) + U (k - 1) / k (k - 2) = U (k - 1)^2 / k
+
+and all hosts together U (k - 1). Before that the initial parameters, 4 P bytes, go to k - 1 hosts,
+and (k - 1) / k of each host's rows to the others. What is summed because a link is narrow needs
+less than that, so that the bounds are the more generous.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.hosts import lacking
+from benchmarks.slow_link.data import ROWS
+from benchmarks.slow_link.figures import figures
+from benchmarks.slow_link.running import OURS, Link, observe
+from benchmarks.slow_link.trial import Trial
+
+pytestmark = pytest.mark.skipif((reason := lacking()) is not None, reason=reason or "")
+pytest.importorskip("torch", reason="not installed: pip install 'sparkstrom[torch]'")
+
+RATE = "10mbit"
+WORKERS = 3
+WIDTHS = (512, 512)
+N_PARAMS = 64 * 512 + 512 + 512 * 512 + 512 + 512 * 10 + 10
+ROW_BYTES = 64 * 4 + 8
+
+USEFUL_MIN = 0.7
+DRIVER_MAX = 1.5
+
+
+@pytest.fixture(scope="module")
+def trial() -> Trial:
+    return Trial(
+        system=OURS,
+        rate=1e-3,
+        seed=0,
+        workers=WORKERS,
+        widths=WIDTHS,
+        optimizer="adam",
+        epochs=1,
+        limit_s=20.0,
+    )
+
+
+@pytest.fixture(scope="module")
+def found(trial: Trial) -> dict[str, Any]:
+    """One fit for all that is asked of it."""
+    return figures(trial, observe(Link(RATE), [trial], {}))
+
+
+def test_a_fit_ends_with_equal_replicas(found: dict[str, Any]) -> None:
+    assert "summary" in found, found["ended"]
+    assert found["summary"]["replicas_equal"]
+    assert found["summary"]["updates"] > 0
+
+
+def test_what_is_sent_is_useful(found: dict[str, Any]) -> None:
+    useful = found["summary"]["bytes_sent"] * (WORKERS - 1)
+    assert useful >= USEFUL_MIN * found["bytes_training"]
+
+
+def test_the_drivers_host_sends_little_more_than_the_star_needs(found: dict[str, Any]) -> None:
+    updates = found["summary"]["bytes_sent"] * (WORKERS - 1) ** 2 / WORKERS
+    initial = 4 * N_PARAMS * (WORKERS - 1)
+    rows = ROWS["train"] * ROW_BYTES * (WORKERS - 1) / WORKERS**2
+    assert found["bytes_driver"] <= DRIVER_MAX * (updates + initial + rows)
+
+
+def test_training_goes_on(found: dict[str, Any]) -> None:
+    """Every worker takes steps, and what they learn arrives."""
+    assert found["steps"] >= 10
+    assert found["accuracy"] > 0.6

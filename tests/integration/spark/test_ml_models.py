@@ -1,0 +1,212 @@
+"""Every kind of model in the estimator: alone, in a saved pipeline, cross-validated."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark import cloudpickle
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import MulticlassClassificationEvaluator
+from pyspark.ml.feature import MaxAbsScaler
+from pyspark.ml.linalg import Vectors
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+
+from sparkstrom import AdaptiveThreshold, SharedTrainingMaster, SparkNetwork
+from sparkstrom.base.errors import UsageError
+from sparkstrom.ml import SparkstromEstimator, SparkstromModel
+from sparkstrom.models import DenseNetwork, Sgd
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+
+RATE, WIDTH = 0.1, 8
+TWO = SharedTrainingMaster(workers_per_node=1, threshold=AdaptiveThreshold(1e-2))
+
+
+def dense() -> Any:
+    return DenseNetwork([64, WIDTH, 10], updater=Sgd(RATE), seed=1)
+
+
+def torch_model() -> Any:
+    torch = pytest.importorskip("torch", reason="not installed: pip install 'sparkstrom[torch]'")
+    from sparkstrom.models.torch import TorchModel
+
+    class Net(torch.nn.Module):  # type: ignore[misc, name-defined]
+        """A user's own class, as a notebook has it; with a buffer."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm = torch.nn.Linear(64, WIDTH), torch.nn.BatchNorm1d(WIDTH)
+            self.last = torch.nn.Linear(WIDTH, 10)
+
+        def forward(self, x: Any) -> Any:
+            return self.last(torch.relu(self.norm(self.first(x))))
+
+    torch.manual_seed(3)
+    optimizer = partial(torch.optim.SGD, lr=RATE)
+    return TorchModel(Net(), torch.nn.CrossEntropyLoss(), optimizer)
+
+
+def jax_model() -> Any:
+    for wanted in ("jax", "optax"):
+        pytest.importorskip(wanted, reason="not installed: pip install 'sparkstrom[jax]'")
+    import jax
+    import optax
+
+    from sparkstrom.models.jax import JaxModel
+
+    def init(key: Any) -> Any:
+        one, two = jax.random.split(key)
+        first = jax.random.normal(one, (64, WIDTH)) / 8
+        return {"first": first, "last": jax.random.normal(two, (WIDTH, 10)) / 3}
+
+    def apply(params: Any, x: Any) -> Any:
+        return jax.nn.relu(x @ params["first"]) @ params["last"]
+
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    return JaxModel(init, apply, loss, optax.sgd(RATE), seed=2)
+
+
+def keras_model() -> Any:
+    for wanted in ("jax", "keras"):
+        pytest.importorskip(wanted, reason="not installed: pip install 'sparkstrom[keras]'")
+    import keras
+
+    from sparkstrom.models.keras import KerasModel
+
+    keras.utils.set_random_seed(4)
+    layers = [keras.layers.Dense(WIDTH, "relu"), keras.layers.Dense(10, "softmax")]
+    net = keras.Sequential([keras.Input((64,)), *layers])
+    return KerasModel(net, "sparse_categorical_crossentropy", keras.optimizers.SGD(RATE))
+
+
+KINDS = pytest.mark.parametrize("make", [dense, torch_model, jax_model, keras_model])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def by_value() -> Iterator[None]:
+    """What this module defines travels with its code: executors cannot import tests."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any, digits: Any) -> Any:
+    rows = [
+        (i, Vectors.dense(features), int(label))
+        for i, (features, label) in enumerate(
+            zip(digits.features[:160], digits.labels, strict=False)
+        )
+    ]
+    return spark.createDataFrame(rows, ["id", "pixels", "digit"]).repartition(2).cache()
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The parameters that each fit began with."""
+    began: list[np.ndarray] = []
+    fit = SparkNetwork.fit
+
+    def noting(self: SparkNetwork, *given: Any, **named: Any) -> Any:
+        began.append(self.parameters)
+        return fit(self, *given, **named)
+
+    monkeypatch.setattr(SparkNetwork, "fit", noting)
+    return began
+
+
+def an_estimator(model: Any, **params: Any) -> SparkstromEstimator:
+    given = {"featuresCol": "pixels", "epochs": 1, "batchSize": 16, **params}
+    return SparkstromEstimator(model=model, labelCol="digit", master=TWO, seed=1, **given)
+
+
+def predicted(stage: Any, frame: Any) -> list[Any]:
+    return sorted(stage.transform(frame).select("id", "prediction", "probability").collect())
+
+
+@KINDS
+def test_a_fit_leaves_the_model_as_it_was_and_the_next_begins_with_the_same(
+    frame: Any, make: Callable[[], Any], starts: list[np.ndarray]
+) -> None:
+    model = make()
+    before, buffers = model.initial(), getattr(model, "buffers_bytes", bytes)()
+    estimator = an_estimator(model)
+    for _ in range(2):
+        trained = estimator.fit(frame)
+        assert trained.summary.replicas_equal
+        assert (trained.parameters != before).any()
+        assert len(predicted(trained, frame)) == 160
+    np.testing.assert_array_equal(model.initial(), before)
+    assert getattr(model, "buffers_bytes", bytes)() == buffers
+    assert trained.model is not model
+    assert [start.tobytes() for start in starts] == [before.tobytes()] * 2
+
+
+@KINDS
+def test_a_pipeline_is_saved_and_loaded_before_and_after_training(
+    frame: Any, make: Callable[[], Any], starts: list[np.ndarray], tmp_path: Path
+) -> None:
+    model = make()
+    scaler = MaxAbsScaler(inputCol="pixels", outputCol="scaled")
+    stages = [scaler, an_estimator(model, featuresCol="scaled")]
+    Pipeline(stages=stages).write().overwrite().save(str(tmp_path / "untrained"))
+    trained = Pipeline.load(str(tmp_path / "untrained")).fit(frame)
+    assert [start.tobytes() for start in starts] == [model.initial().tobytes()]
+    trained.write().overwrite().save(str(tmp_path / "trained"))
+    loaded = PipelineModel.load(str(tmp_path / "trained"))
+    assert predicted(loaded, frame) == predicted(trained, frame)
+    again = tmp_path / "again"
+    loaded.write().overwrite().save(str(again))  # code that came out of a file goes into one
+    assert predicted(PipelineModel.load(str(again)), frame) == predicted(trained, frame)
+
+
+@KINDS
+@pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")
+def test_each_fit_of_a_cross_validation_begins_with_the_same(
+    frame: Any, make: Callable[[], Any], starts: list[np.ndarray]
+) -> None:
+    model = make()
+    estimator = an_estimator(model)
+    validator = CrossValidator(
+        estimator=estimator, numFolds=2, parallelism=2, seed=1,
+        estimatorParamMaps=ParamGridBuilder().addGrid(estimator.epochs, [1, 2]).build(),
+        evaluator=MulticlassClassificationEvaluator(labelCol="digit", metricName="accuracy"),
+    )  # fmt: skip
+    found = validator.fit(frame)
+    gc.collect()  # Spark leaves its pool of threads to the collector
+    assert len(found.avgMetrics) == 2
+    assert found.bestModel.summary.replicas_equal
+    assert len(predicted(found, frame)) == 160
+    assert [start.tobytes() for start in starts] == [model.initial().tobytes()] * 5
+
+
+def test_saved_code_opens_where_nobody_has_the_class(frame: Any, tmp_path: Path) -> None:
+    path = str(tmp_path / "model")
+    an_estimator(torch_model()).fit(frame).save(path)
+    code = tmp_path / "model" / "model" / "model.npz.pickle"
+    opened = subprocess.run(
+        [sys.executable, "-c", OPEN, str(code)], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert opened.stdout.split() == ["Net", str(torch_model().n_params)], opened.stderr
+    code.write_bytes(b"garbled")
+    (code.parent / f".{code.name}.crc").unlink(missing_ok=True)
+    with pytest.raises(UsageError, match=r"model.npz.pickle holds the code of a model"):
+        SparkstromModel.load(path)
+    given = SparkstromModel.read().model(torch_model()).load(path)  # runs nothing that was saved
+    assert len(predicted(given, frame)) == 160
+
+
+OPEN = """
+import pickle, sys
+model = pickle.load(open(sys.argv[1], "rb"))
+print(type(model.module).__name__, model.n_params)
+"""

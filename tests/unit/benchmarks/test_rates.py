@@ -1,0 +1,56 @@
+"""Rates of links, and the token buckets that keep them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.hosts import bucket, parse_rate
+from benchmarks.slow_link.running import Narrowing
+
+
+@pytest.mark.parametrize(
+    ("text", "bits"),
+    [
+        ("100mbit", 100_000_000),
+        ("1gbit", 10**9),
+        ("1.5mbit", 1_500_000),
+        ("500Kbit", 500_000),
+        ("1mibit", 1 << 20),
+        ("12mbps", 96_000_000),
+        ("9600", 9600),
+        (" 10mbit ", 10_000_000),
+    ],
+)
+def test_rates_are_read_as_tc_reads_them(text: str, bits: int) -> None:
+    assert parse_rate(text) == bits
+
+
+@pytest.mark.parametrize("text", ["", "fast", "10mbit/s", "-1mbit", "0mbit", "10 mbit x", "mbit"])
+def test_what_is_no_rate_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ValueError, match="write it as tc does") as caught:
+        parse_rate(text)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("bits", "burst", "latency"),
+    [
+        (10**9, "500000b", "50ms"),  # what leaves in a tick of 4 ms
+        (10**8, "50000b", "50ms"),
+        (10**7, "32768b", "210ms"),  # a queue of 256 KiB
+        (10**6, "32768b", "400ms"),  # no deeper than that
+    ],
+)
+def test_a_bucket_is_as_deep_as_its_link_needs(bits: int, burst: str, latency: str) -> None:
+    assert bucket(bits) == ["tbf", "rate", f"{bits}bit", "burst", burst, "latency", latency]
+
+
+def test_a_link_that_narrows() -> None:
+    assert Narrowing.parse("10mbit@20") == Narrowing("10mbit", 20.0, None)
+    assert Narrowing.parse("1mbit@2.5:3") == Narrowing("1mbit", 2.5, 3)
+
+
+@pytest.mark.parametrize("text", ["10mbit", "10mbit@", "10mbit@soon", "10mbit@20:x", "fast@20"])
+def test_a_narrowing_that_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match="write"):
+        Narrowing.parse(text)

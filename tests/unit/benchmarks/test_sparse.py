@@ -1,0 +1,68 @@
+"""SparseLoCo's message: what goes, how much of it, and in how many bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.slow_link.sparse import CHUNK, add_decoded, encode, message_bytes
+
+
+def decoded(message: np.ndarray, n_params: int, keep: int) -> np.ndarray:
+    out = np.zeros(n_params, np.float32)
+    add_decoded(message, out, 1.0, keep)
+    return out
+
+
+def by_definition(values: np.ndarray, keep: int) -> np.ndarray:
+    """The largest of each chunk, as the mean magnitude of the lower or the upper half of them."""
+    out = np.zeros_like(values)
+    for first in range(0, len(values), CHUNK):
+        chunk = values[first : first + CHUNK]
+        largest = np.argsort(-np.abs(chunk))[:keep]
+        magnitudes = np.abs(chunk[largest])
+        middle = np.median(magnitudes)
+        for index, magnitude in zip(largest, magnitudes, strict=True):
+            half = magnitudes[(magnitudes > middle) == (magnitude > middle)]
+            out[first + index] = np.sign(chunk[index]) * half.mean()
+    return out
+
+
+@pytest.mark.parametrize("n_params", [CHUNK, 3 * CHUNK, 3 * CHUNK - 1000])
+@pytest.mark.parametrize("keep", [8, 64])
+def test_the_largest_of_each_chunk_arrive_in_two_levels(n_params: int, keep: int) -> None:
+    values = np.random.default_rng(n_params + keep).normal(size=n_params).astype(np.float32)
+    message = encode(values, keep)
+    assert message.dtype == np.uint8
+    assert message.size == message_bytes(n_params, keep)
+    arrived = decoded(message, n_params, keep)
+    assert np.count_nonzero(arrived) == keep * -(-n_params // CHUNK)
+    np.testing.assert_allclose(arrived, by_definition(values, keep), rtol=1e-6)
+
+
+def test_two_bits_a_value_and_twelve_a_position() -> None:
+    assert message_bytes(100 * CHUNK, 64) == 100 * (2 * 4 + 64 * (12 + 2) // 8)
+
+
+def test_all_zeros_and_all_alike() -> None:
+    assert not decoded(encode(np.zeros(CHUNK, np.float32), 8), CHUNK, 8).any()
+    alike = decoded(encode(np.full(CHUNK, -2.0, np.float32), 8), CHUNK, 8)
+    assert sorted(alike)[:9] == [-2.0] * 8 + [0.0]
+
+
+def test_a_last_chunk_of_fewer_entries_than_are_kept() -> None:
+    values = np.full(CHUNK + 3, 1.0, np.float32)
+    arrived = decoded(encode(values, 8), CHUNK + 3, 8)
+    assert (arrived[CHUNK:] > 0).all()
+
+
+def test_what_is_fed_back_arrives_later() -> None:
+    """The error decays as more messages of the same vector are sent."""
+    values = np.random.default_rng(5).normal(size=CHUNK).astype(np.float32)
+    unsent, arrived = np.zeros_like(values), np.zeros_like(values)
+    for _ in range(400):
+        unsent += values
+        message = encode(unsent)
+        add_decoded(message, unsent, -1.0)
+        add_decoded(message, arrived, 1.0)
+    np.testing.assert_allclose(arrived / 400, values, atol=0.25)

@@ -1,0 +1,331 @@
+"""AutoThreshold: the wanted fraction from the first step on, tied residuals, levels, the link."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.codec.payload import decode_update_untrusted
+from sparkstrom.encoding import backends
+from sparkstrom.encoding.encoded import Encoded
+from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.forms import Form
+from sparkstrom.encoding.grid import coarse, quantum
+from sparkstrom.encoding.layers import Layers
+from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.encoding.thresholds import (
+    AUTO,
+    AdaptiveThreshold,
+    AutoThreshold,
+    FixedThreshold,
+    TargetSparsityThreshold,
+    algorithm_of,
+)
+
+F32 = NDArray[np.float32]
+K, N = 20, 200_000
+BOTH_WAYS = pytest.mark.parametrize("train_on", ["local", "replica"])
+
+
+class Worker:
+    """Learns, publishes, and counts how far parameters were moved."""
+
+    def __init__(self, threshold: Any, train_on: str = "local", n: int = N, **options: Any) -> None:
+        self.encoder = Encoder(n, K, threshold, train_on=train_on, **options)
+        self.theta, self.local, self.elsewhere = np.zeros((3, n), np.float32)
+
+    def learn(self, delta: F32, *, publish: bool = True) -> Encoded | None:
+        learnt = self.local
+        if self.encoder.train_on == "local":
+            self.local += delta
+        else:
+            learnt = delta.copy()
+        if not publish:
+            if self.encoder.train_on == "replica":
+                self.encoder.accumulate(delta)
+            return None
+        update = self.encoder.publish(learnt, self.theta)
+        if update is not None:
+            hits = decode_update_untrusted(
+                update.payload,
+                update.form,
+                update.count,
+                update.tau_quanta,
+                self.theta.size,
+                self.encoder.layers,
+            )
+            backends.kernels().apply_hits(self.elsewhere, *hits, quantum(K))
+        np.testing.assert_array_equal(self.elsewhere, self.theta)
+        return update
+
+    def held(self) -> F32:
+        return self.theta + self.encoder.residual(self.local, self.theta)
+
+
+def adam_steps(count: int, n: int = N, lr: float = 1e-3) -> list[F32]:
+    """What Adam makes of random gradients: at first all parameters move by the learning rate."""
+    random, deltas = np.random.default_rng(3), []
+    first, second = np.zeros((2, n))
+    for step in range(1, count + 1):
+        gradient = random.normal(size=n) * 10.0 ** random.integers(-4, 0, n)
+        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
+        mean, square = first / (1 - 0.9**step), second / (1 - 0.999**step)
+        deltas.append((-lr * mean / (np.sqrt(square) + 1e-8)).astype(np.float32))
+    return deltas
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("wanted", [1e-2, 1e-3])
+def test_from_adams_first_step_on_the_wanted_fraction_is_sent(train_on: str, wanted: float) -> None:
+    worker = Worker(AutoThreshold(wanted, wanted), train_on)
+    for delta in adam_steps(12):
+        update = worker.learn(delta)
+        assert update is not None
+        assert 0.5 * wanted <= update.sent_fraction <= 2 * wanted
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("size", [1e-3, 2.0**-10, 5e-6])
+def test_of_equal_residuals_chance_takes_the_wanted_ones(train_on: str, size: float) -> None:
+    worker, learnt = Worker(AutoThreshold(), train_on), np.zeros(N, np.float64)
+    signs = np.random.default_rng(1).choice([-size, size], N).astype(np.float32)
+    moved = set()
+    for _ in range(3):
+        update = worker.learn(signs)
+        learnt += signs
+        assert update is not None
+        assert 0.5e-2 <= update.sent_fraction <= 2e-2
+        moved.add(tuple(np.flatnonzero(worker.theta).tolist()))
+    np.testing.assert_allclose(worker.held(), learnt, rtol=1e-6)
+    assert len(moved) == 3
+    where = np.flatnonzero(worker.theta)
+    assert np.histogram(where, 4, (0, N))[0].min() > 0.2 * where.size  # from everywhere
+
+
+def test_workers_that_learn_by_one_step_send_different_parameters() -> None:
+    sent = []
+    for seed in (1, 2):
+        worker = Worker(AutoThreshold())
+        signs = np.random.default_rng(seed).choice([-1e-3, 1e-3], N).astype(np.float32)
+        worker.learn(signs)
+        sent.append(np.flatnonzero(worker.theta))
+    both = np.intersect1d(*sent).size
+    assert both < 0.1 * sent[0].size
+
+
+def test_large_residuals_go_before_tied_ones() -> None:
+    worker = Worker(AutoThreshold())
+    delta = np.full(N, 1e-3, np.float32)
+    large = np.random.default_rng(2).choice(N, N // 200, replace=False)
+    delta[large] = 5e-3
+    update = worker.learn(delta)
+    assert update is not None
+    assert update.form is Form.LEVELS
+    assert (worker.theta[large] > 0).all()
+    assert update.sent_fraction == pytest.approx(1e-2, rel=0.2)
+
+
+def test_layers_have_their_own_tau_among_ties_too() -> None:
+    layers = Layers((N // 2, N), (1, 4))
+    worker = Worker(AutoThreshold(), layers=layers)
+    delta = np.full(N, 1e-3, np.float32)
+    delta[N // 2 :] = -4e-3
+    update = worker.learn(delta)
+    assert update is not None
+    assert update.sent_fraction == pytest.approx(1e-2, rel=0.2)
+    assert (worker.theta[: N // 2] > 0).sum() == pytest.approx(update.count / 2, rel=0.2)
+    assert np.unique(worker.theta).size == 3
+    assert worker.theta.min() == -4 * worker.theta.max()
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("threshold", [AutoThreshold(), FixedThreshold(1e-3, levels=4)])
+def test_what_gathers_between_publications_moves_by_more_than_one_tau(
+    train_on: str, threshold: Any
+) -> None:
+    """publish_every=4: the residual of a parameter that keeps its direction is four steps."""
+    worker, learnt = Worker(threshold, train_on), np.zeros(N, np.float64)
+    delta = np.zeros(N, np.float32)
+    delta[: N // 2] = 1e-4  # small, and many of them
+    delta[:500] = np.linspace(1e-3, 4e-3, 500)
+    for step in range(8):
+        learnt += delta
+        worker.learn(delta, publish=step % 4 == 3)
+    tau = worker.encoder.tau
+    assert worker.theta[:500].max() >= 4 * tau
+    np.testing.assert_allclose(worker.held(), learnt, rtol=1e-5)
+    plain = Worker(FixedThreshold(1e-3), train_on)
+    for step in range(8):
+        plain.learn(delta, publish=step % 4 == 3)
+    assert worker.theta[:500].sum() > 2 * plain.theta[:500].sum()  # it was held back
+
+
+def test_the_step_is_coarse_and_the_threshold_is_not() -> None:
+    assert [coarse(q) for q in (2, 4, 14, 16, 18, 30, 32, 34, 1046, 2**24)] == [
+        2, 4, 14, 16, 16, 28, 32, 32, 1024, 2**24,
+    ]  # fmt: skip
+    random = np.random.default_rng(5)
+    worker = Worker(AutoThreshold(levels=1))
+    update = worker.learn(random.normal(0, 1e-3, N).astype(np.float32))
+    assert update is not None
+    assert update.form is Form.GAPS
+    assert update.tau_quanta == coarse(update.tau_quanta)
+    assert update.tau_quanta < worker.encoder.tau / quantum(K) <= 1.25 * update.tau_quanta
+
+
+@pytest.mark.flips("AutoThreshold.sent_fraction_max")
+@pytest.mark.flips("AutoThreshold.sent_fraction_min")
+def test_the_wanted_fraction_follows_the_link_between_its_bounds() -> None:
+    auto = AutoThreshold(1e-3, 1e-2)
+    step_s = 0.5
+    assert auto.next_fraction(4e-3, 0.4, step_s) == 5e-3  # room: a quarter more
+    assert auto.next_fraction(4e-3, 0.09, 0.001) == 5e-3  # steps are shorter than anybody waits
+    assert auto.next_fraction(4e-3, 0.125, 0.001) == pytest.approx(3.2e-3)  # in proportion
+    assert auto.next_fraction(4e-3, 60.0, step_s) == 2e-3  # at most halved
+    assert auto.next_fraction(9e-3, 0.1, step_s) == 1e-2
+    assert auto.next_fraction(1.5e-3, 9.0, step_s) == 1e-3
+    assert AutoThreshold(1e-4, 1e-2).next_fraction(1.5e-3, 9.0, step_s) == 7.5e-4
+    assert AutoThreshold(1e-3, 0.1).next_fraction(9e-3, 0.1, step_s) == 9e-3 * 1.25
+
+
+def test_an_encoder_follows_its_link_and_goes_on_there_in_the_next_fit() -> None:
+    deltas = list(np.random.default_rng(8).normal(0, 1e-3, (9, N)).astype(np.float32))
+    worker = Worker(AutoThreshold())
+    sent = []
+    for delta in deltas[:5]:
+        update = worker.learn(delta)
+        assert update is not None
+        sent.append(update.sent_fraction)
+        worker.encoder.follow_link(round_s=10.0, step_s=0.01)
+    assert sent == pytest.approx([1e-2, 5e-3, 2.5e-3, 1.25e-3, 1e-3], rel=0.25)
+    again = Worker(AutoThreshold())
+    again.encoder.load_state(worker.encoder.state())
+    update = again.learn(deltas[5])
+    assert update is not None
+    assert update.sent_fraction == pytest.approx(1e-3, rel=0.25)
+    again.encoder.follow_link(round_s=0.01, step_s=0.01)
+    update = again.learn(deltas[6])
+    assert update is not None
+    assert update.sent_fraction == pytest.approx(1.25e-3, rel=0.3)
+
+
+@pytest.mark.parametrize("threshold", [FixedThreshold(1e-3), AdaptiveThreshold(1e-3)])
+def test_other_thresholds_ignore_the_link(threshold: Any) -> None:
+    one, other = Worker(threshold, n=1000), Worker(threshold, n=1000)
+    delta = np.random.default_rng(1).normal(0, 1e-3, 1000).astype(np.float32)
+    for _ in range(3):
+        one.encoder.follow_link(round_s=60.0, step_s=0.01)
+        assert one.learn(delta) == other.learn(delta)
+    assert one.encoder.state().keys() == other.encoder.state().keys()
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "sqrt"])
+@BOTH_WAYS
+def test_a_scaled_update_moves_less_and_what_is_scaled_away_is_counted(
+    train_on: str, aggregation: str
+) -> None:
+    worker = Worker(AutoThreshold(), train_on, aggregation=aggregation, workers=3)
+    learnt = np.zeros(N, np.float64)
+    for delta in adam_steps(4):
+        update = worker.learn(delta)
+        learnt += delta
+        assert update is not None
+        assert update.tau_quanta == coarse(update.tau_quanta)
+    lost = float(np.abs(learnt - worker.held()).sum())
+    assert lost == pytest.approx(worker.encoder.counters.mass_scaled_away, rel=1e-3)
+    assert lost > 0.1 * worker.encoder.counters.mass_sent
+
+
+def test_a_warm_up_sends_its_fractions_and_hands_over() -> None:
+    worker = Worker(AutoThreshold(), warm_up=WarmUp(2, 0.25, 0.04))
+    sent = []
+    for delta in adam_steps(4):
+        update = worker.learn(delta)
+        assert update is not None
+        sent.append(update.sent_fraction)
+    assert sent == pytest.approx([0.25, 0.1, 0.01, 0.01], rel=0.5)
+
+
+def test_a_shake_up_sends_more_on_purpose() -> None:
+    worker, sent = Worker(AutoThreshold(), shake_frequency=2), []
+    for delta in np.random.default_rng(8).laplace(0, 1e-3, (4, N)).astype(np.float32):
+        update = worker.learn(delta)
+        assert update is not None
+        sent.append(update.sent_fraction)
+    assert sent[1] > 5e-2 < sent[3]
+    assert sent[0] == pytest.approx(1e-2, rel=0.3) == sent[2]
+
+
+def test_nothing_learnt_is_nothing_sent_and_small_models_send_something() -> None:
+    worker = Worker(AutoThreshold(), n=5)
+    assert worker.learn(np.zeros(5, np.float32)) is None
+    update = worker.learn(np.array([0, 1e-3, 0, -2e-3, 0], np.float32))
+    assert update is not None
+    assert update.count == 1
+    assert worker.theta[3] < 0
+
+
+@pytest.mark.flips("AutoThreshold.levels")
+@pytest.mark.flips("FixedThreshold.levels")
+@pytest.mark.flips("AdaptiveThreshold.levels")
+@pytest.mark.flips("TargetSparsityThreshold.levels")
+@pytest.mark.parametrize(
+    ("make", "first"),
+    [
+        (AutoThreshold, {"sent_fraction_min": 0.5, "sent_fraction_max": 0.5}),
+        (FixedThreshold, {"tau": 0.25}),
+        (AdaptiveThreshold, {"tau_initial": 0.25}),
+        (TargetSparsityThreshold, {"tau_initial": 0.25}),
+    ],
+)
+def test_levels_are_how_far_an_entry_may_move(make: Any, first: dict[str, float]) -> None:
+    moved = []
+    for levels in (1, 2, 4):
+        worker = Worker(make(**first, levels=levels), n=8)
+        worker.learn(np.array([0.25, 0.5, 1, 4, -9, 0, 0, 0], np.float32))
+        moved.append([round(value / 0.25) for value in worker.theta.tolist()[2:5]])
+    lowest = moved[0][0]
+    assert moved[0] == [lowest, lowest, -lowest]
+    assert moved[1] == [2 * lowest, 2 * lowest, -2 * lowest]
+    assert moved[2][1:] == [8 * lowest, -8 * lowest]
+
+
+def test_tau_leaves_room_for_its_largest_level() -> None:
+    worker = Worker(FixedThreshold(1e9, levels=2), n=40)
+    update = worker.learn(np.array([2e9] + 39 * [0], np.float32))
+    assert update is not None
+    assert update.tau_quanta == 2**21
+    assert worker.theta[0] == 2 * 2**21 * quantum(K)
+
+
+@pytest.mark.parametrize("threshold", [AutoThreshold(levels=1), FixedThreshold(1e-3, levels=2)])
+def test_a_device_is_refused_with_the_remedy(threshold: Any) -> None:
+    with pytest.raises(UsageError, match=r"AutoThreshold or levels above 1.*AdaptiveThreshold"):
+        Encoder(8, K, threshold, backend="cuda")
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (AutoThreshold, {"sent_fraction_min": 0.0}),
+        (AutoThreshold, {"sent_fraction_min": 0.1}),
+        (AutoThreshold, {"sent_fraction_max": 1.0}),
+        (AutoThreshold, {"levels": 0}),
+        (AutoThreshold, {"levels": 5}),
+        (AutoThreshold, {"levels": True}),
+        (AdaptiveThreshold, {"levels": 1.5}),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(make: Any, changes: dict[str, Any]) -> None:
+    ((name, value),) = changes.items()
+    with pytest.raises(UsageError, match=f"{name}={value}"):
+        make(**changes)
+
+
+def test_the_word_stands_for_the_default() -> None:
+    assert algorithm_of(AUTO) == AutoThreshold()
+    assert algorithm_of(FixedThreshold(1.0)) == FixedThreshold(1.0)

@@ -1,0 +1,141 @@
+"""Sums: how short they are, which layout they take, what is refused, and when they turn dense."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import WireError
+from sparkstrom.codec.sums import sum_bytes_bound
+from sparkstrom.encoding import sums
+from sparkstrom.encoding.grid import coarse
+from sparkstrom.encoding.totals import SPARSE_MAX, Total
+
+I32 = NDArray[np.int32]
+N = 200_000
+
+
+def update(seed: int, density: float, tau: int, n_params: int = N) -> tuple[I32, I32]:
+    random = np.random.default_rng(seed)
+    indices = np.flatnonzero(random.random(n_params) < density).astype(np.int32)
+    return indices, random.choice(np.array([-tau, tau, 2 * tau], np.int32), indices.size)
+
+
+def summed(count: int, density: float, *, rounded: bool = True) -> Total:
+    total = Total(N)
+    for seed in range(count):
+        tau = 2 * int(500 + 200 * np.random.default_rng(seed).random())
+        total.add(update(seed, density, coarse(tau) if rounded else tau))
+    return total
+
+
+def single_bytes(count: int, density: float) -> int:
+    """About what the updates took one by one: Rice-coded gaps and a sign."""
+    return int(count * N * density * (np.log2(1 / density) + 2.6) / 8)
+
+
+@pytest.mark.parametrize(
+    ("count", "density", "of_singles"), [(1, 1e-2, 1.2), (16, 1e-2, 1.0), (75, 1e-2, 0.65)]
+)
+def test_a_sum_takes_less_than_what_it_sums(count: int, density: float, of_singles: float) -> None:
+    total = summed(count, density)
+    payload = sums.encode(total)
+    assert len(payload) < of_singles * single_bytes(count, density)
+    assert len(payload) < 0.15 * 4 * N
+    np.testing.assert_array_equal(sums.decode_untrusted(payload, N).dense(), total.dense())
+
+
+def test_steps_of_few_sizes_halve_a_sum() -> None:
+    assert len(sums.encode(summed(75, 1e-2))) < 0.6 * len(
+        sums.encode(summed(75, 1e-2, rounded=False))
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "layout"),
+    [
+        ([0] * 2000, 1),
+        ([0] * 1999 + [-(2**31)], 1),
+        ([5] * 2000, 1),
+        (list(range(-32001, 32000, 32)), 3),
+        ([3 * value for value in range(-127, 128)] * 4, 2),
+        ([2**31 - 1 - value for value in range(0, 2**31 - 1, 2**22 - 1)], 4),
+        ([-(2**31)] * 40, 1),
+    ],
+)
+def test_the_shortest_layout_is_taken(values: list[int], layout: int) -> None:
+    array = np.array(values, np.int32)
+    payload = sums.encode(Total.of_array(array))
+    assert payload[0] == layout
+    np.testing.assert_array_equal(sums.decode_untrusted(payload, array.size).dense(), array)
+    assert len(payload) <= sum_bytes_bound(array.size, array.size)
+
+
+HEAD = sums.SPARSE_HEADER.pack(1, 2, 6, 1, 2, 0)  # 2 entries of a unit of 6
+
+
+def test_a_worked_example() -> None:
+    # Rice parameter 2. Gap 5: 1 in units of 4 is 0 1, low bits 1 0; minus 1; size 0 is 1.
+    bits = "01" + "10" + "1" + "1" + "1" + "00" + "0" + "010"  # gap 0, plus, size 1 = 0 1 0
+    body = bytes(int(bits[i : i + 8][::-1], 2) for i in range(0, len(bits), 8))
+    total = sums.decode_untrusted(HEAD + body, 7)
+    assert [part.tolist() for part in total.hits] == [[5, 6], [-6, 12]]
+
+
+def header(**changed: int) -> bytes:
+    fields = {"layout": 1, "count": 1, "unit": 6, "least": 1, "rice": 0, "order": 0} | changed
+    return sums.SPARSE_HEADER.pack(*fields.values())
+
+
+@pytest.mark.parametrize(
+    ("payload", "n_params", "why"),
+    [
+        (b"", 3, "none of 1 .. 4"),
+        (b"\5" + bytes(20), 3, "none of 1 .. 4"),
+        (b"\1" + bytes(8), 3, "none of 1 .. 4"),
+        (header(unit=0) + b"\5", 3, "unit 0"),
+        (header(least=0) + b"\5", 3, "least 0"),
+        (header(rice=31) + b"\5" * 9, 3, "rice 31"),
+        (header(order=31) + b"\5" * 9, 3, "order 31"),
+        (header(count=4) + b"\7" * 9, 3, "4 entries for 3 parameters"),
+        (header(count=3) + b"\7", 3, "in 1 bytes"),
+        (header(count=2) + b"\5", 3, "few bytes"),
+        (header() + b"\0", 3, "few bytes"),
+        (header() + b"\1", 3, "few bytes"),
+        (header() + b"\5\0", 3, "left over"),
+        (header() + b"\x15", 3, "left over"),
+        (header() + b"\x28", 3, "beyond the parameters"),
+        (header(unit=2**31) + b"\5", 3, "beyond an i32"),
+        (header(unit=2**16, least=2**15) + b"\5", 3, "beyond an i32"),
+        (header() + b"\1" + bytes(3) + b"\4" + bytes(9), 3, "beyond an i32"),
+        (b"\2\1\0\0\0" + bytes(4), 3, "9 bytes for 3"),
+        (b"\2\0\0\0\0" + bytes(3), 3, "unit 0"),
+        (b"\2\0\0\0\x80" + bytes(3), 3, "beyond an i32"),
+        (b"\2\0\0\0\x40\2\0\0", 3, "beyond an i32"),
+    ],
+)
+def test_what_is_no_sum_is_refused(payload: bytes, n_params: int, why: str) -> None:
+    with pytest.raises(WireError, match=why):
+        sums.decode_untrusted(payload, n_params)
+
+
+def test_a_sum_is_an_array_only_once_that_is_smaller() -> None:
+    few, many = update(1, 1e-3, 10), update(2, 1.1 / SPARSE_MAX, 10)
+    total = Total(N)
+    total.add(few)
+    total.add(few)
+    assert total.array is None
+    np.testing.assert_array_equal(total.hits[1], 2 * few[1])
+    total.add((few[0], -2 * few[1]))
+    assert total.hits[0].size == 0
+    total.add(many)
+    assert total.array is not None
+
+
+def test_the_bound_grows_with_what_is_summed() -> None:
+    bounds = [sum_bytes_bound(entries, 10**6, 2**14) for entries in (0, 1, 10**4, 10**5, 10**7)]
+    assert bounds == sorted(bounds)
+    assert bounds[0] == sums.SPARSE_HEADER.size == len(sums.encode(Total(10**6)))
+    assert sum_bytes_bound(10**9, 10**6) == 4 * 10**6 + 5
+    assert sum_bytes_bound(10**4, 10**6, 2**14) < 3.5 * 10**4

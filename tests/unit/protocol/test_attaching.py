@@ -1,0 +1,103 @@
+"""Attaching: whoever lives, and never comes to the place that it is ordered, holds it for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.codec.messages import Activity, Closed, Disown, Here, Probe, Welcome
+from sparkstrom.protocol import events as ev
+from tests.unit.protocol.spoken import answers, every
+
+ATTACH_S = 40.0
+
+
+@pytest.fixture
+def mesh(master_with: Any) -> Any:
+    """Node 1 is in its place and has a replica, node 2 was ordered one below it."""
+    made = master_with(partitions=4, fan_out=1, depth=4, attach_s=ATTACH_S)
+    made.enter(0, executor="e0")
+    made.say(1, activity=Activity.WAITING)
+    made.join(1, executor="e1")
+    assert list(made.fit.moving) == [2]
+    return made
+
+
+def knocking(mesh: Any, seconds: float, partition: int = 1) -> list[ev.Effect]:
+    """It answers probes and knocks every two seconds, as one does whose edges all stay silent."""
+    effects: list[ev.Effect] = []
+    for second in range(int(seconds)):
+        now = mesh.tick(1.0)
+        for probe in answers(now, Probe):
+            mesh.lobby(Here(probe.node))
+        if 1 in mesh.fit.members.live and 1 in mesh.fit.family.children:
+            mesh.hear(1, mesh.make.report())
+        if second % 2 and 2 in mesh.fit.members.live:
+            knock = mesh.member(2).join.knock + 1
+            now += mesh.join(partition, executor="e1", knock=knock)
+        effects += now
+    return effects
+
+
+def test_it_is_closed_in_time_and_told_why(mesh: Any) -> None:
+    assert every(knocking(mesh, ATTACH_S - 2), ev.Note) == []
+    assert 2 in mesh.fit.members.live
+    effects = knocking(mesh, 4)
+    assert 2 not in mesh.fit.members.live
+    (note,) = every(effects, ev.Note)
+    assert "h and node 1 on h have had no edge for 41 s" in note.text
+    assert "ports, security group" in note.text
+    closed = answers(effects, Closed, "w1")[0]
+    assert closed.node == 2
+    assert not closed.free  # it would only end there again: the task fails, and Spark tries on
+    assert "no edge for 41 s" in closed.reason
+    assert answers(effects, Disown, "w0")
+
+
+def test_right_under_the_master_it_is_told_too(master_with: Any) -> None:
+    master = master_with(partitions=2, attach_s=ATTACH_S)
+    master.join(0)
+    effects: list[ev.Effect] = []
+    for _ in range(int(ATTACH_S) + 2):
+        effects += master.tick(1.0)
+        master.lobby(Here(1))
+    assert answers(effects, Closed, "w0")[0].reason.startswith("h and the driver program have had")
+
+
+def test_one_that_stood_in_a_place_before_comes_back(mesh: Any) -> None:
+    mesh.say(2)
+    assert list(mesh.fit.moving) == []
+    closed = answers(knocking(mesh, ATTACH_S + 4), Closed, "w1")[0]
+    assert closed.free
+
+
+def test_a_new_attempt_at_its_partition_is_welcome(mesh: Any) -> None:
+    knocking(mesh, ATTACH_S + 4)
+    again = mesh.join(1, token=999, attempt=99, executor="e1")
+    assert answers(again, Welcome, "w1")[0].node == 3
+
+
+def test_a_place_that_is_confirmed_ends_the_wait(mesh: Any) -> None:
+    knocking(mesh, ATTACH_S - 4)
+    mesh.say(2)
+    for _ in range(4):
+        mesh.tick(ATTACH_S / 10)
+        mesh.hear(1, mesh.make.report())
+    assert 2 in mesh.fit.members.live
+
+
+def test_who_waits_for_the_replica_of_the_one_above_has_time(master_with: Any) -> None:
+    master = master_with(partitions=4, fan_out=1, depth=4, attach_s=ATTACH_S)
+    master.enter(0, executor="e0")
+    master.join(1, executor="e1")
+    knocking(master, 3 * ATTACH_S)
+    assert 2 in master.fit.members.live
+
+
+def test_who_is_not_even_ordered_a_place_waits_for_those_above(mesh: Any) -> None:
+    """Node 3 stands under node 2, which never comes; only that one's time runs."""
+    mesh.join(2, executor="e2")
+    effects = knocking(mesh, ATTACH_S + 4)
+    assert [note.text.split()[1] for note in every(effects, ev.Note)] == ["2"]
+    assert 3 in mesh.fit.members.live

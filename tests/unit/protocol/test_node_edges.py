@@ -1,0 +1,140 @@
+"""A worker's machine: which edge is dead, and which is merely slow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.codec.messages import Probe, Report, Update
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.events import Order
+from sparkstrom.protocol.link import weight
+from tests.unit.protocol.spoken import every, only, sent
+
+
+def rejoins(node: Any, **state: Any) -> bool:
+    """Does it open another edge within a lease and a bit of hearing that the master lives?"""
+    effects: list[ev.Effect] = []
+    for _ in range(24):
+        effects += node.alive(**state) + node.tick(0.5)
+    return bool(every(effects, ev.Reopen))
+
+
+def test_an_edge_on_which_all_is_well_stays(node: Any) -> None:
+    assert not rejoins(node.training())
+
+
+def test_updates_that_never_arrive_open_another_edge(node: Any, make: Any) -> None:
+    node.training().step(make.published(1))
+    assert rejoins(node)
+
+
+def test_updates_that_arrive_and_are_not_numbered_yet_leave_the_edge_alone(
+    node: Any, make: Any
+) -> None:
+    """A mesh that is slow gets no faster by opening everything anew."""
+    node.training().step(make.published(1))
+    effects: list[ev.Effect] = []
+    for taken in range(1, 49):
+        effects += node.alive(taken=taken) + node.tick(0.5)
+    assert node.me.uplink.uncommitted
+    assert not every(effects, ev.Reopen)
+
+
+def test_commits_that_never_arrive_open_another_edge(node: Any) -> None:
+    assert rejoins(node.training(), head=3, sent=3)
+
+
+def test_commits_that_were_not_sent_leave_the_edge_alone(node: Any) -> None:
+    """They wait at the parent for room on this link, or for its memory."""
+    assert not rejoins(node.training(), head=3)
+
+
+def test_each_edge_that_was_opened_in_vain_gets_more_patience(node: Any, make: Any) -> None:
+    """Or a link that takes longer than a lease for anything would be torn down for ever."""
+    node.training()
+    waits = []
+    for _ in range(3):
+        node.opened_anew()
+        began_s = node.now_s
+        while not every(node.alive(head=3, sent=3) + node.tick(0.5), ev.Reopen):
+            pass
+        waits.append(round((node.now_s - began_s) / node.me.limits.lease_s))
+    assert waits == [1, 2, 4]
+    node.opened_anew()
+    node.hear(make.committed(1))
+    assert node.me.starved == 0
+
+
+def test_a_message_that_takes_seven_leases_keeps_its_edge(node: Any, make: Any) -> None:
+    """9 MB at 1 Mbit/s: its pieces come all the while, up or down."""
+    before = node.training().me.taken
+    effects: list[ev.Effect] = []
+    for second in range(1, 71):
+        effects += node.step(ev.Arriving(0, second * 131_072))
+        effects += node.alive(head=3, sent=3) + node.tick(1.0)
+    assert not every(effects, ev.Reopen)
+    assert sent(effects, Report)[-1].taken == before + 70 * 131_072
+    assert only(node.hear(make.merged(0, 3)), ev.DeliverMerged)
+    taken = before + weight(make.merged(0, 3), 0)
+    assert sent(node.tick(1.0), Report)[0].taken == taken
+
+
+def test_a_long_update_that_goes_up_slowly_keeps_its_edge_and_goes_once(
+    node: Any, make: Any
+) -> None:
+    node.training()
+    effects = node.step(make.published(1, b"x" * 9_000_000))
+    for second in range(1, 71):
+        effects += node.alive(taken=second * 125_000) + node.tick(1.0)
+    assert not every(effects, ev.Reopen)
+    assert len(sent(effects, Update)) == 1
+    effects = node.alive(taken=9_000_064, passed=9_000_064) + node.tick(1.0)
+    assert node.me.up.under_way == 0
+
+
+def test_chunks_that_never_arrive_open_another_edge(node: Any) -> None:
+    assert rejoins(node.joined())
+
+
+def test_chunks_that_arrive_leave_the_edge_alone(node: Any, make: Any) -> None:
+    """However long the whole copy takes, and whether or not anybody trains meanwhile."""
+    node.joined(chunks=24)
+    effects: list[ev.Effect] = []
+    for index in range(24):
+        effects += node.hear(make.chunk(index)) + node.alive() + node.tick(1.0)
+    assert not every(effects, ev.Reopen)
+
+
+def test_a_copy_that_waits_for_the_trainer_leaves_the_edge_alone(node: Any, make: Any) -> None:
+    node.joined()
+    node.hear(make.chunk(0))
+    effects: list[ev.Effect] = []
+    for _ in range(24):
+        effects += node.alive() + node.tick(1.0)
+    assert node.order is Order.PAUSE
+    assert not every(effects, ev.Reopen)
+
+
+def test_where_the_master_is_silent_the_edge_is_not_to_blame(node: Any, make: Any) -> None:
+    """The parent speaks, but knows nothing new: the trouble is further up."""
+    node.parent = 4
+    node.training().step(make.published(1))
+    effects: list[ev.Effect] = []
+    for _ in range(24):
+        effects += node.hear(make.state()) + node.tick(0.5)
+    assert not every(effects, ev.Reopen)
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_neither_data_nor_the_masters_direct_words_hide_a_dead_control_stream(
+    node: Any, make: Any, attached: bool
+) -> None:
+    node.training()
+    if not attached:
+        node.hear(make.welcome(edge=2))
+    effects: list[ev.Effect] = []
+    for commit in range(1, 15):
+        effects += node.hear(make.committed(commit)) + node.hear(Probe(1)) + node.tick(0.5)
+    assert every(effects, ev.Reopen)

@@ -1,0 +1,112 @@
+"""A worker's machine that begins with the replica of commit 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sparkstrom.codec.messages import Activity, AskChunk, Attach, Attached, MergedRange
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.events import Order
+from tests.unit.protocol.spoken import every, only, sent
+
+
+@pytest.fixture
+def whole(node_with: Callable[..., Any]) -> Any:
+    """It has its id and asks its parent to go on from commit 0."""
+    node = node_with(whole=True, borrow_s=5.0)
+    node.opened()
+    (attach,) = sent(node.told(node.make.welcome(grants=["f"], steps=4)), Attach)
+    assert (attach.have, attach.whole, attach.catching) == (0, True, False)
+    return node
+
+
+def begun(node: Any) -> Any:
+    """Its parent goes on from there, and its trainer knows."""
+    node.hear(node.make.attached(0, snapshot=False))
+    node.step(ev.Installed())
+    return node
+
+
+def test_its_trainer_begins_at_once_and_follows(whole: Any, make: Any) -> None:
+    effects = whole.hear(make.attached(0, snapshot=False))
+    assert sent(effects, AskChunk) == []
+    only(effects, ev.Begin)
+    assert whole.order is Order.WAIT  # the trainer has nothing to stand still for
+    assert only(whole.hear(make.committed(1)), ev.Deliver).update.commit == 1
+    assert not whole.me.history.whole
+    whole.step(ev.Installed())
+    whole.step(ev.Busy(Activity.WAITING))
+    whole.hear(make.state())
+    assert whole.order is Order.TRAIN
+    assert whole.me.history.whole
+
+
+def test_it_begins_once(whole: Any, make: Any) -> None:
+    whole.hear(make.attached(0, snapshot=False))
+    for _ in range(2):
+        whole.opened()
+        edge, knock = whole.me.edge + 1, whole.me.knock
+        whole.told(make.welcome(edge=edge, knock=knock))
+        assert not every(whole.hear(make.attached(0, snapshot=False)), ev.Begin)
+        whole.step(ev.Installed())
+
+
+def test_too_late_for_the_log_it_takes_a_snapshot(whole: Any, make: Any) -> None:
+    assert sent(whole.hear(make.attached(7)), AskChunk) == [AskChunk(0)]
+    assert whole.order is Order.PAUSE
+    whole.step(ev.Paused(1))
+    effects = whole.hear(make.chunk(7))
+    assert only(effects, ev.Install).commit == 7
+    assert not every(effects, ev.Begin)
+    whole.step(ev.Installed())
+    assert whole.me.history.whole
+
+
+def test_a_new_edge_in_the_middle_of_a_snapshot_goes_on_with_it(whole: Any, make: Any) -> None:
+    whole.hear(make.attached(7))
+    whole.opened()
+    (attach,) = sent(whole.told(make.welcome(edge=2, knock=2)), Attach)
+    assert (attach.have, attach.whole, attach.catching) == (7, False, True)
+    assert not every(whole.hear(make.attached(7, snapshot=False)), ev.Begin)
+
+
+def test_an_id_that_is_closed_before_it_began_leaves_its_grants_to_the_next(
+    whole: Any, make: Any
+) -> None:
+    whole.told(make.closed(1, 0))
+    whole.opened()
+    again = {"count": 2, "knock": 2, "closed": [(1, 0)], "grants": ["f"]}
+    admitted = only(whole.told(make.welcome(5, edge=2, **again)), ev.Admitted)
+    assert (admitted.returned, admitted.grants) == (False, ("f",))
+    begun(whole)
+    whole.told(make.closed(5, 0))
+    whole.opened()
+    again |= {"count": 3, "knock": 3, "closed": [(5, 0)]}
+    assert only(whole.told(make.welcome(6, edge=3, **again)), ev.Admitted).returned
+
+
+def test_in_mid_training_it_borrows_an_updaters_state(whole: Any, make: Any) -> None:
+    whole.hear(make.state(slowest=9))
+    begun(whole)
+    assert whole.me.borrowing is not None
+    assert whole.me.pace == 9
+
+
+def test_a_pause_before_its_beginning_does_not_count_later(whole: Any, make: Any) -> None:
+    """A step that hangs is found although the node never took a snapshot."""
+    begun(whole)
+    assert not whole.me.paused
+
+
+def test_a_relay_serves_such_a_child_from_its_log(node: Any, make: Any) -> None:
+    relay = node.training()
+    for commit in (1, 2, 3):
+        relay.hear(make.committed(commit))
+    relay.told(make.adopt(5))
+    effects = relay.hear(make.attach(0, 5, whole=True), sender=5)
+    assert sent(effects, Attached, 5) == [Attached(base=0, snapshot=False, last=[])]
+    assert [c.commit for c in sent(effects, type(make.committed(1)), 5)] == [1, 2, 3]
+    assert sent(effects, MergedRange, 5) == []

@@ -1,0 +1,79 @@
+"""Performing: what a media driver's death in the middle of a list of effects leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import get_args
+
+import pytest
+
+from sparkstrom.base.errors import DriverLost
+from sparkstrom.codec.messages import Address, Here
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.events import Effect
+from sparkstrom.protocol.performing import BY_DRIVER, perform_all
+
+PLACE = Address("h", 1, 1, 2)
+OPEN, CLOSE, TELL = ev.OpenEdge(0, 3, PLACE, PLACE), ev.CloseEdge(4), ev.Tell(Here(1))
+ADMITTED, HASH, NOTE = ev.Admitted(1, 0, 0, 0, (), False), ev.Hash(9), ev.Note("n")
+
+
+def dying_at(*deaths: Effect) -> tuple[Callable[[Effect], None], list[Effect]]:
+    """A driver that dies at each of these, and what was performed."""
+    done: list[Effect] = []
+
+    def perform(effect: Effect) -> None:
+        if effect in deaths:
+            raise DriverLost("opening", -1000, f"at {type(effect).__name__}")
+        done.append(effect)
+
+    return perform, done
+
+
+def test_all_is_performed_in_order() -> None:
+    perform, done = dying_at()
+    perform_all([OPEN, ADMITTED, TELL], perform)
+    assert done == [OPEN, ADMITTED, TELL]
+
+
+@pytest.mark.parametrize(
+    ("effects", "death", "performed"),
+    [
+        ([OPEN, ADMITTED, TELL], OPEN, [ADMITTED]),
+        ([NOTE, CLOSE, OPEN, HASH], CLOSE, [NOTE, HASH]),
+        ([TELL, NOTE, CLOSE], CLOSE, [TELL, NOTE]),
+    ],
+)
+def test_what_needs_no_driver_is_performed_after_its_death(
+    effects: list[Effect], death: Effect, performed: list[Effect]
+) -> None:
+    perform, done = dying_at(death)
+    with pytest.raises(DriverLost, match=type(death).__name__):
+        perform_all(effects, perform)
+    assert done == performed
+
+
+def test_the_first_of_two_losses_is_raised() -> None:
+    """A nested list, of ``Reopen``, may lose another driver before the outer one is done."""
+    perform, done = dying_at(CLOSE, HASH)
+    with pytest.raises(DriverLost, match="CloseEdge"):
+        perform_all([CLOSE, HASH, NOTE], perform)
+    assert done == [NOTE]
+
+
+def test_anything_else_is_raised_at_once() -> None:
+    def perform(effect: Effect) -> None:
+        raise ZeroDivisionError(str(effect))
+
+    with pytest.raises(ZeroDivisionError, match="CloseEdge"):
+        perform_all([CLOSE, HASH], perform)
+
+
+def test_each_effect_needs_the_driver_or_does_not() -> None:
+    """A new one has to be put here, and there if it needs it."""
+    without = {
+        ev.Deliver, ev.Passed, ev.DeliverMerged, ev.Install, ev.InstallUpdater, ev.Admitted,
+        ev.Hash, ev.Observed, ev.Note, ev.Abort, ev.Complete,
+    }  # fmt: skip
+    assert without | BY_DRIVER == set(get_args(Effect))
+    assert not without & BY_DRIVER

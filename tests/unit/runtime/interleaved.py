@@ -1,0 +1,33 @@
+"""Interleavings of two threads, enumerated: one works, the other acts between any two of its lines.
+
+Nothing runs at the same time. While one side's method runs, a trace function is called before each
+of its lines and does there what the other side would do, unless the other side would have to wait
+for a lock. So every place where it could come in is tried, in each run, in the same order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+@contextmanager
+def at_every_line(files: tuple[str, ...], act: Callable[[], None]) -> Iterator[None]:
+    """Call ``act`` before each line of files whose path ends so."""
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.endswith(files):
+            return None
+        if event == "line":
+            act()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

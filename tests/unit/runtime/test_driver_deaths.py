@@ -1,0 +1,215 @@
+"""Media drivers that die at a chosen call, under real threads: nothing a machine wants is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import DriverLost, SetupError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.fit import MasterLimits
+from sparkstrom.runtime.node import NodeThread
+from sparkstrom.runtime.recovery import DEATHS_MAX
+from sparkstrom.transport.base import Arrival
+from sparkstrom.transport.memory import MemoryNetwork, MemorySender, MemoryTransport
+from tests.unit.runtime.fits import Mesh, check_whole, wait_until
+
+Death = tuple[str, int]  # a method, and which call of it the media driver does not survive
+SOON_S = 20.0  # long before anybody gives up by a deadline of its own
+
+
+class Doomed(MemoryTransport):
+    """Its media driver dies at ``death`` and stays dead; closing is all that still works."""
+
+    death: Death | None = None
+    _is_dead = False
+
+    def _call(self, method: str) -> None:
+        if self.death is not None and self.death[0] == method:
+            self.death = (method, self.death[1] - 1)
+            self._is_dead = self._is_dead or self.death[1] == 0
+        if self._is_dead:
+            raise DriverLost(method, -1000, "driver died on purpose")
+
+    def open_sender(self, *args: Any, **keywords: Any) -> MemorySender:
+        self._call("open_sender")
+        return super().open_sender(*args, **keywords)
+
+    def open_receiver(self, *args: Any, **keywords: Any) -> None:
+        self._call("open_receiver")
+        super().open_receiver(*args, **keywords)
+
+    def close_receiver(self, stream: int) -> None:
+        if not self._is_closed:
+            self._call("close_receiver")
+        super().close_receiver(stream)
+
+    def poll(self, wait_s: float) -> list[Arrival]:
+        self._call("poll")
+        return super().poll(wait_s)
+
+    def close(self) -> None:
+        self._is_closed = True
+        super().close()
+
+
+class Opening:
+    """Opens transports; the first ones die as ``deaths`` says, those after them live."""
+
+    def __init__(self, network: MemoryNetwork, *deaths: Death) -> None:
+        self._network, self._deaths = network, list(deaths)
+        self.opened: list[Doomed] = []
+
+    def __call__(self, before: Endpoint | None) -> Doomed:
+        transport = Doomed(self._network, before or self._network.open().endpoint)
+        if self._deaths:
+            transport.death = self._deaths.pop(0)
+        self.opened.append(transport)
+        return transport
+
+
+def knows_itself(node: NodeThread) -> bool:
+    return node._mail.me == node._machine.node > 0
+
+
+# A node first opens what it listens on (control and data), then a sender to the lobby; its edge to
+# the master is the second and third sender.
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        [("open_receiver", 1)],
+        [("open_receiver", 2)],
+        [("open_sender", 1)],
+        [("open_sender", 2)],
+        [("open_sender", 3)],
+        [("open_sender", 2), ("open_receiver", 1)],
+        [("open_sender", 2), ("open_sender", 1), ("open_sender", 3)],
+        [("open_receiver", 1), ("open_receiver", 2), ("open_sender", 2), ("poll", 3)],
+    ],
+    ids=lambda deaths: ", ".join(f"{method} {call}" for method, call in deaths),
+)
+def test_a_node_keeps_its_id_and_all_else_that_it_was_given(
+    make_mesh: Callable[..., Mesh], deaths: list[Death]
+) -> None:
+    mesh = make_mesh()
+    opening = Opening(mesh.network, *deaths)
+    mesh.begin()
+    mesh.add_worker(0, opening=opening)
+    mesh.add_worker(1)
+    check_whole(mesh, mesh.finish(SOON_S))
+    assert len(opening.opened) == len(deaths) + 1
+    assert knows_itself(mesh.nodes[0])
+
+
+# The master first opens its lobby, then for each node two receivers and two senders.
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        [("open_receiver", 1)],
+        [("open_receiver", 2)],
+        [("open_sender", 1)],
+        [("open_sender", 2), ("open_receiver", 1)],
+        [("open_receiver", 1), ("open_receiver", 1), ("open_sender", 2), ("poll", 3)],
+    ],
+    ids=lambda deaths: ", ".join(f"{method} {call}" for method, call in deaths),
+)
+def test_a_master_goes_on_from_whatever_it_wanted(
+    make_mesh: Callable[..., Mesh], deaths: list[Death]
+) -> None:
+    mesh = make_mesh(MasterLimits(lease_s=2.0))
+    opening = Opening(mesh.network, *deaths)
+    mesh.opening = opening  # type: ignore[assignment]
+    mesh.begin()
+    for partition in range(2):
+        mesh.add_worker(partition)
+    check_whole(mesh, mesh.finish(SOON_S))
+    assert len(opening.opened) == len(deaths) + 1
+    assert {transport.endpoint for transport in opening.opened} == {mesh.master.endpoint}
+
+
+class Standing(DenseNetwork):
+    """Its first step lasts until ``goes_on`` is set."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.begun, self.goes_on = threading.Event(), threading.Event()
+
+    def step(self, batch: Any) -> float:
+        self.begun.set()
+        assert self.goes_on.wait(60)
+        return super().step(batch)
+
+
+def test_a_master_in_audit_has_its_own_digest(make_mesh: Callable[..., Mesh]) -> None:
+    """Closing the last worker that holds up the end fixes the final commit in the same step."""
+    mesh = make_mesh(MasterLimits(lease_s=1.0))
+    opening = Opening(mesh.network)
+    mesh.opening = opening  # type: ignore[assignment]
+    mesh.begin()
+    stands = Standing([5, 8, 3])
+    mesh.add_worker(0)
+    mesh.add_worker(1, model=stands)
+    assert stands.begun.wait(SOON_S)
+    opening.opened[0].death = ("close_receiver", 1)
+    mesh.master.request_stop("enough")
+    mesh.nodes[1].stop()  # never heard of again; what it drains, nobody knows
+    try:
+        assert mesh.master.finished.wait(SOON_S), mesh.master.progress
+        assert len(opening.opened) == 2
+        assert mesh.master.outcome().hashes["driver"] == mesh.theta.digest()
+    finally:
+        stands.goes_on.set()
+        mesh.stations[1].fail(RuntimeError("the test is over"))
+
+
+def each_dies(network: MemoryNetwork) -> Opening:
+    return Opening(network, *[("open_receiver", 1)] * (DEATHS_MAX + 1))
+
+
+def test_where_no_driver_lives_a_task_fails_and_says_so(make_mesh: Callable[..., Mesh]) -> None:
+    mesh = make_mesh()
+    mesh.begin()
+    opening = each_dies(mesh.network)
+    mesh.add_worker(0, opening=opening)
+    wait_until(lambda: bool(mesh.errors), SOON_S)
+    assert isinstance(mesh.errors[0], SetupError)
+    assert "the media driver of this executor died" in str(mesh.errors[0])
+    assert len(opening.opened) == DEATHS_MAX + 1
+
+
+def test_where_no_driver_lives_a_fit_fails_and_says_so(make_mesh: Callable[..., Mesh]) -> None:
+    mesh = make_mesh()
+    mesh.opening = each_dies(mesh.network)  # type: ignore[assignment]
+    mesh.begin()
+    assert mesh.master.finished.wait(SOON_S)
+    assert isinstance(mesh.master.failure, SetupError)
+    assert "the media driver of the driver program died" in str(mesh.master.failure)
+
+
+def test_a_driver_that_dies_over_the_last_words_breaks_nothing(
+    make_mesh: Callable[..., Mesh],
+) -> None:
+    mesh = make_mesh()
+    opening = Opening(mesh.network)
+    mesh.begin()
+    mesh.add_worker(0, opening=opening)
+    mesh.add_worker(1)
+    node, failed = mesh.nodes[0], list[BaseException]()
+    mesh.stations[0].fail = failed.append  # type: ignore[method-assign]
+    say = node._say_last_words
+
+    def say_over_a_dead_driver() -> None:
+        opening.opened[0].death = ("open_sender", 1)
+        mesh.stations[0].post(ev.TrainerFailed("too late", ""))
+        node._mail.meet(mesh.master.endpoint, mesh.master.lobby)
+        say()
+
+    node._say_last_words = say_over_a_dead_driver  # type: ignore[method-assign]
+    mesh.finish(SOON_S)
+    assert failed == []
+    assert opening.opened[0].death == ("open_sender", 0)

@@ -1,0 +1,49 @@
+"""Who stood still for longer than a lease comes back under a new id, and is heard under it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.protocol.fit import MasterLimits
+from sparkstrom.transport.base import Arrival
+from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
+from tests.unit.runtime.fits import Mesh, check_whole, wait_until
+
+LEASE_S = 1.0
+STILL_S = 30.0  # a thread that nobody lets go on goes on by itself
+
+
+class Halting(MemoryTransport):
+    """Whoever polls stands still until ``gate`` is open."""
+
+    def __init__(self, network: MemoryNetwork, endpoint: Endpoint, gate: threading.Event) -> None:
+        super().__init__(network, endpoint)
+        self._gate = gate
+
+    def poll(self, wait_s: float) -> list[Arrival]:
+        self._gate.wait(STILL_S)
+        return super().poll(wait_s)
+
+
+def test_who_comes_back_is_heard_under_its_new_id(make_mesh: Callable[..., Mesh]) -> None:
+    """Its endpoint takes and sends frames for the id that its machine has."""
+    mesh, gate = make_mesh(MasterLimits(lease_s=LEASE_S)), threading.Event()
+    gate.set()
+    network = mesh.network
+    mesh.begin()
+    mesh.add_worker(0, opening=lambda before: Halting(network, network.open().endpoint, gate))
+    mesh.add_worker(1)
+    fit = mesh.master._machine.fit
+    wait_until(lambda: fit.sequencer.head > 0)
+    gate.clear()
+    wait_until(lambda: any(gone.partition == 0 for gone in fit.members.departures))
+    gate.set()
+    outcome = mesh.finish()
+    check_whole(mesh, outcome)
+    gone = {departure.node for departure in outcome.departures}
+    back = mesh.nodes[0]._machine.node
+    assert back not in gone
+    assert str(back) in outcome.hashes
+    assert mesh.nodes[0]._mail.me == back

@@ -1,0 +1,86 @@
+"""Recovery: work goes on over another media driver, but not over one after the other for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sparkstrom.base.errors import DriverLost, SetupError
+from sparkstrom.runtime.recovery import DEATHS_MAX, LIVED_S, Recovery
+
+
+class Hand:
+    """A clock that is turned by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+class Drivers:
+    """The next so many calls find a dead driver; ``calls`` says which were made."""
+
+    def __init__(self) -> None:
+        self.clock, self.deaths, self.calls = Hand(), 0, list[str]()
+        self.recovery = Recovery("this executor", self._call("replace"), self.clock)
+
+    def _call(self, name: str) -> Callable[[], None]:
+        def call() -> None:
+            self.calls.append(name)
+            if self.deaths:
+                self.deaths -= 1
+                raise DriverLost(name, -1000, "no luck")
+
+        return call
+
+    def work(self, deaths: int = 0) -> list[str]:
+        self.deaths, self.calls = deaths, []
+        self.recovery.guard(self._call("work"))
+        return self.calls
+
+
+def test_work_that_goes_well_replaces_nothing() -> None:
+    assert Drivers().work() == ["work"]
+
+
+@pytest.mark.parametrize("deaths", [1, 2, DEATHS_MAX])
+def test_the_transport_is_replaced_until_a_driver_lives(deaths: int) -> None:
+    assert Drivers().work(deaths) == ["work", *["replace"] * deaths]
+
+
+def test_where_none_lives_an_error_says_so_and_what_to_look_at() -> None:
+    with pytest.raises(SetupError, match=rf"died {DEATHS_MAX + 1} times in a row.*no luck.*shm"):
+        Drivers().work(DEATHS_MAX + 1)
+
+
+def test_drivers_that_live_a_little_are_counted_too() -> None:
+    drivers = Drivers()
+    for _ in range(DEATHS_MAX):
+        drivers.work(1)
+        drivers.clock.now_s += LIVED_S
+    with pytest.raises(SetupError, match="none lived for 60 s"):
+        drivers.work(1)
+
+
+def test_one_that_served_for_long_begins_the_count_anew() -> None:
+    drivers = Drivers()
+    for _ in range(3 * DEATHS_MAX):
+        drivers.work(1)
+        drivers.clock.now_s += LIVED_S + 1.0
+
+
+def test_starting_one_takes_its_time_and_is_no_service() -> None:
+    """Aeron waits 10 s for a driver that does not answer, and the next attempt as long."""
+    drivers = Drivers()
+    drivers.deaths = DEATHS_MAX + 1
+
+    def slow() -> None:
+        drivers.clock.now_s += LIVED_S + 1.0
+        drivers._call("slow")()
+
+    recovery = Recovery("the driver program", slow, drivers.clock)
+    with pytest.raises(SetupError, match="the driver program"):
+        recovery.guard(slow)
