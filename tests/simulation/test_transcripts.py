@@ -46,16 +46,14 @@ class Told(Network):
     welcomed: set[int]
 
     def answer(self, answer: ev.Answer) -> None:
-        say = self.world.time.say
+        say, host = self.world.time.say, answer.address.host
         match message := answer.message:
             case Welcome(edge=edge) if edge not in self.welcomed:
                 self.welcomed.add(edge)
                 above = "the master" if message.parent == MASTER else f"node {message.parent}"
-                say(f"master -> {answer.address.host}: you are node {message.node}, under {above}")
+                say(f"master -> {host}: you are node {message.node}, under {above}")
             case Closed():
-                say(
-                    f"master -> {answer.address.host}: node {message.node} is closed: {message.reason}"
-                )
+                say(f"master -> {host}: node {message.node} is closed: {message.reason}")
             case _:
                 pass
         super().answer(answer)
