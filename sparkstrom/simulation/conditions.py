@@ -26,6 +26,7 @@ SLACK_MIN, SLACK_MAX = 0.1, 3.0  # of what would be needed to send all at once
 RATE_MIN = 125_000.0  # 1 Mbit/s: below that nothing is promised
 TROUBLE_SHARE = 0.3  # of the runs over links: that nothing goes wrong is what they are about
 LINKS_END_S = 3_000.0
+LINKS_START_S = 600.0  # each worker fetches its replica before training begins
 
 
 def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
@@ -96,7 +97,7 @@ def linked(seed: int, nodes: int, *, mesh: bool) -> tuple[Size, Faults]:
         per_executor=chance.choice((1, 1, 2)),
         kept_files=0,
         lease_s=10.0,
-        patience_s=60.0,
+        patience_s=LINKS_START_S,
         end_s=LINKS_END_S,
         params=params,
         density=chance.choice((0.003, 0.01, 0.05, 0.13)),

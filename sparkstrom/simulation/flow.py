@@ -146,6 +146,7 @@ class Flow:
         step_s = max((process.slowness_s for process in world.alive), default=0.0)
         depth = max(map(fit.tree.depth, fit.members.live), default=1)
         pace_s = self.pace_s(depth, size.lease_s / 4, size.publish_every * step_s)
+        world.shape.pace_s = pace_s
         self.goes_on(fit.sequencer.head, now_s, calm=calm, pace_s=pace_s)
 
     def pace_s(self, depth: int, report_s: float, step_s: float) -> float:

@@ -41,6 +41,7 @@ class Shape:
         self._placed_s = 0.0  # when somebody was last added to them
         self._moving: set[int] = set()  # tokens of those whose place is not confirmed, or above
         self._tree: Tree | None = None
+        self.pace_s = 0.0  # beside that: what narrow links may take, see ``Flow.pace_s``
         self.trouble_s = 0.0  # until then something went wrong, or was on its way back
 
     def tree(self, fit: Fit) -> None:
@@ -142,7 +143,7 @@ class Shape:
             if self._above_copies(process, alive, now_s):
                 course.since_s = now_s
             quiet_s = now_s - max(course.since_s, self._excused_s(process))
-            if process.installed and quiet_s > self._patience_s:
+            if process.installed and quiet_s > self._patience_s + self.pace_s:
                 course.since_s = now_s
                 where = f"{course.reached[1]} of {head}, {quiet_s:.1f} s after the last trouble"
                 self._violation(f"I4: {process.name} is cut off at commit {where}")

@@ -12,8 +12,8 @@ import math
 from sparkstrom.codec.messages import Address, Failed, MergedRange, Message, Phase, Release
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import ENDS, Effect, Order, Send
-from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.node import Identity
+from sparkstrom.simulation.beginnings import new_master
 from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.checks import Checks
 from sparkstrom.simulation.deaths import Doom, outlives
@@ -21,11 +21,8 @@ from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.linked import new_network
 from sparkstrom.simulation.process import STEP_S_MIN, SimProcess
 from sparkstrom.simulation.replica import (
-    CHUNKS,
-    SIZE,
     SimReplica,
     Theta,
-    average,
     mass,
     merged_range,
 )
@@ -48,7 +45,7 @@ class World:
         self.time = Timeline(seed)
         self.scratch: dict[str, Theta] = {}
         self.replica = SimReplica(size.weights.chunk_bytes)
-        self.master = self._new_master()
+        self.master = new_master(self)
         self.checks = Checks({path: mass(theta) for path, theta in self.scratch.items()})
         self.network = new_network(self, self._arrive_at_master)
         self.shape = Shape(self.checks.violation, size.lease_s)
@@ -58,26 +55,6 @@ class World:
         self._master_awake_s = 0.0
         self._began_with = 0  # workers that held a replica
         self.doom: Doom | None = None  # of the master's media driver
-
-    def _new_master(self) -> Master:
-        kept: dict[str, dict[str, float]] = {}
-        for index in range(self.size.kept_files):
-            executor = f"e{index // self.size.per_executor}"
-            path = f"{executor}/kept{index}"
-            self.scratch[path] = [self.time.chance.randint(-2, 2) for _ in range(SIZE)]
-            kept.setdefault(executor, {})[path] = mass(self.scratch[path])
-        return Master(
-            version="sim",
-            partitions=self.size.nodes,
-            epochs=self.size.epochs,
-            chunks=max(CHUNKS, self.size.weights.chunks),
-            host="master",
-            port=1,
-            limits=self.size.of_master(),
-            now_s=0.0,
-            kept=kept,
-            average=average,
-        )
 
     # -- the run ---------------------------------------------------------------------------------
 

@@ -60,7 +60,7 @@ def drops_what_does_not_fit(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Outbox, "put", lossy)
 
 
-NARROW = {"rate": 125_000.0, "params": 300_000, "density": 0.05, "publish_every": 1}
+NARROW: dict[str, Any] = {"rate": 125_000.0, "params": 300_000, "density": 0.05, "publish_every": 1}
 NARROW |= {"crashes": 0, "cuts": 0, "breaks": 0, "edge_deaths": 0, "pauses": 0, "narrow": 0}
 NARROW |= {"narrows": 0, "max_lead": None}
 PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [

@@ -17,7 +17,6 @@ import pytest
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
-    Address,
     Attached,
     Behind,
     Closed,
@@ -46,18 +45,18 @@ class Told(Network):
     world: Story
     welcomed: set[int]
 
-    def answer(self, address: Address, message: Message) -> None:
-        say = self.world.time.say
-        match message:
+    def answer(self, answer: ev.Answer) -> None:
+        say, host = self.world.time.say, answer.address.host
+        match message := answer.message:
             case Welcome(edge=edge) if edge not in self.welcomed:
                 self.welcomed.add(edge)
                 above = "the master" if message.parent == MASTER else f"node {message.parent}"
-                say(f"master -> {address.host}: you are node {message.node}, under {above}")
+                say(f"master -> {host}: you are node {message.node}, under {above}")
             case Closed():
-                say(f"master -> {address.host}: node {message.node} is closed: {message.reason}")
+                say(f"master -> {host}: node {message.node} is closed: {message.reason}")
             case _:
                 pass
-        super().answer(address, message)
+        super().answer(answer)
 
     def send(self, owner: SimProcess | None, to: int, message: Message) -> None:
         who = "master" if owner is None else f"node {owner.node.node}"
