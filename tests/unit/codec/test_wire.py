@@ -212,9 +212,7 @@ def control_without_its_list(message: Attached | Report) -> bytes:
         ),
         (
             Kind.CONTROL,
-            control_without_its_list(
-                Report(received=1, taken=1, catching=False, stamp=1, news=[])
-            ),
+            control_without_its_list(Report(received=1, taken=1, catching=False, stamp=1, news=[])),
         ),
         (Kind.CONTROL, b"\xdf" + b"\xff" * 4),
     ],
