@@ -144,8 +144,8 @@ class GivenUp(msgspec.Struct, frozen=True):
 
 
 Event = (
-    Received | Arriving | Tick | Opened | Published | Progressed | Busy | Paused | Installed | Applied
-    | Drained | Hashed | Released | TrainerFailed | Moved | StopRequested | GivenUp
+    Received | Arriving | Tick | Opened | Published | Progressed | Busy | Paused | Installed
+    | Applied | Drained | Hashed | Released | TrainerFailed | Moved | StopRequested | GivenUp
 )  # fmt: skip
 
 
