@@ -74,6 +74,7 @@ class Child:
     sent: int = 0  # it was handed everything up to this commit
     received: int = 0  # and has this much
     base: int = 0  # where the copy that it takes begins
+    summed: int = 0  # the newest commit that it was sent inside of a sum
     wanted: deque[int] = field(default_factory=deque)  # chunks that it has asked for
     own: frozenset[int] = frozenset()  # every id that its process has had
     catching: bool = False  # it takes a snapshot
@@ -85,7 +86,6 @@ class Child:
     state_s: float = -1.0
     asked: dict[int, Asked] = field(default_factory=dict)  # by origin
     backlog: Backlog = field(default_factory=Backlog)
-    sums: int = 0  # that it was sent
 
 
 class Family:
@@ -261,16 +261,19 @@ class Family:
     def _send_merged(self, child: Child, entries: tuple[Entry, ...], now_s: float) -> Effect:
         self._hand(child, self._weight_of_sum(entries), now_s)
         after, child.sent = child.sent, entries[-1].commit
-        child.sums += 1
+        child.summed = child.sent
         last, count = last_of(entries), self._entries_of(entries)
         return ev.SendMerged(child.node, after, child.sent, last, count, entries)
 
     # -- snapshots -------------------------------------------------------------------------------
 
     def _serves_chunks(self, child: Child) -> bool:
-        """A chunk is asked for, and what is here now is not older than the child's copy."""
+        """A chunk is asked for, and what is here now is not older than the child's copy.
+
+        Nor inside of a sum that it was sent: half of that would be in the chunk, for nothing.
+        """
         history = self._history
-        recent = history.applied >= max(history.merged, child.base)
+        recent = history.applied >= max(history.merged, child.base, child.summed)
         return bool(child.wanted) and history.whole and recent
 
     def _send_copy(self, child: Child, now_s: float) -> list[Effect]:
@@ -356,7 +359,9 @@ class Family:
         needed = child.backlog.looks(waits, log.appended, child.link.rate, now_s)
         if needed is not None:
             behind = log.head - child.received
-            self.narrow.append(Narrow(child.node, child.link.rate, needed, behind, child.sums > 0))
+            self.narrow.append(
+                Narrow(child.node, child.link.rate, needed, behind, child.summed > 0)
+            )
 
     def tell_all(self) -> None:
         """There is a new state."""

@@ -1,124 +1,242 @@
-"""Laws of the down link: whatever is lost, repeated or asked for, a child gets one unbroken run."""
+"""Laws of the way down: commits, sums and chunks reach a child once and unbroken, on any link."""
 
 from __future__ import annotations
+
+from collections import deque
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sparkstrom.codec.messages import Committed
-from sparkstrom.protocol.replay import Downlink, Log, cost
+from sparkstrom.codec.messages import (
+    Address,
+    Adopt,
+    Attach,
+    Behind,
+    Chunk,
+    Committed,
+    MergedRange,
+    Report,
+)
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.family import Child, Family, Serving
+from sparkstrom.protocol.leases import Leases
+from sparkstrom.protocol.link import weight
+from sparkstrom.protocol.replay import History, Log, before, cost
 
-LOG_BYTES = 700
-WINDOW_BYTES = 300
+LOG_BYTES = 1500
+SERVING = Serving(window_max=400, total_max=600, n_params=50, chunk_bytes=100)
+NODES = (5, 6)
+CHUNKS = 3
+SPACING_S = 1.0  # between two questions, as the child keeps it
+PLACE = Address("h", 1, 1, 2)
 
 
-class DownLinkMachine(RuleBasedStateMachine):
-    """A parent with its log, a child that takes only the next commit, a network between them."""
+class Below:
+    """A child: what is under way to it and back, in order, and what it has."""
+
+    def __init__(self) -> None:
+        self.flying: deque[Committed | MergedRange | Chunk | Behind] = deque()
+        self.reports: deque[Report] = deque()
+        self.received = self.taken = self.base = 0
+        self.missing: set[int] = set()  # chunks of the snapshot that it takes
+        self.sums: list[MergedRange] = []
+        self.chunks: list[Chunk] = []
+
+
+class DownMachine(RuleBasedStateMachine):
+    """A parent with its history, two children, streams that deliver in order as late as they like.
+
+    A stream may break off and be opened anew; nothing else is ever lost.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.now_s = 0.0
-        self.log = Log(LOG_BYTES)
-        self.downlink = Downlink(0, WINDOW_BYTES, self.now_s)
-        self.received = 0  # by the child, in order
-        self.snapshots = 0
-        self.flying: list[int] = []  # commits on their way, as a bag
-        self.reports: list[int] = []
+        self.history = History(Log(LOG_BYTES), whole=True)
+        self.family = Family(SERVING, self.history, Leases(10.0, 0.0))
+        self.edge = 0
+        self.below = {node: Below() for node in NODES}
+        for node in NODES:
+            self.opens(node)
 
-    def feed(self) -> None:
-        """As the master does: what the log no longer reaches takes a snapshot."""
-        if not self.log.reaches(self.downlink.sent):
-            self.downlink.rewind(self.log.head, self.now_s)
-            self.received = max(self.received, self.log.head)
-            self.snapshots += 1
-            return
-        while self.downlink.sent < self.log.head:
-            entry = self.log.next(self.downlink.sent)
-            assert entry.commit == self.downlink.sent + 1
-            if not self.downlink.put(entry.commit, cost(entry), self.now_s):
-                return
-            self.flying.append(entry.commit)
+    def opens(self, node: int) -> None:
+        """Over a new edge; it says what it has."""
+        self.edge += 1
+        mine = self.below[node]
+        mine.flying.clear()
+        mine.reports.clear()
+        mine.taken = 0
+        self.family.adopt(Adopt(node=node, edge=self.edge, local=PLACE, peer=PLACE), self.now_s)
+        catching = bool(mine.missing)
+        attach = Attach(have=mine.received, whole=not catching, catching=catching, ids=[node])
+        effects = self.family.on_attach(self.family.children[node], attach, self.now_s)
+        answer = self.family.children[node].answer
+        assert answer is not None
+        if answer.snapshot:
+            self.begins(node, answer.base)
+        self.perform(effects)
 
-    @rule(size=st.integers(0, 400))
-    def commit(self, size: int) -> None:
-        self.log.append(
+    def begins(self, node: int, base: int) -> None:
+        mine = self.below[node]
+        mine.received = mine.base = base
+        mine.missing = set(range(CHUNKS))
+        mine.sums.clear()
+        mine.chunks.clear()
+
+    @rule(node=st.sampled_from(NODES))
+    def asks_for_chunks(self, node: int) -> None:
+        """Those that are under way, too: they come twice then, and count once."""
+        for index in sorted(self.below[node].missing):
+            child = self.family.children[node]
+            self.perform(self.family.on_ask_chunk(child, index, self.now_s))
+
+    def perform(self, effects: list[ev.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case ev.Send(to=node, message=message):
+                    if not isinstance(message, Committed | MergedRange | Behind):
+                        continue
+                    self.below[node].flying.append(message)
+                case ev.SendMerged(to=node):
+                    merged = MergedRange(
+                        after=effect.after, commit=effect.commit, last=effect.last,
+                        count=effect.count, payload=b"",
+                    )  # fmt: skip
+                    singly = sum(weight(entry, 0) for entry in effect.entries)
+                    assert weight(merged, 0) < singly
+                    self.below[node].flying.append(merged)
+                case ev.SendChunk(to=node, index=index):
+                    chunk = Chunk(index=index, commit=self.history.applied, payload=b"")
+                    self.below[node].flying.append(chunk)
+
+    @rule(size=st.integers(0, 300), count=st.integers(0, 60), origin=st.integers(4, 6))
+    def commit(self, size: int, count: int, origin: int) -> None:
+        head = self.history.log.head + 1
+        self.history.append(
             Committed(
-                commit=self.log.head + 1,
-                origin=9,
-                seq=1,
+                commit=head,
+                origin=origin,
+                seq=head,
                 form=0,
                 tau_quanta=2,
-                count=0,
+                count=count,
                 payload=b"x" * size,
             )
         )
-        self.feed()
+        self.perform(self.family.feed_all(self.now_s))
 
-    @precondition(lambda self: self.flying)
-    @rule(which=st.integers(0, 10**6))
-    def arrives(self, which: int) -> None:
-        commit = self.flying.pop(which % len(self.flying))
-        if commit == self.received + 1:
-            self.received = commit
-        self.reports.append(self.received)
+    @rule(lag=st.integers(0, 3))
+    def trainer_applies(self, lag: int) -> None:
+        self.history.applied = max(self.history.applied, self.history.log.head - lag)
+        self.perform(self.family.feed_all(self.now_s))
 
-    @precondition(lambda self: self.flying)
-    @rule(which=st.integers(0, 10**6))
-    def is_lost(self, which: int) -> None:
-        self.flying.pop(which % len(self.flying))
+    @rule(node=st.sampled_from(NODES), count=st.integers(1, 5))
+    def arrives(self, node: int, count: int) -> None:
+        for _ in range(min(count, len(self.below[node].flying))):
+            self.take(node)
 
-    @precondition(lambda self: self.flying)
-    @rule(which=st.integers(0, 10**6))
-    def is_repeated(self, which: int) -> None:
-        self.flying.append(self.flying[which % len(self.flying)])
+    def take(self, node: int) -> None:
+        mine = self.below[node]
+        message = mine.flying.popleft()
+        if isinstance(message, Behind):
+            if message.base > mine.received:
+                self.begins(node, message.base)
+            return
+        mine.taken += weight(message, SERVING.chunk_bytes)
+        if isinstance(message, Chunk):
+            assert message.commit <= mine.received, "a chunk comes after all that is in it"
+            if message.commit >= mine.base:
+                mine.missing.discard(message.index)
+                mine.chunks.append(message)
+        else:
+            assert before(message) == mine.received, "in order, each once, without a gap"
+            mine.received = message.commit
+            if isinstance(message, MergedRange):
+                mine.sums.append(message)
+        for merged in mine.sums:
+            halves = [c for c in mine.chunks if merged.after < c.commit < merged.commit]
+            assert not halves, "a chunk has all of a sum or nothing"
+        catching = bool(mine.missing)
+        mine.reports.append(
+            Report(received=mine.received, taken=mine.taken, catching=catching, stamp=0, news=[])
+        )
 
-    @precondition(lambda self: self.reports)
-    @rule(which=st.integers(0, 10**6))
-    def is_acknowledged(self, which: int) -> None:
-        """Also late, and out of order."""
-        self.downlink.acknowledge(self.reports.pop(which % len(self.reports)), self.now_s)
-        self.feed()
+    @precondition(lambda self: any(b.reports for b in self.below.values()))
+    @rule(node=st.sampled_from(NODES), skip=st.integers(0, 5))
+    def acknowledges(self, node: int, skip: int) -> None:
+        """Some of the older ones were replaced by newer ones before they went."""
+        reports = self.below[node].reports
+        if not reports:
+            return
+        for _ in range(min(skip, len(reports) - 1)):
+            reports.popleft()
+        child = self.family.children[node]
+        self.perform(self.family.on_report(child, reports.popleft(), self.now_s))
 
-    @rule()
-    def child_asks(self) -> None:
-        self.downlink.rewind(self.received, self.now_s)
-        self.feed()
-
-    @rule(seconds=st.floats(0.0, 5.0))
+    @rule(seconds=st.floats(0.0, 90.0))
     def time_passes(self, seconds: float) -> None:
+        """However late they are: nothing goes twice."""
         self.now_s += seconds
-        if self.downlink.overdue(self.now_s):
-            self.downlink.back_off(self.now_s)
-        self.feed()
+        self.perform(self.family.feed_all(self.now_s))
+
+    @rule(node=st.sampled_from(NODES))
+    def breaks_off(self, node: int) -> None:
+        self.opens(node)
+
+    @rule(node=st.sampled_from(NODES))
+    def takes_a_copy(self, node: int) -> None:
+        """It has no replica any more, but all the commits up to here."""
+        self.below[node].missing = set(range(CHUNKS))
+        self.below[node].base = self.below[node].received
+        self.below[node].sums.clear()
+        self.below[node].chunks.clear()
+        self.opens(node)
+
+    def child(self, node: int) -> Child:
+        return self.family.children[node]
 
     @invariant()
-    def nobody_is_ahead(self) -> None:
-        assert self.downlink.acked <= self.downlink.sent <= self.log.head
-        assert self.received <= self.log.head
+    def what_is_under_way_is_bounded(self) -> None:
+        """But for one message that is longer, and what goes in one piece with a chunk."""
+        longest = LOG_BYTES + 364 + SERVING.chunk_bytes + 64
+        for node in NODES:
+            assert self.child(node).link.under_way <= SERVING.window_max + longest
+        total = sum(self.child(node).link.under_way for node in NODES)
+        assert total <= SERVING.total_max + longest
+
+    @invariant()
+    def both_ends_count_the_same(self) -> None:
+        for node, mine in self.below.items():
+            flying = sum(
+                weight(message, SERVING.chunk_bytes)
+                for message in mine.flying
+                if not isinstance(message, Behind)
+            )
+            assert self.child(node).link.handed == mine.taken + flying
 
     @invariant()
     def the_log_is_bounded_and_whole(self) -> None:
-        held = list(self.log.after(self.log.base))
-        assert [committed.commit for committed in held] == list(
-            range(self.log.base + 1, self.log.head + 1)
-        )
-        assert sum(map(cost, held)) == self.log.bytes
-        assert self.log.bytes <= LOG_BYTES or len(held) == 1
+        held = list(self.history.log.after(self.history.log.base))
+        assert sum(map(cost, held)) == self.history.log.bytes
+        assert self.history.log.bytes <= LOG_BYTES or len(held) == 1
 
     def teardown(self) -> None:
-        """Once nothing is lost any more, the child soon has everything."""
+        """Once everything that is sent arrives and is acknowledged, each has everything."""
+        self.history.applied = self.history.log.head
+        self.perform(self.family.feed_all(self.now_s))
         for _ in range(400):
-            if self.received == self.log.head:
+            for node in NODES:
+                self.asks_for_chunks(node)
+                self.arrives(node, 1000)
+                self.acknowledges(node, 1000)
+            if all(
+                mine.received == self.history.log.head and not mine.missing
+                for mine in self.below.values()
+            ):
                 return
-            flying, self.flying = self.flying, []
-            for commit in flying:
-                if commit == self.received + 1:
-                    self.received = commit
-            self.downlink.acknowledge(self.received, self.now_s)
-            self.time_passes(5.0)
-        raise AssertionError(f"stuck at {self.received} of {self.log.head}")
+        raise AssertionError(f"stuck at {self.below} of {self.history.log.head}")
 
 
-TestDownLink = DownLinkMachine.TestCase
-TestDownLink.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDown = DownMachine.TestCase
+TestDown.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)

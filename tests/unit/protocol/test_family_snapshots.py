@@ -85,6 +85,20 @@ def test_no_chunk_of_a_replica_that_has_not_applied_what_came_as_a_sum(
     assert chunks(effects) == ([0] if applied == 6 else [])
 
 
+def test_no_chunk_from_inside_of_a_sum_that_the_child_was_sent(parent_with: Any, make: Any) -> None:
+    """Half of the sum would be in it, and it would be asked for again."""
+    parent = parent_with(window_bytes=ONE)
+    parent.attach(whole=False)
+    parent.commit()
+    for commit in range(2, 8):
+        parent.history.append(make.committed(commit))
+    parent.history.applied = 4
+    assert only(parent.report(1), ev.SendMerged).commit == 7
+    assert chunks(parent.asks(0) + parent.report(7)) == []
+    parent.history.applied = 7
+    assert chunks(parent.family.feed_all(0.0)) == [0]
+
+
 def test_no_chunk_of_a_replica_that_is_being_replaced(parent: Any) -> None:
     parent.attach(whole=False)
     parent.history.whole = False

@@ -51,6 +51,18 @@ def test_commits_that_were_not_sent_leave_the_edge_alone(node: Any) -> None:
     assert not rejoins(node.training(), head=3)
 
 
+def test_patience_begins_when_something_is_sent(node: Any) -> None:
+    """After a long time in which nobody published."""
+    node.training()
+    effects: list[ev.Effect] = []
+    for _ in range(60):
+        effects += node.alive() + node.tick(0.5)
+    for _ in range(18):
+        effects += node.alive(head=1, sent=1) + node.tick(0.5)
+    assert not every(effects, ev.Reopen)
+    assert rejoins(node, head=1, sent=1)
+
+
 def test_each_edge_that_was_opened_in_vain_gets_more_patience(node: Any, make: Any) -> None:
     """Or a link that takes longer than a lease for anything would be torn down for ever."""
     node.training()

@@ -17,11 +17,11 @@ from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.base import Batch, Flat, State
 from sparkstrom.transport.memory import MemoryNetwork
+from tests.unit.runtime.benches import TAU, Bench, N, Script
 from tests.unit.runtime.fits import Mesh
 from tests.unit.runtime.offices import Office, join
 
 K = 10  # q = 1/1024
-TAU = 0.125
 
 MakeCommit = Callable[..., Committed]
 
@@ -131,3 +131,13 @@ def pair(network: MemoryNetwork) -> tuple[Office, Office]:
     node.room.listen(node.address)
     join(master, node, edge=3)
     return master, node
+
+
+@pytest.fixture
+def bench(pushing: Callable[..., Any]) -> Callable[..., Bench]:
+    """A bench; each step of its model adds ``push`` to every parameter."""
+
+    def make(script: Script, push: float = TAU, **options: Any) -> Bench:
+        return Bench(pushing(N, push), script, **options)
+
+    return make

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -10,19 +9,14 @@ import pytest
 from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.frames import KEY_BYTES, NOBODY, OVERHEAD_BYTES, Rejection, Seal
 from sparkstrom.codec.messages import (
-    Activity,
     AskAfter,
     Committed,
     Failed,
-    Message,
     Probe,
     Report,
-    Status,
     Update,
 )
 from sparkstrom.codec.wire import encode
-from sparkstrom.runtime.outbox import Outbox
-from sparkstrom.transport.base import Offer
 from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
 from tests.unit.runtime.offices import (
     ASK,
@@ -227,17 +221,8 @@ def test_no_message_is_dropped_however_much_waits(pair: tuple[Office, Office]) -
     assert seqs == list(range(1, 10_001))
 
 
-def report(stamp: int, trace: str = "") -> Report:
-    news = [status(trace)] if trace else []
-    return Report(received=0, taken=0, catching=False, stamp=stamp, news=news)
-
-
-def status(trace: str) -> Status:
-    stats = {f"{trace}{i}": 1.0 for i in range(1000)}
-    return Status(
-        node=7, edge=3, count=1, after_seq=0, epoch=0, batch=0, steps=0,
-        activity=Activity.WAITING, stats=stats,
-    )  # fmt: skip
+def report(stamp: int) -> Report:
+    return Report(received=0, taken=0, catching=False, stamp=stamp, news=[])
 
 
 def test_of_reports_that_wait_only_the_newest_goes(pair: tuple[Office, Office]) -> None:
@@ -255,88 +240,6 @@ def test_of_reports_that_wait_only_the_newest_goes(pair: tuple[Office, Office]) 
     node.room.flush()
     assert [m for _, m in master.got()] == [report(51)]
     assert not master.room.traffic.rejected
-
-
-class Stuck:
-    """A sender that takes so many frames and no more."""
-
-    def __init__(self) -> None:
-        self.room = 0
-        self.taken: list[bytes] = []
-
-    def offer(self, frames: Sequence[bytes]) -> tuple[int, Offer]:
-        went = list(frames)[: self.room]
-        self.room -= len(went)
-        self.taken += went
-        return len(went), Offer.SENT if len(went) == len(frames) else Offer.BUSY
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-def test_a_message_that_has_begun_to_go_goes_whole() -> None:
-    """Its newer one comes after it; half a message would be lost with the rest of the stream."""
-    sender = Stuck()
-    box = Outbox(sender)
-    box.put([b"a1", b"a2"], "state")
-    box.put([b"b1"])
-    sender.room = 1
-    box.flush()
-    box.put([b"c1", b"c2"], "state")
-    box.put([b"d1", b"d2"], "state")
-    box.put([b"e1"], "report")
-    sender.room = 10
-    box.flush()
-    assert sender.taken == [b"a1", b"a2", b"b1", b"d1", b"d2", b"e1"]
-
-
-def test_a_stream_that_is_gone_keeps_nothing() -> None:
-    class Gone(Stuck):
-        def offer(self, frames: Sequence[bytes]) -> tuple[int, Offer]:
-            return 0, Offer.CLOSED
-
-    box = Outbox(Gone())
-    box.put([b"a"], "state")
-    box.flush()
-    assert len(box) == 0
-    box.put([b"b"], "state")
-    assert len(box) == 1
-
-
-# -- what is not whole yet -----------------------------------------------------------------------
-
-
-def test_part_of_a_data_message_is_told_as_it_comes(network: MemoryNetwork) -> None:
-    master, node = Office(network, MASTER, 10, chunk=1024), Office(network, 7, 20, chunk=1024)
-    join(master, node, edge=3)
-    whole = update(payload=bytes(10_000))
-    pieces = pieces_of(node, whole)
-    at = master.at(1012)
-    for count, piece in enumerate(pieces[:3], 1):
-        offer(node, at, piece, control=False)
-        assert master.got() == []
-        assert master.room.arriving() == [(7, count * 1024)]
-        assert master.room.arriving() == []  # nothing new
-    offer(node, at, *pieces[3:], control=False)
-    assert master.got() == [(7, whole)]
-    assert master.room.arriving() == []
-
-
-def test_part_of_a_control_message_is_not_told(network: MemoryNetwork) -> None:
-    """It never counts for what a link carries."""
-    master, node = Office(network, MASTER, 10), Office(network, 7, 20)
-    join(master, node, edge=3)
-    pieces = pieces_of(node, report(1, "x" * 20))
-    offer(node, master.at(1012), pieces[0])
-    assert master.got() == []
-    assert master.room.arriving() == []
-
-
-def pieces_of(node: Office, message: Message) -> list[bytes]:
-    """The sealed frames of a message to the master, in order; they do not go out by themselves."""
-    frames = node.room._seal_message(message, receiver=MASTER, edge=3)
-    assert len(frames) > 1
-    return frames
 
 
 def test_back_pressure_keeps_frames_in_order(pair: tuple[Office, Office]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Callable
 from typing import Any
 
@@ -16,93 +15,14 @@ from sparkstrom.codec.messages import (
     AskUpdater,
     Chunk,
     Committed,
-    Kept,
 )
 from sparkstrom.codec.states import encode_state
-from sparkstrom.encoding.encoder import Encoder
-from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.encoding.totals import Total
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Command, Order
-from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.inbox import Inbox, Item, Merged
-from sparkstrom.runtime.lending import Lender
-from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.station import Station
+from sparkstrom.runtime.inbox import Merged
 from sparkstrom.runtime.theta import Theta, chunk_count
-from sparkstrom.runtime.trainer import Schedule, Trainer
-
-K, N, TAU = 10, 300, 0.125
-KEPT = Kept("/there", 1.5)
-END = Command(Order.END, "done")
-TRAIN = Command(Order.TRAIN)
-
-Script = list[tuple[list[Item], Command]]
-
-
-class Scripted(Station):
-    """Plays one line of its script for each look of the trainer; waiting is at once over."""
-
-    def __init__(self, script: Script) -> None:
-        super().__init__(Inbox(N, 0, Theta(N, K).decode))
-        self.script = [*script, ([], END)]
-        self.waits = 0
-
-    def take(self) -> tuple[list[Item], Command]:
-        items, command = self.script.pop(0)
-        self.publish([], command)
-        return items, command
-
-    def wait(self, seconds: float, known: Command) -> None:
-        self.waits += 1
-
-    def posted(self) -> list[ev.Event]:
-        events = []
-        while True:
-            try:
-                events.append(self.events.get_nowait())
-            except queue.Empty:
-                return events
-
-
-class Bench:
-    """A trainer on 10 rows, minibatches of 4, two epochs, with all it touches."""
-
-    def __init__(self, model: Any, script: Script, rows: int = 10, **schedule: Any) -> None:
-        self.station = Scripted(script)
-        self.granted: list[tuple[str, ...]] = []
-        self.model, self.lender = model, Lender()
-        encoder = Encoder(N, K, FixedThreshold(TAU))
-        self.replica = Replica(model, Theta(N, K), encoder, local=True)
-        features = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
-        batches = Batches(features, np.zeros(rows, np.int64), batch_rows=4, seed=0, partition=0)
-        self.trainer = Trainer(
-            self.station,
-            self.replica,
-            batches,
-            Schedule(**({"epochs": 2, "publish_every": 1} | schedule)),
-            keep=lambda replica: KEPT,
-            grant=lambda replica, paths: self.granted.append(paths),
-            lender=self.lender,
-        )
-
-    def run(self) -> list[ev.Event]:
-        assert self.trainer.run() == "done"
-        return self.station.posted()
-
-
-@pytest.fixture
-def bench(pushing: Callable[..., Any]) -> Callable[..., Bench]:
-    """A bench; each step of its model adds ``push`` to every parameter."""
-
-    def make(script: Script, push: float = TAU, **options: Any) -> Bench:
-        return Bench(pushing(N, push), script, **options)
-
-    return make
-
-
-def steps(count: int, command: Command = TRAIN) -> Script:
-    return [([], command)] * count
+from tests.unit.runtime.benches import KEPT, TAU, TRAIN, Bench, K, N, Script, steps
 
 
 def whole(theta: Theta) -> tuple[Chunk, ...]:
@@ -150,40 +70,6 @@ def test_it_publishes_every_so_often_and_at_the_end(
     published = [event.steps for event in events if isinstance(event, ev.Published)]
     assert published == sorted({*range(publish_every, 7, publish_every), 6})
     assert positions(events) == WHOLE
-
-
-BUSY = Command(Order.TRAIN, publishes=False)
-
-
-def test_it_publishes_when_it_may_and_at_the_end(bench: Callable[..., Bench]) -> None:
-    """What it learned meanwhile waits in the residual, and goes with the next one."""
-    script = [([], command) for command in (TRAIN, BUSY, BUSY, TRAIN, BUSY, BUSY)]
-    made = bench(script, publish_every=None)
-    events = made.run()
-    assert [e.steps for e in events if isinstance(e, ev.Published)] == [1, 4, 6]
-    assert [e.steps for e in events if isinstance(e, ev.Progressed)] == [2, 3, 5]
-    sent = made.replica.theta.values / TAU + made.replica.residual() / TAU
-    np.testing.assert_allclose(sent, 6.0)
-
-
-def test_whether_it_may_publish_is_asked_after_the_step(bench: Callable[..., Bench]) -> None:
-    """What was under way when the step began may have been committed meanwhile."""
-    made = bench([([], BUSY)], publish_every=None)
-    step = made.replica.step
-
-    def committed_meanwhile(batch: Any) -> float:
-        made.station.publish([], TRAIN)
-        return step(batch)
-
-    made.replica.step = committed_meanwhile  # type: ignore[method-assign]
-    assert [e.steps for e in made.run() if isinstance(e, ev.Published)] == [1]
-
-
-def test_every_so_many_steps_does_not_ask_whether_it_may(
-    bench: Callable[..., Bench],
-) -> None:
-    events = bench(steps(6, BUSY), publish_every=2).run()
-    assert [e.steps for e in events if isinstance(e, ev.Published)] == [2, 4, 6]
 
 
 def test_no_rows_are_nothing_to_train(bench: Callable[..., Bench]) -> None:
