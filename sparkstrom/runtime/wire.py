@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from sparkstrom.transport.base import Transport
 
 DRIVER = "wire_driver "  # and its name: what it has sent
-HEADERS = "wire_headers"  # of the datagrams that one node's own frames took
+OWN = "wire_own"  # what one node adds for its own frames
 DRIVERS_TOLD = 8  # newest of those that died: a message has room for so many names
 
 
@@ -20,28 +20,28 @@ class Wire:
 
     def __init__(self) -> None:
         self._drivers: dict[str, int] = {}
-        self._headers: dict[str, int] = {}
+        self._own: dict[str, int] = {}
 
     def look(self, transport: Transport) -> dict[str, float]:
         """The figures with this transport's newest."""
         sent = transport.sent()
-        self._drivers[sent.driver], self._headers[sent.driver] = (
+        self._drivers[sent.driver], self._own[sent.driver] = (
             sent.driver_bytes,
-            sent.header_bytes,
+            sent.own_bytes,
         )
         newest = list(self._drivers.items())[-DRIVERS_TOLD:]
         return {f"{DRIVER}{name}": float(count) for name, count in newest} | {
-            HEADERS: float(sum(self._headers.values()))
+            OWN: float(sum(self._own.values()))
         }
 
 
 def wire_bytes(told: Iterable[Mapping[str, float]]) -> int:
-    """All that left, of what all nodes told: each media driver once, headers of each node."""
+    """All that left, of what all nodes told: each media driver once, what each node adds."""
     drivers: dict[str, float] = {}
-    headers = 0.0
+    own = 0.0
     for figures in told:
-        headers += figures.get(HEADERS, 0.0)
+        own += figures.get(OWN, 0.0)
         for name, count in figures.items():
             if name.startswith(DRIVER):
                 drivers[name] = max(count, drivers.get(name, 0.0))
-    return int(headers + sum(drivers.values()))
+    return int(own + sum(drivers.values()))

@@ -24,10 +24,9 @@ class TrainingSummary:
     replicas_equal: bool  # all hashes are the same and no parameter left the exact range
     hashes: dict[str, str]  # node id or "driver" -> SHA-256 of its parameters, as hex
     bytes_sent: int  # sealed updates, counted once at their origin
-    bytes_wire: (
-        int  # of Aeron on all interfaces, each hop, with all headers; not inside a machine's
-    )
-    # shared memory, and not Spark's own (rows, initial parameters)
+    # What Aeron sent over all interfaces, each hop, all headers included. Not between processes of
+    # one host, unless they use loopback, and not Spark's own (rows, initial parameters).
+    bytes_wire: int
     bytes_dense: int  # minibatches x 4 x n_params: dense float32 updates
     seconds: float
     phase_seconds: dict[str, float]

@@ -35,11 +35,15 @@ class Arrival(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What has left this machine's interfaces, cumulative, all headers included."""
+    """What has left this machine's interfaces, cumulative, all headers included.
+
+    Between processes of one host that is nothing, unless they use the loopback interface.
+    """
 
     driver: str  # which media driver; transports that share one name the same
     driver_bytes: int  # of it, whoever's they are: add them up once
-    header_bytes: int  # of the datagrams of this transport's own frames, which it cannot know
+    own_bytes: int  # to add for this transport's own frames: datagrams' headers, less what went to
+    # other processes of this host, which the driver counts, too
 
 
 class Sender(Protocol):

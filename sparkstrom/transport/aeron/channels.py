@@ -61,6 +61,11 @@ def mtu(there: Endpoint, here: Endpoint) -> int:
     return MTU_LOCAL if local else MTU_NETWORK
 
 
+def stays_on_host(there: Endpoint, here: Endpoint) -> bool:
+    """Does what goes there leave no interface? Where all use loopback, that is the interface."""
+    return there.host == here.host and not ipaddress.ip_address(there.host).is_loopback
+
+
 def random_session() -> int:
     """A session id nobody can guess from the last one (any i32)."""
     return secrets.randbits(32) - 2**31

@@ -40,6 +40,7 @@ from sparkstrom.transport.aeron.channels import (
     mtu,
     publication_uri,
     random_session,
+    stays_on_host,
     subscription_uri,
 )
 from sparkstrom.transport.aeron.checked import Aeron, ffi, pointer
@@ -94,7 +95,7 @@ class AeronTransport:
         self._unwanted: list[OpeningReceiver] = []  # closed before they were up
         self._opening: list[AeronSender] = []
         self._senders: list[AeronSender] = []
-        self._sent = (0, 0, 0)  # frames, bytes and datagrams of senders that are gone
+        self._sent = (0, 0, 0, 0)  # what senders that are gone had sent: see _read_counters
         self._figures: dict[str, int] = {}
         self._closing = ExitStack()
         self._closed = False
@@ -176,6 +177,7 @@ class AeronTransport:
             self._revoke,
             breaks_for_good=local,
             datagram_bytes=longest,
+            stays=stays_on_host(endpoint, self.endpoint),
         )
         self._opening.append(sender)
         self._senders.append(sender)
@@ -242,11 +244,11 @@ class AeronTransport:
         if not self._opening:
             return
         self._opening = [sender for sender in self._opening if sender.is_opening()]
-        frames, sent, datagrams = self._sent
+        frames, sent, datagrams, stayed = self._sent
         for sender in filter(AeronSender.is_done, self._senders):
             frames, sent = frames + sender.frames_sent, sent + sender.bytes_sent
-            datagrams += sender.datagrams
-        self._sent = frames, sent, datagrams
+            datagrams, stayed = datagrams + sender.datagrams, stayed + sender.bytes_stayed
+        self._sent = frames, sent, datagrams, stayed
         self._senders = [sender for sender in self._senders if not sender.is_done()]
 
     def require_driver(self, doing: str) -> None:
@@ -289,6 +291,7 @@ class AeronTransport:
             "frames_sent": self._sent[0] + sum(sender.frames_sent for sender in self._senders),
             "bytes_sent": self._sent[1] + sum(sender.bytes_sent for sender in self._senders),
             "datagrams": self._sent[2] + sum(sender.datagrams for sender in self._senders),
+            "bytes_stayed": self._sent[3] + sum(sender.bytes_stayed for sender in self._senders),
         }
         return figures | own | self._inbox.counters()
 
@@ -301,7 +304,7 @@ class AeronTransport:
         return Sent(
             f"{self.endpoint}/{self._handle.pid}",
             known["driver_bytes_sent"] + headers + uncounted,
-            HEADERS * known["datagrams"],
+            HEADERS * known["datagrams"] - known["bytes_stayed"],
         )
 
     def close(self) -> None:

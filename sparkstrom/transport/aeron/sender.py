@@ -39,10 +39,12 @@ class AeronSender:
         *,
         breaks_for_good: bool,
         datagram_bytes: int = 0,
+        stays: bool = False,
     ) -> None:
         """``breaks_for_good``: another receiver would get what the last one had not taken.
 
-        ``datagram_bytes``: so much of a frame goes in one; 0 where none do.
+        ``datagram_bytes``: so much of a frame goes in one; 0 where none do. ``stays``: to another
+        process of this host, over no network.
         """
         self._aeron, self._uri, self._stream, self._frame_max = aeron, uri, stream, frame_max
         self._require_driver, self._revoke = require_driver, revoke
@@ -51,10 +53,12 @@ class AeronSender:
         self._failure: TransportError | None = None
         self._is_closed = False
         self._breaks_for_good, self._datagram_bytes = breaks_for_good, datagram_bytes
+        self._stays = stays
         self._frames = np.zeros((FRAMES_PER_CALL, 2), np.int64)
         self._answer = np.zeros(1, np.int64)
         self.frames_sent = self.bytes_sent = 0
         self.datagrams = 0  # that the frames took, about: what is offered at once goes together
+        self.bytes_stayed = 0  # of those, with Aeron's headers, what left no interface
         adding = ffi.new("aeron_async_add_exclusive_publication_t **")
         aeron.checked(
             aeron.lib.aeron_async_add_exclusive_publication(adding, client, uri.encode(), stream),
@@ -132,7 +136,10 @@ class AeronSender:
         self.bytes_sent += bytes_went
         if self._datagram_bytes:
             framed = bytes_went + went * FRAME_HEADER
-            self.datagrams += -(-framed // self._datagram_bytes)
+            if self._stays:
+                self.bytes_stayed += framed
+            else:
+                self.datagrams += -(-framed // self._datagram_bytes)
         return went
 
     def _why_stopped(self) -> Offer:

@@ -50,7 +50,7 @@ def main(kind: str) -> None:
     lo = lo_bytes()
     here.close()
     there.close()
-    print(json.dumps({"lo": lo, "told": sum(s.driver_bytes + s.header_bytes for s in told)}))
+    print(json.dumps({"lo": lo, "told": sum(s.driver_bytes + s.own_bytes for s in told)}))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from sparkstrom.transport.memory import MemoryNetwork
 class Counted:
     """A transport that has sent so much."""
 
-    def __init__(self, driver: str, driver_bytes: int, header_bytes: int) -> None:
-        self.figures = Sent(driver, driver_bytes, header_bytes)
+    def __init__(self, driver: str, driver_bytes: int, own_bytes: int) -> None:
+        self.figures = Sent(driver, driver_bytes, own_bytes)
 
     def sent(self) -> Sent:
         return self.figures
@@ -24,8 +24,8 @@ def told(*sent: tuple[str, int, int]) -> dict[str, float]:
     """What one node tells after these transports."""
     wire = Wire()
     figures: dict[str, float] = {}
-    for driver, driver_bytes, header_bytes in sent:
-        transport: Any = Counted(driver, driver_bytes, header_bytes)
+    for driver, driver_bytes, own_bytes in sent:
+        transport: Any = Counted(driver, driver_bytes, own_bytes)
         figures = wire.look(transport)
     return figures
 

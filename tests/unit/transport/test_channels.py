@@ -9,6 +9,7 @@ from sparkstrom.transport.aeron.channels import (
     mtu,
     publication_uri,
     random_session,
+    stays_on_host,
     subscription_uri,
 )
 from sparkstrom.transport.aeron.sizes import choose_sizes
@@ -74,3 +75,12 @@ def test_sessions_are_i32_and_differ() -> None:
     sessions = {random_session() for _ in range(100)}
     assert len(sessions) == 100
     assert all(-(2**31) <= session < 2**31 for session in sessions)
+
+
+@pytest.mark.parametrize(
+    ("there", "stays"), [("10.0.0.1", True), ("10.0.0.2", False), ("127.0.0.1", False)]
+)
+def test_between_processes_of_one_host_nothing_leaves_an_interface(there: str, stays: bool) -> None:
+    """Where all use loopback, that is the interface."""
+    here = Endpoint("127.0.0.1" if there == "127.0.0.1" else "10.0.0.1", 1)
+    assert stays_on_host(Endpoint(there, 2), here) is stays
