@@ -145,8 +145,12 @@ class SharedTrainingMaster:
         if self.publish_every != AUTO:
             need_whole("publish_every", self.publish_every, 1, ", or 'auto'")
         if self.max_lead is not None:
-            remedy = ", the value of publish_every: workers tell how far they are when they publish"
-            least = self.publish_every if isinstance(self.publish_every, int) else 1
+            least, remedy = 1, ", or None for any number"
+            if isinstance(self.publish_every, int):
+                least = self.publish_every
+                remedy = (
+                    ", the value of publish_every: workers tell how far they are when they publish"
+                )
             need_whole("max_lead", self.max_lead, least, remedy)
         need_whole("rng_seed", self.rng_seed, 0)
         need_flag("collect_training_stats", self.collect_training_stats)

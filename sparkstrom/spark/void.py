@@ -70,7 +70,8 @@ class VoidConfiguration:
     mesh_depth: int = DEPTH  # levels of a mesh
     max_chunk_size: int = 65536  # bytes of payload in one frame at most
     lease_s: float = 10.0  # a node silent for so long is lost and its partition is free again
-    window_bytes: int = 8 << 20  # own updates not yet committed before a worker waits
+    window_bytes: int = 8 << 20  # others' updates that wait for a step before they are summed; with
+    # a number for publish_every also own updates not yet committed before the worker waits
     log_bytes: int = 64 << 20  # recent commits a node keeps for those who missed them
     given: frozenset[str] = field(init=False, repr=False, compare=False)  # fields the caller set
 
