@@ -67,7 +67,10 @@ class Published(msgspec.Struct, frozen=True):
 
 
 class Progressed(msgspec.Struct, frozen=True):
-    """The trainer took a step that sent nothing."""
+    """The trainer took a step that sent nothing; the position is that of what it did send.
+
+    Beyond it are steps that it has held back: whoever replaces it takes them again.
+    """
 
     epoch: int
     batch: int

@@ -75,6 +75,9 @@ class Trainer:
         self.counts = Counts()
         self.epochs = EpochLog(schedule.partition, schedule.attempt)
         self._position = Position(0, 0)
+        self._sent = (
+            self._position
+        )  # up to there, what was learnt has been published where it could
         self._steps = 0
         self._unpublished = 0
         self._activity = Activity.CATCHING_UP
@@ -166,6 +169,7 @@ class Trainer:
                 self._install_updater(payload)
             case ev.Admitted(returned=False):
                 self._position, self._steps = Position(item.epoch, item.batch), item.steps
+                self._sent = self._position
                 self._grants = item.grants
             case ev.Admitted():
                 pass  # back under a new id, with theta, residual and position as they were
@@ -204,10 +208,9 @@ class Trainer:
         loss = self._replica.step(batch)
         self._count(batch.rows, loss)
         stepped_s = time.monotonic()
-        before = self._position
         self._advance()
         if self._position.batch == 0:
-            self._publish_buffers(before)
+            self._publish_buffers()
         self._publish_if_due()
         self._spend("reading", read_s - began_s)
         self._spend("stepping", stepped_s - read_s)
@@ -237,24 +240,28 @@ class Trainer:
         loss, examples = self.counts.last_loss_sum, self.counts.last_examples
         self.epochs.add(Finished(self._position.epoch - 1, loss, examples, *held))
 
-    def _publish_buffers(self, before: Position) -> None:
+    def _publish_buffers(self) -> None:
         """Before the epoch's last position: once that is committed, so are the buffers."""
         seen, buffers = self._replica.theta.commit, self._replica.report_buffers()
         if buffers:
-            steps = self._steps - 1
-            self._station.post(ev.Published(BUFFERS, 0, 0, buffers, seen, *before, steps))
+            where = (self._sent.epoch, self._sent.batch, self._steps - 1)
+            self._station.post(ev.Published(BUFFERS, 0, 0, buffers, seen, *where))
 
     def _publish_if_due(self) -> None:
-        """Publish when it is time, and at the very end; otherwise only say how far it is."""
+        """Publish when it is time, and at the very end; otherwise only say how far it is.
+
+        A step that is held back is not claimed as trained: were this worker lost, its residual
+        would be, too, and the step has to be taken again.
+        """
         seen = self._replica.theta.commit
         encoded = None
         if self._is_due or self._finished:
-            self._unpublished = 0
+            self._unpublished, self._sent = 0, self._position
             self._follow_link()
             encoded = self._replica.publish()
         else:
             self._replica.hold_back()
-        where = (self._position.epoch, self._position.batch, self._steps)
+        where = (self._sent.epoch, self._sent.batch, self._steps)
         if encoded is None:
             self._station.post(ev.Progressed(*where))
             return

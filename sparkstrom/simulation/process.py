@@ -84,10 +84,10 @@ class SimProcess:
     __slots__ = (  # there may be 32,768 of them, and each is touched at every commit
         "_activity", "_applied", "_buffered", "_copy", "_end", "_grants", "_hurry", "_inbox",
         "_is_fresh", "_perform", "_publish_every", "_rate", "_reached", "_replace", "_said",
-        "_scratch", "_shift_s", "_unpublished", "_wake", "added", "alive", "awake_s", "borrowed",
-        "cut", "doom", "failing", "identity", "installed", "learner", "left", "limits", "links",
-        "made", "me", "name", "node", "port", "position", "quiet", "replica", "slots", "slowness_s",
-        "stepping", "steps", "tick_s", "ticks", "turn", "weights", "woken",
+        "_scratch", "_sent", "_shift_s", "_unpublished", "_wake", "added", "alive", "awake_s",
+        "borrowed", "cut", "doom", "failing", "identity", "installed", "learner", "left", "limits",
+        "links", "made", "me", "name", "node", "port", "position", "quiet", "replica", "slots",
+        "slowness_s", "stepping", "steps", "tick_s", "ticks", "turn", "weights", "woken",
     )  # fmt: skip
 
     def __init__(
@@ -123,6 +123,7 @@ class SimProcess:
         self._inbox: deque[Item] = deque()
         self.position = Position(0, 0)
         self.steps = 0
+        self._sent = self.position  # up to there nothing was held back
         self._reached = 0  # minibatch ordinal up to which its updates reach
         self.made: list[Made] = []
         self.quiet: set[int] = set()  # minibatches that sent nothing when they were trained
@@ -279,7 +280,7 @@ class SimProcess:
                 self.replica.apply_merged(item)
             case ev.Admitted(returned=False):
                 self.position, self.steps = Position(item.epoch, item.batch), item.steps
-                self._reached = self.ordinal
+                self._sent, self._reached = self.position, self.ordinal
                 self._is_fresh = self.steps > 0 or self.ordinal > 0
                 self._grants = item.grants
             case ev.Admitted():
@@ -305,13 +306,16 @@ class SimProcess:
             self.added.append(path)
         self._grants = ()
 
-    def _publish_buffers(self, before: Position, now_s: float) -> None:
+    def _publish_buffers(self, now_s: float) -> None:
         """An epoch's statistics, ahead of its last position."""
-        payload = BUFFER.pack(self.identity.partition, self.identity.attempt, before.epoch)
+        payload = BUFFER.pack(
+            self.identity.partition, self.identity.attempt, self.position.epoch - 1
+        )
         self.replica.publish_buffers()
         self.made.append(Made(self._reached, self._reached, payload, buffers=True))
         seen = self.replica.commit
-        self.feed(ev.Published(BUFFERS, 0, 0, payload, seen, *before, self.steps - 1), now_s)
+        where = (self._sent.epoch, self._sent.batch, self.steps - 1)
+        self.feed(ev.Published(BUFFERS, 0, 0, payload, seen, *where), now_s)
 
     # -- updaters --------------------------------------------------------------------------------
 
@@ -338,22 +342,23 @@ class SimProcess:
 
     def _finish_step(self, now_s: float) -> None:
         self.learner.step()
-        before, batch = self.position, self.position.batch + 1
+        batch = self.position.batch + 1
         whole = batch == self.identity.batches
         self.position = Position(self.position.epoch + whole, 0 if whole else batch)
         self.steps += 1
         self._unpublished += 1
         if whole and self._buffered:
-            self._publish_buffers(before, now_s)
+            self._publish_buffers(now_s)
         payload = b""
         if self._is_due() or self.finished:
-            self._unpublished = 0
+            self._unpublished, self._sent = 0, self.position
             payload = self.learner.publish()
             if payload:
                 payload = padded(payload, self.weights.update_bytes)
-        where = (self.position.epoch, self.position.batch, self.steps)
+            else:
+                self.quiet |= set(range(self._reached + 1, self.ordinal + 1))
+        where = (self._sent.epoch, self._sent.batch, self.steps)
         if not payload:
-            self.quiet.add(self.ordinal)
             self.feed(ev.Progressed(*where), now_s)
             return
         self.replica.publish(payload)

@@ -69,7 +69,10 @@ def test_it_publishes_every_so_often_and_at_the_end(
     events = bench(steps(6), publish_every=publish_every).run()
     published = [event.steps for event in events if isinstance(event, ev.Published)]
     assert published == sorted({*range(publish_every, 7, publish_every), 6})
-    assert positions(events) == WHOLE
+    # What is held back is not claimed: who replaces this worker takes those steps again.
+    sent = [(0, 0), *[WHOLE[step - 1][:2] for step in published]]
+    newest = [sent[sum(step <= now for step in published)] for now in range(1, 7)]
+    assert [position[:2] for position in positions(events)] == newest
 
 
 def test_no_rows_are_nothing_to_train(bench: Callable[..., Bench]) -> None:
