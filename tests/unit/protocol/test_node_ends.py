@@ -244,7 +244,11 @@ def test_a_full_window_has_a_deadline(node_with: Any, make: Any) -> None:
     node = node_with(window_bytes=1).training()
     node.step(make.published(1))
     beat(node, 121, alive=True)
-    assert failed_with(node).startswith("none of its updates was committed for 121 s")
+    reason = failed_with(node)
+    assert reason.startswith("none of its updates was committed for 121 s")
+    assert f"{node.me.uplink.bytes} bytes of them wait" in reason
+    assert "MB/s" in reason
+    assert "publish_every='auto'" in reason
 
 
 def test_a_step_has_a_deadline_and_a_waiting_trainer_none(node: Any, make: Any) -> None:
