@@ -295,6 +295,8 @@ class Node:
             me.heard_s, me.unanswered = now_s, 0
         if state.sent <= me.received and me.catchup is None:
             me.got_s = now_s
+        if me.parent != MASTER and not state.head:
+            me.owed_s = now_s  # a relay may have no replica yet, and so no answer
         me.state = state
         if me.family.children and (known is None or _shared(state) != _shared(known)):
             me.family.tell_all()
