@@ -15,7 +15,7 @@ from sparkstrom.codec.messages import Committed, Update
 from sparkstrom.protocol import borrowing, joining, node
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.fit import Fit
-from sparkstrom.protocol.replay import Downlink
+from sparkstrom.protocol.link import Link
 from sparkstrom.protocol.sequencer import Sequencer
 from sparkstrom.protocol.tree import Tree
 from sparkstrom.simulation.faults import NO_FAULTS
@@ -107,13 +107,7 @@ def skips_a_lost_update(patch: pytest.MonkeyPatch) -> None:
 
 
 def overruns_a_child(patch: pytest.MonkeyPatch) -> None:
-    put = Downlink.put
-
-    def pushy(self: Downlink, commit: int, size: int, now_s: float) -> bool:
-        self._window_bytes = 1 << 30
-        return put(self, commit, size, now_s)
-
-    patch.setattr(Downlink, "put", pushy)
+    patch.setattr(Link, "has_room", lambda self, size: True)
 
 
 def adds_its_own_again_with_a_sum(patch: pytest.MonkeyPatch) -> None:
