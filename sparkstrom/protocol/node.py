@@ -69,7 +69,13 @@ from sparkstrom.protocol.relaying import (
 from sparkstrom.protocol.reporting import report_if_due
 from sparkstrom.protocol.standing import NOBODY, Identity, NodeLimits, Standing
 from sparkstrom.protocol.uplink import Uplink
-from sparkstrom.protocol.waiting import FAREWELL_S, forget_sleep, is_edge_dead, waited_too_long
+from sparkstrom.protocol.waiting import (
+    FAREWELL_S,
+    forget_sleep,
+    is_silent,
+    is_starved,
+    waited_too_long,
+)
 
 __all__ = ["Identity", "Node", "NodeLimits"]
 
@@ -316,10 +322,10 @@ class Node:
         effects += borrow(me, now_s)
         if me.may_end:
             return effects
-        if is_edge_dead(me, now_s):
+        if (silent := is_silent(me, now_s)) or is_starved(me, now_s):  # time for fresh streams
             me.attached, me.edge_heard_s = False, now_s
             me.unanswered += 1
-            me.starved += 1
+            me.starved += not silent
             return [*effects, ev.Reopen()]
         if not me.attached:
             return effects + self._ask_for_a_place(now_s)

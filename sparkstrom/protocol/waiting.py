@@ -32,16 +32,19 @@ def forget_sleep(me: Standing, now_s: float) -> None:
         me.catchup.progress_s = later(me.catchup.progress_s)
 
 
-def is_edge_dead(me: Standing, now_s: float) -> bool:
-    """Is it time for fresh streams?
+def is_silent(me: Standing, now_s: float) -> bool:
+    """Was nothing at all heard over the edge for too long, also no answer to a join?"""
+    doublings = min(me.unanswered, DOUBLINGS_MAX)
+    return now_s - me.edge_heard_s > me.limits.lease_s / 2 * 2**doublings
 
-    Nothing at all was heard, also no answer to a join; or signs of the master's life come over the
-    edge, and data, or the word that asks for it, does not get through one way or the other: a
-    stream may have broken off for good, each for itself. Where the master is silent, the trouble is further up.
+
+def is_starved(me: Standing, now_s: float) -> bool:
+    """Do signs of the master's life come over the edge, and nothing else gets through?
+
+    Data does not, one way or the other, or the word that asks for it: a stream may have broken
+    off for good, each for itself. Where the master is silent, the trouble is further up.
     """
     lease_s = me.limits.lease_s
-    if now_s - me.edge_heard_s > lease_s / 2 * 2 ** min(me.unanswered, DOUBLINGS_MAX):
-        return True
     steady = now_s - max(me.opened_s, me.steady_s) > lease_s and now_s - me.heard_s <= lease_s / 2
     if me.parent == NOBODY or not steady:
         return False

@@ -38,10 +38,7 @@ def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def trusts_an_edge_on_which_something_is_heard(patch: pytest.MonkeyPatch) -> None:
-    def silent(me: Any, now_s: float) -> bool:
-        return bool(now_s - me.edge_heard_s > me.limits.lease_s / 2)
-
-    patch.setattr(node, "is_edge_dead", silent)
+    patch.setattr(node, "is_starved", lambda me, now_s: False)
 
 
 def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:

@@ -137,6 +137,19 @@ def test_a_word_that_the_parent_never_answers_opens_another_edge(node: Any, make
     assert rejoins(node)
 
 
+def test_a_time_in_which_nothing_was_heard_costs_no_patience_with_what_starves(
+    node: Any, make: Any
+) -> None:
+    """Nobody heard the master, and afterwards a stream breaks: the one says nothing of the other."""
+    node.opened()
+    for _ in range(3):
+        while not every(node.tick(0.5), ev.Reopen):
+            pass
+    node.opened()
+    node.told(make.welcome(knock=node.me.knock))
+    assert rejoins(node)
+
+
 def test_a_relay_owes_no_answer_before_it_has_a_replica(make: Any) -> None:
     node = NodeDriver(make, parent=9)
     node.opened()
