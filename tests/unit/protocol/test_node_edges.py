@@ -140,7 +140,7 @@ def test_a_word_that_the_parent_never_answers_opens_another_edge(node: Any, make
 def test_a_time_in_which_nothing_was_heard_costs_no_patience_with_what_starves(
     node: Any, make: Any
 ) -> None:
-    """Nobody heard the master, and afterwards a stream breaks: the one says nothing of the other."""
+    """Nobody heard the master, then a stream breaks: the one says nothing of the other."""
     node.opened()
     for _ in range(3):
         while not every(node.tick(0.5), ev.Reopen):
