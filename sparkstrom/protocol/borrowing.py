@@ -32,6 +32,7 @@ class Borrowing:
     count: int = 1
     chunks: dict[int, bytes] = field(default_factory=dict)
     asked_s: dict[int, float] = field(default_factory=dict)
+    moved_s: float = 0.0  # when something came last, or was coming
     retry_s: float = RETRY_FIRST_S  # doubles: what comes late must not be asked for ever more often
     whole: bytes | None = None
 
@@ -42,6 +43,7 @@ class Borrowing:
         if chunk.index < self.count and chunk.index not in self.chunks:
             self.chunks[chunk.index] = chunk.payload
             self.until_s = now_s + self.patience_s
+        self.moved_s = now_s
         self.asked_s.pop(chunk.index, None)
         if len(self.chunks) < self.count:
             return
@@ -59,7 +61,7 @@ class Borrowing:
         """Chunks to ask for now."""
         missing = [index for index in range(self.count) if index not in self.chunks]
         oldest_s = min(self.asked_s.values(), default=now_s)
-        if now_s > oldest_s + self.retry_s:
+        if now_s > max(oldest_s, self.moved_s) + self.retry_s:
             self.asked_s.clear()
             self.retry_s *= 2
         waiting = [index for index in missing if index in self.asked_s]
@@ -88,6 +90,8 @@ def borrow(me: Standing, now_s: float) -> list[Effect]:
         return [ev.InstallUpdater(whole)]
     if not me.attached:
         return []
+    if me.arriving:  # a long message on a slow link, which is no loss
+        loan.moved_s = now_s
     asks = [AskUpdater(me.node, loan.copy, index) for index in loan.wanted(now_s)]
     return [Send(me.parent, ask) for ask in asks]
 

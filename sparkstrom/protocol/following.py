@@ -31,6 +31,7 @@ def on_committed(me: Standing, committed: Committed, now_s: float) -> list[Effec
         me.news = True  # the parent does not know how far this node is
         return []
     if committed.commit > received + 1:
+        me.seen = committed.commit
         return ask(me, now_s)
     own = committed.origin in me.ids
     if own:
@@ -62,7 +63,10 @@ def on_merged(me: Standing, merged: MergedRange, now_s: float) -> list[Effect]:
     """Many commits at once: only for a replica that is exactly where the sum begins."""
     if merged.after != me.received:
         me.news = True
-        return ask(me, now_s) if merged.commit > me.received else []
+        if merged.commit <= me.received:
+            return []
+        me.seen = merged.commit
+        return ask(me, now_s)
     last = dict(merged.last)
     own = [u for u in me.uplink.uncommitted if u.seq <= last.get(u.origin, 0)]
     for update in own:
@@ -82,7 +86,7 @@ def ask(me: Standing, now_s: float) -> list[Effect]:
     """For all that follows what is here, unless it was asked for a moment ago."""
     if now_s < me.ask_due_s:
         return []
-    me.ask_due_s = now_s + ASK_SPACING_S
+    me.ask_due_s, me.asked = now_s + ASK_SPACING_S, me.received
     return [Send(me.parent, AskAfter(me.received))]
 
 
@@ -91,10 +95,18 @@ def ask(me: Standing, now_s: float) -> list[Effect]:
 
 def on_behind(me: Standing, behind: Behind, now_s: float) -> list[Effect]:
     """The log does not reach back to what this node has: take a snapshot."""
-    if behind.base <= me.received:
+    if behind.base <= me.received:  # what was missing has come meanwhile
         me.news = True
-        return []  # what was missing has come meanwhile
-    return begin_catchup(me, behind.base, behind.last, now_s)
+        if me.catchup is None:
+            return []
+        me.catchup.resume()  # the parent begins anew, and has forgotten what was asked for
+        return catch_up(me, now_s)
+    effects = begin_catchup(me, behind.base, behind.last, now_s)
+    seen, me.seen = me.seen, 0
+    if seen > behind.base:  # data, on a stream of its own, overtook this and was dropped
+        me.ask_due_s = now_s
+        effects = ask(me, now_s) + effects
+    return effects
 
 
 def begin_catchup(me: Standing, base: int, last: LastSeqs, now_s: float) -> list[Effect]:
@@ -109,12 +121,15 @@ def begin_catchup(me: Standing, base: int, last: LastSeqs, now_s: float) -> list
 
 
 def on_chunk(me: Standing, chunk: Chunk, now_s: float) -> list[Effect]:
-    """Part of the snapshot is here."""
+    """Part of the snapshot is here; before it on its stream came the commits that are in it."""
     if me.catchup is None:
         return []
     me.got_s, me.news = now_s, True
     me.catchup.take(chunk, now_s)
-    return catch_up(me, now_s)
+    effects = catch_up(me, now_s)
+    if chunk.commit > me.received and me.asked != me.received:
+        effects = ask(me, now_s) + effects
+    return effects
 
 
 def catch_up(me: Standing, now_s: float) -> list[Effect]:

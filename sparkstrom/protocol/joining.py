@@ -97,7 +97,7 @@ def on_welcome(me: Standing, welcome: Welcome, now_s: float) -> list[Effect]:
     if me.parent != welcome.parent:
         effects += leave_parent(me)
     me.parent, me.edge, me.attached = welcome.parent, welcome.edge, False
-    me.opened_s = me.edge_heard_s = me.steady_s = now_s
+    me.opened_s = me.owed_s = me.edge_heard_s = me.steady_s = now_s
     me.up, me.taken, me.arriving = Link(me.limits.serving.window_max, now_s), 0, 0
     me.alone = False
     effects.append(ev.OpenEdge(me.parent, me.edge, me.address, welcome.up))

@@ -69,7 +69,13 @@ from sparkstrom.protocol.relaying import (
 from sparkstrom.protocol.reporting import report_if_due
 from sparkstrom.protocol.standing import NOBODY, Identity, NodeLimits, Standing
 from sparkstrom.protocol.uplink import Uplink
-from sparkstrom.protocol.waiting import FAREWELL_S, forget_sleep, is_edge_dead, waited_too_long
+from sparkstrom.protocol.waiting import (
+    FAREWELL_S,
+    forget_sleep,
+    is_silent,
+    is_starved,
+    waited_too_long,
+)
 
 __all__ = ["Identity", "Node", "NodeLimits"]
 
@@ -295,6 +301,8 @@ class Node:
             me.heard_s, me.unanswered = now_s, 0
         if state.sent <= me.received and me.catchup is None:
             me.got_s = now_s
+        if me.parent != MASTER and not state.head:
+            me.owed_s = now_s  # a relay may have no replica yet, and so no answer
         me.state = state
         if me.family.children and (known is None or _shared(state) != _shared(known)):
             me.family.tell_all()
@@ -314,10 +322,10 @@ class Node:
         effects += borrow(me, now_s)
         if me.may_end:
             return effects
-        if is_edge_dead(me, now_s):
+        if (silent := is_silent(me, now_s)) or is_starved(me, now_s):  # time for fresh streams
             me.attached, me.edge_heard_s = False, now_s
             me.unanswered += 1
-            me.starved += 1
+            me.starved += not silent
             return [*effects, ev.Reopen()]
         if not me.attached:
             return effects + self._ask_for_a_place(now_s)

@@ -89,6 +89,7 @@ class Standing:
     heard_s: float = 0.0  # a sign that the master lives
     edge_heard_s: float = 0.0
     opened_s: float = 0.0  # the present edge
+    owed_s: float = 0.0  # since then the parent could have answered what this node said it holds
     steady_s: float = 0.0  # since then signs of the master have come without a gap
     up: Link = field(init=False)  # over the present edge
     waiting: deque[tuple[Update, Child | None]] = field(default_factory=deque)  # for room on it
@@ -108,6 +109,8 @@ class Standing:
     got_s: float = 0.0  # the newest data; or, since then nothing was missing until now
     level_s: float = 0.0  # when it was last where its parent is
     ask_due_s: float = 0.0
+    asked: int = -1  # the commit after which it asked last
+    seen: int = 0  # a commit that came after a gap, and was dropped
     catchup: Catchup | None = None
     installing: bool = False
     paused: bool = False
@@ -141,7 +144,7 @@ class Standing:
 
     def __post_init__(self) -> None:
         self.heard_s = self.edge_heard_s = self.ticked_s = self.steady_s = self.began_s
-        self.opened_s = self.level_s = self.got_s = self.activity_s = self.began_s
+        self.opened_s = self.owed_s = self.level_s = self.got_s = self.activity_s = self.began_s
         limits = self.limits
         self.up = Link(limits.serving.window_max, self.began_s)
         self.history = History(Log(limits.log_bytes))

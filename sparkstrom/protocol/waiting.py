@@ -21,7 +21,8 @@ def forget_sleep(me: Standing, now_s: float) -> None:
         return min(now_s, since_s + slept_s)
 
     me.began_s, me.heard_s, me.got_s = later(me.began_s), later(me.heard_s), later(me.got_s)
-    me.activity_s, me.opened_s = later(me.activity_s), later(me.opened_s)
+    me.activity_s = later(me.activity_s)
+    me.opened_s, me.owed_s = later(me.opened_s), later(me.owed_s)
     if me.done_s is not None:
         me.done_s = later(me.done_s)
     me.failed_s, me.leaving_s = later(me.failed_s), later(me.leaving_s)
@@ -31,20 +32,25 @@ def forget_sleep(me: Standing, now_s: float) -> None:
         me.catchup.progress_s = later(me.catchup.progress_s)
 
 
-def is_edge_dead(me: Standing, now_s: float) -> bool:
-    """Is it time for fresh streams?
+def is_silent(me: Standing, now_s: float) -> bool:
+    """Was nothing at all heard over the edge for too long, also no answer to a join?"""
+    doublings = min(me.unanswered, DOUBLINGS_MAX)
+    return now_s - me.edge_heard_s > me.limits.lease_s / 2 * 2**doublings
 
-    Nothing at all was heard, also no answer to a join; or signs of the master's life come over the
-    edge, and data does not get through one way or the other: a stream may have broken off for
-    good, each for itself. Where the master is silent, the trouble is further up.
+
+def is_starved(me: Standing, now_s: float) -> bool:
+    """Do signs of the master's life come over the edge, and nothing else gets through?
+
+    Data does not, one way or the other, or the word that asks for it: a stream may have broken
+    off for good, each for itself. Where the master is silent, the trouble is further up.
     """
     lease_s = me.limits.lease_s
-    if now_s - me.edge_heard_s > lease_s / 2 * 2 ** min(me.unanswered, DOUBLINGS_MAX):
-        return True
     steady = now_s - max(me.opened_s, me.steady_s) > lease_s and now_s - me.heard_s <= lease_s / 2
-    if not me.attached or not steady:
+    if me.parent == NOBODY or not steady:
         return False
-    waits = [me.got_s] if me.is_sent_more else []
+    waits = [] if me.attached else [me.owed_s]
+    if me.attached and me.is_sent_more:
+        waits.append(me.got_s)
     if me.up.since_s is not None:
         waits.append(me.up.since_s)
     patience_s = lease_s * 2 ** min(me.starved, DOUBLINGS_MAX)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import msgspec
@@ -12,10 +12,21 @@ from sparkstrom.protocol import events as ev
 from sparkstrom.protocol import node, performing
 from sparkstrom.protocol.events import Effect
 from sparkstrom.simulation.replica import SIZE, SimLearner
+from sparkstrom.simulation.runs import play
 from sparkstrom.simulation.shape import Shape
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEEDS = range(60)  # one of them must catch it; most bugs show in the first
+
+ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
+NARROW = ROUGH | {"window_bytes": 600, "log_bytes": 300, "max_lead": 6}
+DEATHS = ROUGH | {"driver_deaths": 12}
+
+
+def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
+    """Of fits with four workers under the driver."""
+    for seed in seeds:
+        yield from play(seed, 4, "plain", given).violations
 
 
 def drops_a_residual(patch: pytest.MonkeyPatch) -> None:

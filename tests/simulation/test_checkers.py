@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
-from sparkstrom.codec.messages import Activity, Committed, Here, Update
+from sparkstrom.codec.messages import Activity, Committed, Update
 from sparkstrom.protocol import (
     borrowing,
     following,
@@ -25,28 +24,19 @@ from sparkstrom.protocol.fit import Fit
 from sparkstrom.protocol.keeping import Keeping
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.members import Member
-from sparkstrom.protocol.partitions import Partition
-from sparkstrom.protocol.phases import Phases
-from sparkstrom.protocol.replay import Entry, Log, cost
 from sparkstrom.protocol.sequencer import Sequencer
-from sparkstrom.protocol.uplink import Uplink
 from sparkstrom.simulation import process
 from sparkstrom.simulation.process import SimProcess
 from sparkstrom.simulation.replica import SimReplica
-from sparkstrom.simulation.runs import play
 from tests.simulation.planted import (
+    DEATHS,
+    NARROW,
+    ROUGH,
     SEEDS,
     Plant,
     drops_a_residual,
-    drops_the_rest,
-    drops_the_rest_unseen,
+    violations,
 )
-
-
-def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
-    for seed in seeds:
-        yield from play(seed, 4, "plain", given).violations
-
 
 # -- I1: nothing is lost on the way ------------------------------------------------------------
 
@@ -192,7 +182,7 @@ def applies_out_of_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def begins_with_other_parameters(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(process, "SimReplica", lambda *, whole: SimReplica(whole=False))
+    patch.setattr(process, "SimReplica", lambda *given, whole: SimReplica(*given, whole=False))
 
 
 def claims_a_replica_that_it_lacks(patch: pytest.MonkeyPatch) -> None:
@@ -238,7 +228,7 @@ def installs_without_its_own_updates(patch: pytest.MonkeyPatch) -> None:
 
 
 def installs_chunks_that_grew_old(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Catchup, "forget_old", lambda self: None)
+    patch.setattr(Catchup, "forget_useless", lambda self: None)
 
 
 def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
@@ -281,86 +271,7 @@ def claims_what_it_has_not_applied(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(node, "on_committed", hasty)
 
 
-# -- I4: nothing waits for ever, and what is bounded stays so ----------------------------------
-
-
-def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node, "waited_too_long", lambda me, now_s: None)
-
-
-def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Uplink, "again", lambda self, origin, now_s, force=False: [])
-
-
-def trusts_an_edge_on_which_something_is_heard(patch: pytest.MonkeyPatch) -> None:
-    def silent(me: Any, now_s: float) -> bool:
-        return bool(now_s - me.edge_heard_s > me.limits.lease_s / 2)
-
-    patch.setattr(node, "is_edge_dead", silent)
-
-
-def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:
-    def append(self: Log, entry: Entry) -> None:
-        self._entries[self.head] = entry, self._end
-        self._end += cost(entry)
-        self.head = entry.commit
-
-    patch.setattr(Log, "append", append)
-
-
-def ignores_its_window(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Uplink, "has_room", lambda self: True)
-
-
-def ignores_the_slowest(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(orders, "_while_running", lambda me, state: ev.Command(ev.Order.TRAIN))
-
-
-def waits_for_an_empty_partition(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Partition, "trained", property(lambda self: self.position >= self.end))
-
-
-def repeats_a_phase(patch: pytest.MonkeyPatch) -> None:
-    enter = Phases._enter
-
-    def back(self: Phases, phase: Any, now_s: float) -> None:
-        enter(self, type(phase)(phase - 1) if phase == phase.AUDIT else phase, now_s)
-
-    patch.setattr(Phases, "_enter", back)
-
-
-def keeps_its_former_id_at_its_endpoint(patch: pytest.MonkeyPatch) -> None:
-    feed = SimProcess.feed
-
-    def stubborn(self: SimProcess, event: ev.Event, now_s: float) -> None:
-        before = self.me
-        feed(self, event, now_s)
-        self.me = self.me if before < 0 else before
-
-    patch.setattr(SimProcess, "feed", stubborn)
-
-
-def says_what_nobody_can_read(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node, "Here", lambda node: Here(-1))
-
-
-# -- I5: no silent success ---------------------------------------------------------------------
-
-
-def swallows_a_failure(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Master, "_on_failed", lambda self, member, reason, trace: [])
-
-
-def names_nobody(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        Master, "_on_failed", lambda self, member, reason, trace: [ev.Abort(reason, trace)]
-    )
-
-
-ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
 LOSSY = ROUGH | {"loss": 0.25, "crashes": 8, "step_s_max": 0.3, "window_bytes": 10_000}
-NARROW = ROUGH | {"window_bytes": 600, "log_bytes": 300, "max_lead": 6}
-DEATHS = ROUGH | {"driver_deaths": 12}
 LENDERS = ROUGH | {"crashes": 8, "loss": 0.25, "max_lead": 1, "publish_every": 1, "epochs": 6}
 
 PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
@@ -393,24 +304,8 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
         {"stop": 1.0, "late": 0.5, "failure": 0.0, "crashes": 0, "cuts": 4},
     ),
     (ends_without_audit, "I3: p", ROUGH),
-    (waits_without_deadline, "I4: not over", {"master_lost": 1, "stop": 0.0, "failure": 0.0}),
-    (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
-    (sends_nothing_again, "I", ROUGH),
-    (trusts_an_edge_on_which_something_is_heard, "I", ROUGH | {"breaks": 6}),
-    (keeps_the_whole_log, "I4: the log holds", NARROW),
-    (ignores_its_window, "I4: p", {"window_bytes": 100, "delay_ms_max": 200.0}),
-    (ignores_the_slowest, "I4: ", {"max_lead": 1, "publish_every": 1, "crashes": 0}),
-    (waits_for_an_empty_partition, "I", {"empty_partitions": 1}),
-    (repeats_a_phase, "I4: not over", {}),
-    (drops_the_rest, "I4: p", DEATHS),
-    (drops_the_rest_unseen, "I5: p", DEATHS),
-    (drops_the_rest_unseen, "I4: not over", DEATHS | {"crashes": 8, "stop": 0.5}),
-    (swallows_a_failure, "I5: a failure was heard", {"failure": 1.0, "stop": 0.0}),
     (adds_its_grants_with_each_replica, "I1: p", {"kept_files": 4} | NARROW),
     (keeps_what_was_used_on_its_list, "I1: ", {"kept_files": 4} | ROUGH),
-    (keeps_its_former_id_at_its_endpoint, "I", {"cuts": 6, "empty_partitions": 2} | ROUGH),
-    (says_what_nobody_can_read, "WireError: control message", ROUGH),
-    (names_nobody, "I5: aborted", {"failure": 1.0, "stop": 0.0}),
 ]
 
 

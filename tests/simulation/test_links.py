@@ -31,6 +31,11 @@ def test_a_fit_makes_good_use_of_its_links(mode: str, nodes: int, seeds: range) 
         assert play(seed, nodes, mode, {}).violations == [], repeat
 
 
+def test_what_comes_slowly_is_not_asked_for_again() -> None:
+    """A chunk of an updater's state takes longer than the first patience with it."""
+    assert play(142, 6, "links", {}).violations == []
+
+
 def sends_again_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Uplink, "overdue", lambda self, now_s: len(self) > 0)
     patch.setattr(uplink, "AGAIN_LEAST_S", 0.0)

@@ -95,6 +95,7 @@ FOUND = [
     ("an overtaken report hid the slowest worker", 36, 3, {"failure": 1.0}),
     ("a single worker was cut off for ever before training", 1536, 1, {}),
     ("one broken stream of a living edge", 7, 3, {"breaks": 8, "failure": 0.0}),
+    ("nobody heard the master, then a stream broke before the first word on it", 724, 6, {}),
 ]
 
 DEATHS = {"driver_deaths": 12, "crashes": 4, "stop": 0.0, "failure": 0.0}

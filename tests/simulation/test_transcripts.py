@@ -154,7 +154,10 @@ SIZE = Size(nodes=7, fan_out=2, depth=5, per_executor=1, kept_files=0, max_lead=
 STORIES: dict[str, tuple[Callable[[Story], None], Size]] = {
     "inner-node-killed": (inner_node_killed, SIZE),
     "cut-off-and-back": (cut_off_and_back, SIZE),
-    "merged-range-to-a-slow-child": (slow_child, replace(SIZE, merged_bytes=100)),
+    "merged-range-to-a-slow-child": (
+        slow_child,
+        replace(SIZE, merged_bytes=100, downlink_bytes=500),
+    ),
     "executor-of-head-and-its-tasks-killed": (executor_killed, replace(SIZE, per_executor=3)),
 }
 

@@ -74,6 +74,28 @@ def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> Non
     assert RETRY_FIRST_S == 2.0
 
 
+def test_chunks_are_not_asked_for_again_while_others_come() -> None:
+    """A slow link has them one after the other."""
+    loan = Borrowing(60.0, 60.0)
+    loan.take(chunk(0, b"01234"), 0.0)
+    assert loan.wanted(0.0) == [1, 2, 3, 4]
+    for index in (1, 2, 3):
+        loan.take(chunk(index, b"01234"), 1.9 * index)
+        assert loan.wanted(1.9 * index + 1.8) == []
+    assert loan.wanted(8.0) == [4]
+
+
+def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
+    node_with: Any, make: Any
+) -> None:
+    node = late(node_with(borrow_s=60.0), make)
+    asks: list[Any] = []
+    for size in range(1, 20):
+        node.step(ev.Arriving(node.parent, 10_000 * size))
+        asks += sent(node.tick(0.5), AskUpdater)
+    assert [ask.index for ask in asks] == [0]
+
+
 def test_each_chunk_that_comes_extends_the_deadline() -> None:
     """Through a slow link the whole state may take long."""
     loan = Borrowing(10.0, 10.0)

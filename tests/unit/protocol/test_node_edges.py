@@ -10,6 +10,7 @@ from sparkstrom.codec.messages import Probe, Report, Update
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Order
 from sparkstrom.protocol.link import weight
+from tests.unit.protocol.conftest import NodeDriver
 from tests.unit.protocol.spoken import every, only, sent
 
 
@@ -127,6 +128,35 @@ def test_a_copy_that_waits_for_the_trainer_leaves_the_edge_alone(node: Any, make
         effects += node.alive() + node.tick(1.0)
     assert node.order is Order.PAUSE
     assert not every(effects, ev.Reopen)
+
+
+def test_a_word_that_the_parent_never_answers_opens_another_edge(node: Any, make: Any) -> None:
+    """The stream upwards broke before the first word over it; the one downwards lives."""
+    node.opened()
+    node.told(make.welcome())
+    assert rejoins(node)
+
+
+def test_a_time_in_which_nothing_was_heard_costs_no_patience_with_what_starves(
+    node: Any, make: Any
+) -> None:
+    """Nobody heard the master, then a stream breaks: the one says nothing of the other."""
+    node.opened()
+    for _ in range(3):
+        while not every(node.tick(0.5), ev.Reopen):
+            pass
+    node.opened()
+    node.told(make.welcome(knock=node.me.knock))
+    assert rejoins(node)
+
+
+def test_a_relay_owes_no_answer_before_it_has_a_replica(make: Any) -> None:
+    node = NodeDriver(make, parent=9)
+    node.opened()
+    node.told(make.welcome(parent=9))
+    assert not rejoins(node)
+    assert not every(node.alive(head=3) + node.tick(0.5), ev.Reopen)
+    assert rejoins(node, head=3)
 
 
 def test_where_the_master_is_silent_the_edge_is_not_to_blame(node: Any, make: Any) -> None:

@@ -60,6 +60,36 @@ def test_an_old_behind_takes_nothing_back(node: Any, make: Any) -> None:
     assert node.order is Order.TRAIN
 
 
+def test_what_overtook_the_word_to_take_a_snapshot_is_asked_for_at_once(
+    node: Any, make: Any
+) -> None:
+    """Data has a stream of its own; what it brings before that word has no place here yet."""
+    node.training()
+    assert sent(node.hear(make.committed(8)), AskAfter) == [AskAfter(0)]
+    node.hear(make.committed(9))
+    effects = node.hear(make.behind(7))
+    assert sent(effects, AskAfter) == [AskAfter(7)]
+    assert sent(effects, AskChunk) == [AskChunk(0)]
+    assert sent(node.hear(make.behind(8)), AskAfter) == []  # once is enough
+
+
+def test_a_chunk_of_a_commit_that_is_not_here_shows_a_gap(node: Any, make: Any) -> None:
+    node.training()
+    node.hear(make.behind(7))
+    assert sent(node.hear(make.chunk(9)), AskAfter) == [AskAfter(7)]
+    node.step(ev.Paused(2))
+    node.hear(make.committed(8))
+    assert only(node.hear(make.committed(9)), ev.Install).commit == 9
+
+
+def test_chunks_that_the_parent_has_forgotten_are_asked_for_again(node: Any, make: Any) -> None:
+    """It begins anew below this node, and forgets what was asked for; the commits came."""
+    node.training()
+    node.hear(make.behind(7))
+    node.hear(make.committed(8))
+    assert sent(node.hear(make.behind(8)), AskChunk) == [AskChunk(0)]
+
+
 def test_falling_behind_again_while_a_replica_is_installed(node: Any, make: Any) -> None:
     """The first Install is on its way to the trainer when another snapshot begins."""
     node.training()

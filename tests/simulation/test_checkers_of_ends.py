@@ -1,0 +1,129 @@
+"""Each checker of bounds, waits and ends catches the bug that is planted for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.codec.messages import Here
+from sparkstrom.protocol import events as ev
+from sparkstrom.protocol import node, orders
+from sparkstrom.protocol.master import Master
+from sparkstrom.protocol.partitions import Partition
+from sparkstrom.protocol.phases import Phases
+from sparkstrom.protocol.replay import Entry, Log, cost
+from sparkstrom.protocol.uplink import Uplink
+from sparkstrom.simulation.process import SimProcess
+from tests.simulation.planted import (
+    DEATHS,
+    NARROW,
+    ROUGH,
+    SEEDS,
+    Plant,
+    drops_the_rest,
+    drops_the_rest_unseen,
+    violations,
+)
+
+# -- I4: nothing waits for ever, and what is bounded stays so ----------------------------------
+
+
+def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node, "waited_too_long", lambda me, now_s: None)
+
+
+def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Uplink, "again", lambda self, origin, now_s, force=False: [])
+
+
+def trusts_an_edge_on_which_something_is_heard(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node, "is_starved", lambda me, now_s: False)
+
+
+def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:
+    def append(self: Log, entry: Entry) -> None:
+        self._entries[self.head] = entry, self._end
+        self._end += cost(entry)
+        self.head = entry.commit
+
+    patch.setattr(Log, "append", append)
+
+
+def ignores_its_window(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Uplink, "has_room", lambda self: True)
+
+
+def ignores_the_slowest(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(orders, "_while_running", lambda me, state: ev.Command(ev.Order.TRAIN))
+
+
+def waits_for_an_empty_partition(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Partition, "trained", property(lambda self: self.position >= self.end))
+
+
+def repeats_a_phase(patch: pytest.MonkeyPatch) -> None:
+    enter = Phases._enter
+
+    def back(self: Phases, phase: Any, now_s: float) -> None:
+        enter(self, type(phase)(phase - 1) if phase == phase.AUDIT else phase, now_s)
+
+    patch.setattr(Phases, "_enter", back)
+
+
+def keeps_its_former_id_at_its_endpoint(patch: pytest.MonkeyPatch) -> None:
+    feed = SimProcess.feed
+
+    def stubborn(self: SimProcess, event: ev.Event, now_s: float) -> None:
+        before = self.me
+        feed(self, event, now_s)
+        self.me = self.me if before < 0 else before
+
+    patch.setattr(SimProcess, "feed", stubborn)
+
+
+def says_what_nobody_can_read(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(node, "Here", lambda node: Here(-1))
+
+
+# -- I5: no silent success ---------------------------------------------------------------------
+
+
+def swallows_a_failure(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Master, "_on_failed", lambda self, member, reason, trace: [])
+
+
+def names_nobody(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Master, "_on_failed", lambda self, member, reason, trace: [ev.Abort(reason, trace)]
+    )
+
+
+PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
+    (waits_without_deadline, "I4: not over", {"master_lost": 1, "stop": 0.0, "failure": 0.0}),
+    (waits_without_deadline, "I4: p", {"exiles": 1, "stop": 0.0, "failure": 0.0}),
+    (sends_nothing_again, "I", ROUGH),
+    (trusts_an_edge_on_which_something_is_heard, "I", ROUGH | {"breaks": 6}),
+    (keeps_the_whole_log, "I4: the log holds", NARROW),
+    (ignores_its_window, "I4: p", {"window_bytes": 100, "delay_ms_max": 200.0}),
+    (ignores_the_slowest, "I4: ", {"max_lead": 1, "publish_every": 1, "crashes": 0}),
+    (waits_for_an_empty_partition, "I", {"empty_partitions": 1}),
+    (repeats_a_phase, "I4: not over", {}),
+    (drops_the_rest, "I4: p", DEATHS),
+    (drops_the_rest_unseen, "I5: p", DEATHS),
+    (drops_the_rest_unseen, "I4: not over", DEATHS | {"crashes": 8, "stop": 0.5}),
+    (swallows_a_failure, "I5: a failure was heard", {"failure": 1.0, "stop": 0.0}),
+    (keeps_its_former_id_at_its_endpoint, "I", {"cuts": 6, "empty_partitions": 2} | ROUGH),
+    (says_what_nobody_can_read, "WireError: control message", ROUGH),
+    (names_nobody, "I5: aborted", {"failure": 1.0, "stop": 0.0}),
+]
+
+
+@pytest.mark.parametrize(
+    ("plant", "begins", "given"), PLANTED, ids=lambda p: getattr(p, "__name__", "")
+)
+def test_a_planted_bug_is_caught(
+    plant: Plant, begins: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    assert any(text.startswith(begins) for text in violations(given, SEEDS))
