@@ -34,8 +34,7 @@ def forget_sleep(me: Standing, now_s: float) -> None:
 
 def is_silent(me: Standing, now_s: float) -> bool:
     """Was nothing at all heard over the edge for too long, also no answer to a join?"""
-    doublings = min(me.unanswered, DOUBLINGS_MAX)
-    patience_s: float = me.limits.lease_s / 2 * 2**doublings
+    patience_s: float = me.limits.lease_s / 2 * 2 ** min(me.unanswered, DOUBLINGS_MAX)
     return now_s - me.edge_heard_s > patience_s
 
 

@@ -116,6 +116,12 @@ FOUND_IN_A_MESH: list[tuple[str, int, int, dict[str, Any]]] = [
     ("nobody heard the master, and who it had closed never did", 226, 12, {"isolations": 1}),
     ("data that flowed hid that the control stream from the parent was dead", 1343, 12, {}),
     ("a media driver died, and with it the new id of one that came back", 8, 9, DEATHS),
+    (
+        "a relay took another snapshot for long, and who was to stand below it was closed",
+        763,
+        12,
+        {},
+    ),
 ]
 
 

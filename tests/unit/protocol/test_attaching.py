@@ -24,7 +24,9 @@ def mesh(master_with: Any) -> Any:
     return made
 
 
-def knocking(mesh: Any, seconds: float, partition: int = 1) -> list[ev.Effect]:
+def knocking(
+    mesh: Any, seconds: float, partition: int = 1, *, catching: bool = False
+) -> list[ev.Effect]:
     """It answers probes and knocks every two seconds, as one does whose edges all stay silent."""
     effects: list[ev.Effect] = []
     for second in range(int(seconds)):
@@ -32,7 +34,7 @@ def knocking(mesh: Any, seconds: float, partition: int = 1) -> list[ev.Effect]:
         for probe in answers(now, Probe):
             mesh.lobby(Here(probe.node))
         if 1 in mesh.fit.members.live and 1 in mesh.fit.family.children:
-            mesh.hear(1, mesh.make.report())
+            mesh.hear(1, mesh.make.report(catching=catching))
         if second % 2 and 2 in mesh.fit.members.live:
             knock = mesh.member(2).join.knock + 1
             now += mesh.join(partition, executor="e1", knock=knock)
@@ -93,6 +95,13 @@ def test_who_waits_for_the_replica_of_the_one_above_has_time(master_with: Any) -
     master.join(1, executor="e1")
     knocking(master, 3 * ATTACH_S)
     assert 2 in master.fit.members.live
+
+
+def test_who_waits_for_one_above_that_takes_another_snapshot_has_time_as_well(mesh: Any) -> None:
+    knocking(mesh, 3 * ATTACH_S, catching=True)
+    assert 2 in mesh.fit.members.live
+    knocking(mesh, ATTACH_S + 4)
+    assert 2 not in mesh.fit.members.live
 
 
 def test_who_is_not_even_ordered_a_place_waits_for_those_above(mesh: Any) -> None:
