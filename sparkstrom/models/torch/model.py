@@ -127,6 +127,7 @@ class TorchModel:
         self._has_values = False  # of its own, before it is bound to others
         self._initial: Flat | None = None
         self._has_stepped = False
+        self._is_placed = False
 
     # -- the flat-parameter protocol -------------------------------------------------------------
 
@@ -160,6 +161,7 @@ class TorchModel:
         torch.set_num_threads(share.threads)
         torch.manual_seed(share.seed)
         self._device = device_of(self._device_wanted, share.gpu)
+        self._is_placed = True
 
     def bind(self, params: Flat) -> None:
         """Work on this memory from now on, f32[n_params]; the optimizer's state stays."""
@@ -168,6 +170,8 @@ class TorchModel:
             self._initial, self._has_values = gathered(self._named), False
         move_buffers(self._device, self._module, self._loss)
         self._views = Views(self._named, self._layout, host, host.to(self._device))
+        if self._is_placed:  # an optimizer makes torch import 800 modules: not in the first step
+            self._made()
 
     def step(self, batch: Batch) -> float:
         """One minibatch: change the bound parameters in place; return the mean loss.
@@ -281,7 +285,7 @@ class TorchModel:
         return self._views
 
     def _made(self) -> tuple[Optimizer, LRScheduler | None]:
-        """Optimizer and scheduler, made when they are needed first: where the training is."""
+        """Optimizer and scheduler, made where the training is."""
         if self._updater is None:
             factory, groups, scheduler = self._factories
             optimizer = made_optimizer(factory, groups, self._named)
