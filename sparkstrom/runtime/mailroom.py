@@ -88,7 +88,7 @@ class Lobby:
 class Traffic:
     """Bytes and frames, cumulative."""
 
-    wire_bytes: int = 0  # everything sent, on every stream
+    wire_bytes: int = 0  # handed over to be sent, on every stream; see runtime/wire for what left
     update_bytes: int = 0  # sealed updates of our own, the first time they were sent
     received_bytes: int = 0
     rejected: Counter[Rejection] = field(default_factory=Counter)  # strangers' frames
