@@ -1,11 +1,12 @@
-"""Outboxes: frames that wait until the transport takes them; none is dropped for want of room.
+"""Outboxes: frames that wait until the transport takes them; no edge's is dropped for want of room.
 
 Of data no more is handed over than a link takes soon (``protocol/link``). Of control, what the
 newest word makes worthless is replaced by it. So what waits is bounded without a limit here.
 
 What the master says directly goes to many places, to each of them seldom, so only a few senders
 are open at a time. A place whose turn has not come keeps its frames: closing a sender that has
-not sent would starve whoever is told something first when a whole mesh joins at once.
+not sent would starve whoever is told something first when a whole mesh joins at once. What is
+repeated there beyond a bound is dropped: it says nothing new.
 """
 
 from __future__ import annotations

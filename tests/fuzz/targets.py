@@ -34,13 +34,13 @@ from sparkstrom.codec.payload import (
     encode_quanta,
     encode_theta,
 )
-from sparkstrom.codec.sums import sum_bytes_bound
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import EXACT_QUANTA
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.encoding.totals import Total
+from tests.unit.encoding.sums_bound import sum_bytes_bound
 
 FENCED_BYTES = 16 * mmap.PAGESIZE
 SEAL = Seal(bytes(range(KEY_BYTES)), 1)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec import payload as codec
-from sparkstrom.codec.sums import sum_bytes_bound
 from sparkstrom.encoding import backends, gaps, kernels_cpu, levels, reference
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
@@ -30,6 +29,7 @@ from sparkstrom.encoding.thresholds import (
     TargetSparsityThreshold,
 )
 from sparkstrom.encoding.totals import Total
+from tests.unit.encoding.sums_bound import sum_bytes_bound
 
 I32 = NDArray[np.int32]
 K, Q = 3, 0.125

@@ -7,10 +7,10 @@ import pytest
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.codec.sums import sum_bytes_bound
 from sparkstrom.encoding import sums
 from sparkstrom.encoding.grid import coarse
 from sparkstrom.encoding.totals import SPARSE_MAX, Total
+from tests.unit.encoding.sums_bound import sum_bytes_bound
 
 I32 = NDArray[np.int32]
 N = 200_000

@@ -1,7 +1,4 @@
-"""How many bytes a sum takes at most, known from its updates' headers alone.
-
-No NumPy in here: the protocol asks.
-"""
+"""How many bytes a sum takes at most, known from its updates' headers alone: what tests hold to."""
 
 from __future__ import annotations
 
