@@ -34,6 +34,8 @@ CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # the least that a control stream's
 LOBBY = -1  # the sender of what is told to the master directly
 TELLERS_MAX = 1024  # of whom the lobby keeps what is not whole yet
 NEWEST_COUNTS = (Report, State)  # each says all that the one before it said, and more
+IDLE_WAIT_S = 0.005  # between two looks at what is due; frames and wakes come at once
+FULL_WAIT_S = 0.001  # where the transport did not take all
 LOCAL = 2  # streams of an edge inside one media driver: so much above those for UDP
 
 
@@ -292,8 +294,13 @@ class Mailroom:
 
     # -- receiving -------------------------------------------------------------------------------
 
+    @property
+    def patience_s(self) -> float:
+        """How long to wait for messages: what waits to be sent is offered again soon."""
+        return FULL_WAIT_S if self.waiting else IDLE_WAIT_S
+
     def receive(self, wait_s: float) -> Iterator[tuple[int, Message]]:
-        """Messages that came in, with their senders' ids; waits at most ``wait_s``.
+        """Messages that came in, with their senders' ids; waits at most ``wait_s``, or for a wake.
 
         One by one: what a message changes (``me``, slots) holds for the next one.
         """
@@ -327,6 +334,10 @@ class Mailroom:
             return None
         self._arriving.pop(header.sender, None)
         return header.sender, decode_untrusted(header.kind, whole)
+
+    def wake(self) -> None:
+        """Let who waits for messages wait no longer: there is something to do. From any thread."""
+        self.transport.wake()
 
     def arriving(self) -> list[tuple[int, int]]:
         """Since the last call: neighbours with a data message under way, and its bytes so far."""

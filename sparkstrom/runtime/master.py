@@ -39,7 +39,6 @@ from sparkstrom.runtime.wire import Wire
 
 log = logging.getLogger(__name__)
 
-IDLE_WAIT_S = 0.001
 PROGRESS_S = 0.2
 SNAPSHOT_S = 60  # the thread copies theta between two duty cycles
 
@@ -162,11 +161,15 @@ class MasterThread(threading.Thread):
 
     def request_stop(self, reason: str) -> None:
         """Drain, audit, done: keep what is trained."""
-        self._wishes.put(ev.StopRequested(reason))
+        self._wish(ev.StopRequested(reason))
 
     def give_up(self, reason: str) -> None:
         """The fit has failed outside the mesh: tell the workers to end."""
-        self._wishes.put(ev.GivenUp(reason))
+        self._wish(ev.GivenUp(reason))
+
+    def _wish(self, event: ev.Event) -> None:
+        self._wishes.put(event)
+        self._mail.wake()
 
     def snapshot(self) -> Snapshot:
         """A copy of theta, with the model's buffers, as of the newest commit in it.
@@ -175,6 +178,7 @@ class MasterThread(threading.Thread):
         """
         answer: Future[Snapshot] = Future()
         self._snapshots.put(answer)
+        self._mail.wake()
         for _ in range(SNAPSHOT_S):
             if wait([answer], timeout=1.0).done:
                 return answer.result()
@@ -247,7 +251,7 @@ class MasterThread(threading.Thread):
 
     def _exchange(self) -> None:
         """With the workers and the main thread; over a media driver, which may die at any point."""
-        for sender, message in self._mail.receive(IDLE_WAIT_S):
+        for sender, message in self._mail.receive(self._mail.patience_s):
             self._step(ev.Received(sender, message))
         for sender, size in self._mail.arriving():
             self._step(ev.Arriving(sender, size))

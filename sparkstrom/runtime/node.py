@@ -14,7 +14,6 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from sparkstrom.base.clock import Clock
 from sparkstrom.base.errors import DriverLost
@@ -34,7 +33,6 @@ from sparkstrom.transport.base import Transport
 
 log = logging.getLogger(__name__)
 
-IDLE_WAIT_S = 0.001  # how long a cycle waits for frames; the trainer's events wait no longer
 LAST_WORDS_S = 1.0  # how long a node that ends keeps offering what it still has to say
 STATS_S = 0.3
 STATS_S_PER_NODE = 0.005  # in a large mesh the counters of all take a bounded share of its links
@@ -89,6 +87,7 @@ class NodeThread(threading.Thread):
             message_bytes_max=message_bytes_max,
             chunk_bytes_max=chunk_bytes_max,
         )
+        station.wake = self._mail.wake
         self._recovery = Recovery("this executor", self._replace_transport, clock)
         self._items: list[Item] = []
         self._wire = Wire()
@@ -102,7 +101,7 @@ class NodeThread(threading.Thread):
         try:
             self._recovery.guard(self._open_edge)
             while not self._stopping.is_set():
-                self._cycle(IDLE_WAIT_S)
+                self._cycle()
             self._say_last_words()
         except BaseException as error:
             log.exception("the node's thread ends")
@@ -115,15 +114,15 @@ class NodeThread(threading.Thread):
         self._stopping.set()
         self.join(timeout=10 * LAST_WORDS_S)
 
-    def _cycle(self, wait_s: float) -> None:
+    def _cycle(self) -> None:
         """Do what is due, once."""
-        self._recovery.guard(partial(self._exchange, wait_s))
+        self._recovery.guard(self._exchange)
         self._station.publish(self._items, self._machine.command)
         self._items = []
 
-    def _exchange(self, wait_s: float) -> None:
+    def _exchange(self) -> None:
         """With the others and the trainer; over a media driver, which may die at any point."""
-        for sender, message in self._mail.receive(wait_s):
+        for sender, message in self._mail.receive(self._mail.patience_s):
             self._step(ev.Received(sender, message))
         for sender, size in self._mail.arriving():
             self._step(ev.Arriving(sender, size))
@@ -238,7 +237,7 @@ class NodeThread(threading.Thread):
             while self._mail.flush() or self._mail.waiting:
                 if self._clock.monotonic_s() > until_s:
                     return
-                for _ in self._mail.receive(IDLE_WAIT_S):
+                for _ in self._mail.receive(self._mail.patience_s):
                     pass  # whatever comes now comes too late
         except DriverLost as lost:
             log.warning("the media driver died before all was said at the end (%s)", lost)

@@ -8,9 +8,19 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 
-from sparkstrom.protocol.events import Command, Event, Order
+from sparkstrom.protocol.events import Applied, Busy, Command, Event, Order, Progressed
 from sparkstrom.runtime.inbox import Inbox, Item
+
+
+# Each step brings some of these: where steps are short, a thread that woke for all would take
+# their time. They are seen with the next frame, or a few milliseconds later.
+CAN_WAIT = (Progressed, Applied, Busy)
+
+
+def nothing() -> None:
+    """There is no thread yet."""
 
 
 class Station:
@@ -22,13 +32,16 @@ class Station:
         self._command = Command(Order.WAIT, "joining")
         self._error: BaseException | None = None
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self.wake: Callable[[], None] = nothing  # lets the thread see now what was posted
         self.stats: dict[str, float] = {}  # replaced whole by the trainer, read by the thread
 
     # -- the trainer's side ----------------------------------------------------------------------
 
     def post(self, event: Event) -> None:
-        """Tell the machine what happened."""
+        """Tell the machine what happened; at once, unless it is one of those that can wait."""
         self.events.put(event)
+        if not isinstance(event, CAN_WAIT):
+            self.wake()
 
     def take(self) -> tuple[list[Item], Command]:
         """All waiting items, in order, and the command that holds. Raises what broke the thread."""

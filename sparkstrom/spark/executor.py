@@ -37,6 +37,7 @@ from sparkstrom.protocol.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.inbox import Inbox
 from sparkstrom.runtime.lending import Lender
+from sparkstrom.runtime.memory import kept_for_the_next_step
 from sparkstrom.runtime.node import Copying, Meeting, NodeThread
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.station import Station
@@ -126,7 +127,8 @@ def run(job: TrainingJob, place: Place, blocks: Iterator[Block]) -> str:
     try:
         if failure is not None:
             raise failure
-        reason = session.trainer.run()
+        with kept_for_the_next_step():
+            reason = session.trainer.run()
     except Exception as error:
         session.tell_failure(error)
         raise

@@ -98,8 +98,12 @@ class Transport(Protocol):
     def poll(self, wait_s: float) -> list[Arrival]:
         """Take what arrived on all streams, at most a bounded amount, without the GIL.
 
-        Returns at once when something is there; waits (parked) at most ``wait_s`` for it otherwise.
+        Returns at once when something is there; waits (parked) at most ``wait_s`` for it, or for
+        a ``wake``, otherwise.
         """
+
+    def wake(self) -> None:
+        """Let the poll that waits, or else the next one, wait no longer. From any thread."""
 
     def sent(self) -> Sent:
         """How much has left the interfaces; after ``close`` how much had by then."""

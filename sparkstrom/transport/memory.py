@@ -142,7 +142,7 @@ class MemoryTransport:
         self._endpoint = endpoint
         self._streams: dict[int, tuple[Place, _Receiver]] = {}
         self._senders: list[MemorySender] = []
-        self._is_closed = False
+        self._is_closed = self._is_awake = False
 
     @property
     def endpoint(self) -> Endpoint:
@@ -192,11 +192,18 @@ class MemoryTransport:
         self._require_open("polling")
         end_s = time.monotonic() + wait_s
         with self._network.changed:
-            while not (arrivals := self._take()):
+            while not (arrivals := self._take()) and not self._is_awake:
                 left_s = end_s - time.monotonic()
                 if left_s <= 0 or not self._network.changed.wait(left_s):
-                    return self._take()
-            return arrivals
+                    break
+            self._is_awake = False
+            return arrivals or self._take()
+
+    def wake(self) -> None:
+        """Let a poll wait no longer; see the contract."""
+        with self._network.changed:
+            self._is_awake = True
+            self._network.changed.notify_all()
 
     def _take(self) -> list[Arrival]:
         arrivals: list[Arrival] = []

@@ -231,8 +231,12 @@ class AeronTransport:
             waiting = self._opening or self._subscribing
             turn_s = min(left_s, OPENING_LOOK_S if waiting else LOOK_S)
             arrivals = self._inbox.poll(max(0.0, turn_s))
-            if arrivals or turn_s >= left_s:
+            if self._inbox.take_wake() or arrivals or turn_s >= left_s:
                 return arrivals
+
+    def wake(self) -> None:
+        """Let a poll wait no longer; see the contract."""
+        self._inbox.wake()
 
     def _bring_up(self) -> None:
         """Look whether the media driver has answered."""

@@ -84,6 +84,16 @@ class Inbox:
             raise TransportError("polling", *self._aeron.last_error())
         return self._take()
 
+    def wake(self) -> None:
+        """Let the poll that waits, or the next one, wait no longer. From any thread."""
+        self._state[k.INBOX_AWAKE] = 1
+
+    def take_wake(self) -> bool:
+        """Was there a wake since the last call?"""
+        awake = bool(self._state[k.INBOX_AWAKE])
+        self._state[k.INBOX_AWAKE] = 0
+        return awake
+
     def _take(self) -> list[Arrival]:
         count = int(self._state[k.INBOX_COUNT])
         if not count:

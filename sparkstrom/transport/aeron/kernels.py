@@ -20,6 +20,7 @@ All memory is the caller's. ``inbox`` i64[INBOX_FIELDS] describes it to ``on_fra
     INBOX_FULL          out: 1 when a frame found no room
     INBOX_FRAGMENTS     in/out: fragments seen, a counter that also tells slots' last use
     INBOX_DISCARDED     in/out: frames given up (pushed out, too long) and fragments without one
+    INBOX_AWAKE         in: 1 when the caller shall wait no longer; set from any thread
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ INBOX_FRAME_MAX = 9
 INBOX_FULL = 10
 INBOX_FRAGMENTS = 11
 INBOX_DISCARDED = 12
-INBOX_FIELDS = 13
+INBOX_AWAKE = 13
+INBOX_FIELDS = 14
 
 # Frames being gathered at once on one stream; whole ones need no slot. More senders than that,
 # all in the middle of a long frame, push out the one that has been silent longest.
@@ -257,7 +259,7 @@ def on_closed(clientd: int) -> None:
 def poll_all(
     functions: Any, receivers: Any, first: int, inbox: Any, inbox_address: int, wait_ns: int
 ) -> int:
-    """Poll every subscription in turn until something is there or the wait is over.
+    """Poll every subscription in turn until something is there, or the wait is over or ended.
 
     functions  i64[4]                  in   addresses: controlled poll, on_fragment, clock, usleep
     receivers  i64[n, RECEIVER_FIELDS] in
@@ -288,7 +290,7 @@ def poll_all(
             busy_turns += 1
             continue
         left_us = (end_ns - call_clock(clock)) // 1000
-        if inbox[INBOX_COUNT] > 0 or left_us <= 0:
+        if inbox[INBOX_COUNT] > 0 or inbox[INBOX_AWAKE] or left_us <= 0:
             return 0
         call_usleep(usleep, min(park_us, left_us))
         park_us = min(2 * park_us, PARK_US_MAX)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -135,6 +136,20 @@ def test_poll_without_anything_returns_nothing(pair: Pair) -> None:
     here, _ = pair
     assert here.poll(0) == []
     assert here.poll(0.01) == []
+
+
+def test_a_wake_ends_a_wait_and_is_good_for_one(pair: Pair) -> None:
+    """Whether it comes before the wait or meanwhile; the wait would last far beyond the test."""
+    here, _ = pair
+    here.wake()
+    assert here.poll(3600.0) == []
+    waiter = threading.Thread(target=here.poll, args=(3600.0,), daemon=True)
+    waiter.start()
+    waiter.join(0.05)
+    assert waiter.is_alive()
+    here.wake()
+    waiter.join(20)
+    assert not waiter.is_alive()
 
 
 def test_a_receiver_that_closed_hears_no_more(pair: Pair, exchange: Any) -> None:

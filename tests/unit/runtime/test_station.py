@@ -8,7 +8,15 @@ from collections.abc import Callable
 import pytest
 
 from sparkstrom.codec.messages import Committed
-from sparkstrom.protocol.events import Busy, Command, Deliver, Drained, Order
+from sparkstrom.protocol.events import (
+    Applied,
+    Busy,
+    Command,
+    Deliver,
+    Drained,
+    Order,
+    Progressed,
+)
 from sparkstrom.runtime.inbox import Inbox
 from sparkstrom.runtime.station import Station
 from sparkstrom.runtime.theta import Theta
@@ -51,6 +59,18 @@ def test_events_come_out_in_order(station: Station) -> None:
     station.post(Busy(2))
     station.post(Drained())
     assert [station.events.get_nowait(), station.events.get_nowait()] == [Busy(2), Drained()]
+
+
+def test_what_others_wait_for_wakes_the_thread_and_what_each_step_brings_does_not(
+    station: Station,
+) -> None:
+    wakes: list[int] = []
+    station.wake = lambda: wakes.append(len(wakes))
+    for event in (Busy(2), Applied(3), Progressed(0, 1, 1)):
+        station.post(event)
+    assert not wakes
+    station.post(Drained())
+    assert wakes == [0]
 
 
 def test_what_broke_the_thread_is_raised_and_the_command_stays_readable(station: Station) -> None:
