@@ -18,6 +18,7 @@ from benchmarks.hosts import Hosts
 
 PORT = 7077
 EXECUTOR_MEMORY = "1g"
+EXECUTOR_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # it moves rows for some seconds, no more
 WORKER_MEMORY = "2g"  # what a Spark worker may hand out
 DAEMON_MEMORY = "256m"  # heap of a Spark master or worker, which do next to nothing
 START_S = 90.0  # five JVMs on a busy machine with two cores
@@ -103,6 +104,7 @@ class Cluster:
             "spark.driver.host": address,
             "spark.driver.bindAddress": address,
             "spark.executor.memory": EXECUTOR_MEMORY,
+            "spark.executor.extraJavaOptions": EXECUTOR_JVM,
             "spark.executor.cores": "1",
             "spark.executor.instances": str(self.workers),
             "spark.cores.max": str(self.workers),

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,12 +32,21 @@ LEARNING_RATES = {  # the same small grid for every system, by optimizer
 }
 
 
+def digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """scikit-learn's: images f64[1797, 8, 8] of 0 to 16, and classes.
+
+    Read from its file: importing all of it takes a second and a half of each host's start-up.
+    """
+    package = find_spec("sklearn")
+    assert package is not None and package.origin is not None, "scikit-learn is not installed"
+    table = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
+    return table[:, :-1].reshape(-1, PIXELS, PIXELS), table[:, -1].astype(np.int64)
+
+
 def rows_of(part: str) -> Rows:
     """All rows of a part, in an order that tells nothing of their class."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    order = np.random.default_rng(ORDER_SEED).permutation(len(digits.target))
+    images, classes = digits()
+    order = np.random.default_rng(ORDER_SEED).permutation(len(classes))
     first = 0
     for name, count in DIGITS.items():
         if name == part:
@@ -44,12 +55,12 @@ def rows_of(part: str) -> Rows:
     mine = order[first : first + DIGITS[part]]
     random = np.random.default_rng((ORDER_SEED, first))
     chosen = mine[random.permutation(ROWS[part]) % len(mine)]
-    padded = np.pad(digits.images[chosen] / 16, ((0, 0), (0, 0), (REACH, REACH)))
+    padded = np.pad(images[chosen] / 16, ((0, 0), (0, 0), (REACH, REACH)))
     right = random.integers(0, 2 * REACH + 1, len(chosen))
     columns = right[:, None] + np.arange(PIXELS)
     shifted = np.take_along_axis(padded, columns[:, None, :], axis=2)
     features = shifted.reshape(len(chosen), PIXELS * PIXELS).astype(np.float32)
-    return features, digits.target[chosen].astype(np.int64)
+    return features, classes[chosen]
 
 
 def share_of(part: str, worker: int, workers: int) -> Rows:
