@@ -25,7 +25,8 @@ are evaluated after the end. One object per link, system and seed:
     projected_s    only where late, and a projection, no measurement: steps that the system takes
                    without limits of links, ``projected_steps``, at this link's ms_per_step; for
                    ``--project`` (dense), whose steps are the same on every link
-    startup_s      see above
+    startup_s      see above; startup_next_s: sparkstrom's, of another ``fit`` in the same
+                   application, whose executors have imported all by then
     accuracy, accuracy_best   on rows that nobody trains on; at the end, and the best
     seconds        of training in all
     ended          "epochs", "limit" or the error

@@ -39,6 +39,7 @@ def figures(trial: Trial, observed: Observed) -> dict[str, Any]:
     return {
         "seconds_to": rounded(seconds_to),
         "startup_s": rounded(began_s - called_s),
+        "startup_next_s": rounded((named(events, "again") or {}).get("startup_s")),
         "accuracy": accuracies[-1] if curve else None,
         "accuracy_best": max(accuracies, default=None),
         "seconds": rounded(seconds),

@@ -22,7 +22,8 @@ from sparkstrom.models.base import Flat
 from sparkstrom.runtime.theta import Theta
 
 BLOCK_SIZE = "spark.broadcast.blockSize"
-BLOCKS = 64  # several for each of the executors that begin together
+BLOCKS_PER_WORKER = 4  # so that executors which begin together read different ones
+BLOCKS_MIN, BLOCKS_MAX = 16, 64  # each costs every executor questions: 64 for four cost 4 s more
 BLOCK_KIB_MIN, BLOCK_KIB_MAX = 64, 4096  # a block costs a question to the driver; Spark's own size
 QUANTA_MAX = 1 << 23  # a fit begins within 2^22 quanta (``encoding.grid``)
 _CONF = threading.Lock()  # the application's configuration is changed and put back by one at a time
@@ -71,10 +72,11 @@ def unpack(packed: Packed, n_params: int, k: int) -> tuple[Flat, bytes]:
 
 
 @contextlib.contextmanager
-def travelling(context: Any, theta: Theta) -> Iterator[Handle]:
+def travelling(context: Any, theta: Theta, workers: int) -> Iterator[Handle]:
     """theta at the executors' disposal until the end of the block, however that ends."""
     packed = pack(theta)
-    kib = sum(map(len, packed)) // BLOCKS // 1024
+    blocks = min(max(BLOCKS_PER_WORKER * workers, BLOCKS_MIN), BLOCKS_MAX)
+    kib = sum(map(len, packed)) // blocks // 1024
     with _blocks_of(context, min(max(kib, BLOCK_KIB_MIN), BLOCK_KIB_MAX)):
         handle = context.broadcast(packed)
     try:

@@ -124,7 +124,7 @@ class SparkNetwork(Using):
         workers = spread.workers
         key, job_id = secrets.token_bytes(KEY_BYTES), secrets.randbits(63)
         metric = early_stopping.metric if early_stopping else LOSS
-        with travelling(self._context, theta) as initial:
+        with travelling(self._context, theta, workers) as initial:
             master = self._master_thread(theta, Seal(key, job_id), job_id, workers, epochs)
             job = self._job(
                 master, key, job_id, theta, initial, spread, epochs, chosen.fraction, metric

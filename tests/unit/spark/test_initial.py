@@ -18,7 +18,7 @@ from sparkstrom.spark.executor import initial_theta
 from sparkstrom.spark.initial import BLOCK_SIZE, Packed, pack, travelling, unpack
 from sparkstrom.spark.job import TrainingJob
 
-K = 20
+K, WORKERS = 20, 4
 
 
 def theta_of(values: Any, k: int = K, buffers: bytes = b"") -> Theta:
@@ -88,23 +88,30 @@ class Context:
 
 
 @pytest.mark.parametrize(
-    ("n_params", "size"), [(10, "64k"), (8 << 20, "256k"), (200 << 20, "4096k")]
+    ("n_params", "workers", "size"),
+    [
+        (10, 100, "64k"),
+        (8 << 20, 2, "1024k"),
+        (8 << 20, 8, "512k"),
+        (8 << 20, 100, "256k"),
+        (200 << 20, 100, "4096k"),
+    ],
 )
 def test_blocks_are_small_for_this_one_broadcast(
-    monkeypatch: pytest.MonkeyPatch, n_params: int, size: str
+    monkeypatch: pytest.MonkeyPatch, n_params: int, workers: int, size: str
 ) -> None:
     planes: Any = range(n_params)  # as long as bytes would be
     packed = Packed(planes, planes, b"", b"")
     monkeypatch.setattr("sparkstrom.spark.initial.pack", lambda theta: packed)
     context = Context()
-    with travelling(context, theta_of([])):
+    with travelling(context, theta_of([]), workers):
         assert context._conf.known == {}
     assert context.block_sizes == [size]
 
 
 def test_an_applications_own_block_size_stays() -> None:
     context = Context(**{BLOCK_SIZE: "1m"})
-    with travelling(context, theta_of([0.5])):
+    with travelling(context, theta_of([0.5]), WORKERS):
         pass
     assert context.block_sizes == ["1m"]
     assert context._conf.known == {BLOCK_SIZE: "1m"}
@@ -114,7 +121,7 @@ def test_it_is_destroyed_also_after_a_fit_that_fails() -> None:
     context = Context()
 
     def fit() -> None:
-        with travelling(context, theta_of([0.5])) as handle:
+        with travelling(context, theta_of([0.5]), WORKERS) as handle:
             assert handle.value is not None
             raise ZeroDivisionError
 
@@ -128,7 +135,7 @@ def test_a_worker_begins_with_what_its_job_brings(job_of: Callable[..., Training
     values = np.linspace(-1, 1, job.n_params, dtype=np.float32)
     theta = theta_of(round_to_grid(values, job.k), job.k, b"statistics")
     context = Context()
-    with travelling(context, theta) as handle:
+    with travelling(context, theta, WORKERS) as handle:
         begun = initial_theta(replace(job, initial=handle))
     assert begun.values.tobytes() == theta.values.tobytes()
     assert (begun.buffers, begun.commit) == (b"statistics", 0)
