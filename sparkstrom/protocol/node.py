@@ -94,6 +94,11 @@ class Node:
         """Its present id; -1 before the first welcome."""
         return self.standing.node
 
+    @property
+    def is_brief(self) -> bool:
+        """It has news that it will tell within milliseconds, and wants a Tick for it."""
+        return self.standing.news
+
     # -- events ----------------------------------------------------------------------------------
 
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:

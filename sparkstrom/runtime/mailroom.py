@@ -35,7 +35,7 @@ LOBBY = -1  # the sender of what is told to the master directly
 TELLERS_MAX = 1024  # of whom the lobby keeps what is not whole yet
 NEWEST_COUNTS = (Report, State)  # each says all that the one before it said, and more
 IDLE_WAIT_S = 0.005  # between two looks at what is due; frames and wakes come at once
-FULL_WAIT_S = 0.001  # where the transport did not take all
+BRIEF_WAIT_S = 0.001  # where something is due soon, or the transport did not take all
 LOCAL = 2  # streams of an edge inside one media driver: so much above those for UDP
 
 
@@ -294,10 +294,9 @@ class Mailroom:
 
     # -- receiving -------------------------------------------------------------------------------
 
-    @property
-    def patience_s(self) -> float:
+    def patience_s(self, brief: bool = False) -> float:
         """How long to wait for messages: what waits to be sent is offered again soon."""
-        return FULL_WAIT_S if self.waiting else IDLE_WAIT_S
+        return BRIEF_WAIT_S if brief or self.waiting else IDLE_WAIT_S
 
     def receive(self, wait_s: float) -> Iterator[tuple[int, Message]]:
         """Messages that came in, with their senders' ids; waits at most ``wait_s``, or for a wake.

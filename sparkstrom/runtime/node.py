@@ -122,7 +122,7 @@ class NodeThread(threading.Thread):
 
     def _exchange(self) -> None:
         """With the others and the trainer; over a media driver, which may die at any point."""
-        for sender, message in self._mail.receive(self._mail.patience_s):
+        for sender, message in self._mail.receive(self._mail.patience_s(self._machine.is_brief)):
             self._step(ev.Received(sender, message))
         for sender, size in self._mail.arriving():
             self._step(ev.Arriving(sender, size))

@@ -10,13 +10,11 @@ import queue
 import threading
 from collections.abc import Callable
 
-from sparkstrom.protocol.events import Applied, Busy, Command, Event, Order, Progressed
+from sparkstrom.protocol.events import Applied, Busy, Command, Event, Order
 from sparkstrom.runtime.inbox import Inbox, Item
 
 
-# Each step brings some of these: where steps are short, a thread that woke for all would take
-# their time. They are seen with the next frame, or a few milliseconds later.
-CAN_WAIT = (Progressed, Applied, Busy)
+CAN_WAIT = (Applied, Busy)  # seen with the next frame, or a few milliseconds later
 
 
 def nothing() -> None:
