@@ -35,6 +35,7 @@ from sparkstrom.spark.data import Spread
 from sparkstrom.spark.executor import forget_kept, run_partition
 from sparkstrom.spark.export import Exports
 from sparkstrom.spark.fitting import Fitting, SparkJob
+from sparkstrom.spark.horizons import horizon_warnings, horizons_of
 from sparkstrom.spark.initial import Handle, travelling
 from sparkstrom.spark.job import TrainingJob, message_bytes_max, serving_of
 from sparkstrom.spark.settings import resolve
@@ -80,7 +81,7 @@ class SparkNetwork(Using):
         self._kept: KeptFiles = {}
         self._keep, self._may_have_files = keep, False
         self._exports = Exports(self._context, self._master.export_directory)
-        self._epochs_trained = 0
+        self._epochs_trained, self._minibatches_trained = 0, 0
         self._id = secrets.token_hex(8)
 
     # -- training --------------------------------------------------------------------------------
@@ -134,8 +135,11 @@ class SparkNetwork(Using):
             submitted_s = time.monotonic()
             Fitting(master, spark_job, progress, epochs, watch).run()
         outcome = master.outcome()
+        self._minibatches_trained = job.minibatches_before + outcome.minibatches
         self._take(theta, outcome, watch.copy)
         self._epochs_trained += epochs if outcome.stop_reason is None else watch.finished
+        horizons = horizons_of(self._master, self._model, outcome.rows)
+        warnings += horizon_warnings(self._master, self._model, horizons, workers)
         return summarize(
             outcome,
             began_s=began_s,
@@ -150,6 +154,7 @@ class SparkNetwork(Using):
             export_directory=self._exports.directory,
             history=watch.history(),
             best=watch.best,
+            horizons=horizons,
             reports=spark_job.reports,
         )
 
@@ -248,6 +253,7 @@ class SparkNetwork(Using):
             master=self._master,
             epochs=epochs,
             first_epoch=self._epochs_trained,
+            minibatches_before=self._minibatches_trained if self._kept else 0,
             workers=spread.workers,
             k=theta.k,
             n_params=theta.n_params,
