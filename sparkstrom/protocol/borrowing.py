@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.copies import number_of
-from sparkstrom.codec.messages import Activity, AskUpdater, Phase, UpdaterChunk
+from sparkstrom.codec.messages import AskUpdater, Phase, UpdaterChunk
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.standing import Standing
@@ -97,8 +97,11 @@ def borrow(me: Standing, now_s: float) -> list[Effect]:
 
 
 def can_lend(me: Standing) -> bool:
-    """Has it trained, with a state that was never fresh in mid-training?"""
-    return me.lends and me.steps > 0 and me.activity is not Activity.CATCHING_UP
+    """Has it trained, with a state that was never fresh in mid-training?
+
+    What it borrowed is with its trainer for certain only once that has taken a step.
+    """
+    return me.lends and me.trained
 
 
 def on_ask_updater(me: Standing, ask: AskUpdater, to: int) -> list[Effect]:

@@ -166,11 +166,18 @@ class Shape:
         self, process: SimProcess, alive: dict[int, SimProcess], now_s: float
     ) -> bool:
         """Is one of those above it on its way to a whole replica?"""
-        above = alive.get(process.node.standing.parent)
+        above = alive.get(self._parent(process))
         for _ in alive:
             if above is None:
                 return False
             if not above.node.standing.history.whole:
                 return now_s - self._courses[above].since_s <= self._patience_s
-            above = alive.get(above.node.standing.parent)
+            above = alive.get(self._parent(above))
         return False
+
+    def _parent(self, process: SimProcess) -> int:
+        """Its own word, or, while it has no edge, the place that the master has for it."""
+        me = process.node.standing
+        if me.parent == NOBODY and self._tree is not None and me.node in self._tree:
+            return self._tree.parent(me.node)
+        return me.parent
