@@ -128,6 +128,18 @@ def test_nobody_waits_for_it_beyond_a_deadline(node_with: Any, make: Any) -> Non
     assert node.order is Order.TRAIN
 
 
+def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
+    node_with: Any, make: Any
+) -> None:
+    """It is on its way to the trainer, whose own state is a fresh one until it has it."""
+    borrower = late(node_with(borrow_s=5.0), make)
+    assert only(borrower.hear(chunk()), ev.InstallUpdater).payload == b"0"
+    assert not can_lend(borrower.machine.standing)
+    borrower.step(ev.Busy(Activity.STEPPING))
+    borrower.step(ev.Progressed(0, 1, 4))
+    assert can_lend(borrower.machine.standing)
+
+
 def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make: Any) -> None:
     borrower = late(node_with(borrow_s=5.0), make)
     borrower.hear(chunk())
