@@ -82,7 +82,18 @@ def test_chunks_are_not_asked_for_again_while_others_come() -> None:
     for index in (1, 2, 3):
         loan.take(chunk(index, b"01234"), 1.9 * index)
         assert loan.wanted(1.9 * index + 1.8) == []
-    assert loan.wanted(8.0) == [4]
+    assert loan.wanted(9.4) == []  # it takes 1.9 s for one, and has as long again
+    assert loan.wanted(9.6) == [4]
+
+
+def test_patience_with_a_chunk_follows_what_the_last_one_took() -> None:
+    """Also the first, of whatever copy there is: a link further up may be slow, unseen from here."""
+    loan = Borrowing(60.0, 60.0)
+    assert loan.wanted(0.0) == [0]
+    loan.take(chunk(0, b"01234"), 1.9)
+    assert loan.wanted(1.9) == [1, 2, 3, 4]
+    assert loan.wanted(5.6) == []
+    assert loan.wanted(5.8) == [1, 2, 3, 4]
 
 
 def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
