@@ -32,6 +32,7 @@ class Borrowing:
     count: int = 1
     chunks: dict[int, bytes] = field(default_factory=dict)
     asked_s: dict[int, float] = field(default_factory=dict)
+    taken_s: float = 0.0  # when a chunk came last
     moved_s: float = 0.0  # when something came last, or was coming
     retry_s: float = RETRY_FIRST_S  # doubles, and is twice what one took: late is not lost
     whole: bytes | None = None
@@ -39,8 +40,8 @@ class Borrowing:
     def take(self, chunk: UpdaterChunk, now_s: float) -> None:
         """Keep a chunk; one of another copy begins anew."""
         asked_s = self.asked_s.pop(chunk.index, now_s)
-        self.retry_s = max(self.retry_s, 2 * (now_s - max(asked_s, self.moved_s)))
-        self.moved_s = now_s
+        self.retry_s = max(self.retry_s, 2 * (now_s - max(asked_s, self.taken_s)))
+        self.taken_s = self.moved_s = now_s
         if chunk.copy != self.copy:
             self._begin(chunk.copy, chunk.count)
         if chunk.index < self.count and chunk.index not in self.chunks:
