@@ -87,7 +87,7 @@ def test_chunks_are_not_asked_for_again_while_others_come() -> None:
 
 
 def test_patience_with_a_chunk_follows_what_the_last_one_took() -> None:
-    """Also the first, of whatever copy there is: a link further up may be slow, unseen from here."""
+    """Also the first, of whatever copy there is: a link further up may be slow, unseen here."""
     loan = Borrowing(60.0, 60.0)
     assert loan.wanted(0.0) == [0]
     loan.take(chunk(0, b"01234"), 1.9)
