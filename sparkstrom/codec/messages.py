@@ -149,6 +149,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     stats: Annotated[dict[str, float], msgspec.Meta(max_length=256)] | None = None  # cumulative
     lag: U63 = 0  # commits that it has been behind its parent for a while, about
     lends: bool = False  # its updater's state is worth having
+    whole: bool = False  # it has a replica that those below it may copy
 
     @property
     def age(self) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.copies import number_of
-from sparkstrom.codec.messages import Activity, AskUpdater, Phase, UpdaterChunk
+from sparkstrom.codec.messages import AskUpdater, Phase, UpdaterChunk
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.standing import Standing
@@ -32,19 +32,21 @@ class Borrowing:
     count: int = 1
     chunks: dict[int, bytes] = field(default_factory=dict)
     asked_s: dict[int, float] = field(default_factory=dict)
+    taken_s: float = 0.0  # when a chunk came last
     moved_s: float = 0.0  # when something came last, or was coming
-    retry_s: float = RETRY_FIRST_S  # doubles: what comes late must not be asked for ever more often
+    retry_s: float = RETRY_FIRST_S  # doubles, and is twice what one took: late is not lost
     whole: bytes | None = None
 
     def take(self, chunk: UpdaterChunk, now_s: float) -> None:
         """Keep a chunk; one of another copy begins anew."""
+        asked_s = self.asked_s.pop(chunk.index, now_s)
+        self.retry_s = max(self.retry_s, 2 * (now_s - max(asked_s, self.taken_s)))
+        self.taken_s = self.moved_s = now_s
         if chunk.copy != self.copy:
             self._begin(chunk.copy, chunk.count)
         if chunk.index < self.count and chunk.index not in self.chunks:
             self.chunks[chunk.index] = chunk.payload
             self.until_s = now_s + self.patience_s
-        self.moved_s = now_s
-        self.asked_s.pop(chunk.index, None)
         if len(self.chunks) < self.count:
             return
         content = b"".join(self.chunks[index] for index in range(self.count))
@@ -97,8 +99,11 @@ def borrow(me: Standing, now_s: float) -> list[Effect]:
 
 
 def can_lend(me: Standing) -> bool:
-    """Has it trained, with a state that was never fresh in mid-training?"""
-    return me.lends and me.steps > 0 and me.activity is not Activity.CATCHING_UP
+    """Has it trained, with a state that was never fresh in mid-training?
+
+    What it borrowed is with its trainer for certain only once that has taken a step.
+    """
+    return me.lends and me.trained
 
 
 def on_ask_updater(me: Standing, ask: AskUpdater, to: int) -> list[Effect]:

@@ -31,7 +31,7 @@ def on_status(fit: Fit, status: Status, now_s: float) -> list[Effect]:
         member.pending = (status.after_seq, position)
     count_pending(fit, member)
     member.final = status.final
-    member.lends = status.lends
+    member.lends, member.whole = status.lends, status.whole
     if status.audit is not None:
         if member.audit is None:
             fit.phases.progress_s = now_s

@@ -68,7 +68,8 @@ class Link:
         self._way: deque[tuple[int, float]] = deque()  # ``handed`` after each message, and when
         self._least_s = math.inf  # the shortest way so far
         self._held_back = False  # something had to wait since the window last moved
-        self._cut_until = 0  # one answer to a queue: what was handed over before it counts no more
+        self._cut_until = 0  # one answer to a queue: what was handed over before it counts no more,
+        self._cut_s = 0.0  # unless it waits for twice as long as what was answered
         self._busy_s = now_s  # up to then, ``_rate`` knows
         self._rate_bytes = self._rate_s = 0.0
         self.since_s: float | None = None  # the oldest handed over after the last sign of arrival
@@ -131,10 +132,10 @@ class Link:
         if waited_s <= QUEUE_S:
             if self._held_back:
                 self.window = min(self._window_max, self.window + done)
-        elif passed > self._cut_until:
+        elif passed > self._cut_until or waited_s > 2 * self._cut_s:
             shrunk = int(self.window * max(0.5, QUEUE_S / waited_s))
             self.window = min(self._window_max, max(WINDOW_LEAST, shrunk))
-            self._cut_until = self.handed
+            self._cut_until, self._cut_s = self.handed, waited_s
         self._held_back = False
 
     def _measure(self, done: int, now_s: float) -> None:

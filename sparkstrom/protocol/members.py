@@ -32,6 +32,7 @@ class Member:
     audit: AuditAnswer | None = None
     releasing: str | None = None
     lends: bool = False  # its updater's state
+    whole: bool = False  # it has a replica; who takes a snapshot, also another one, has none
     lag: int = 0  # commits behind its parent, as people were told
 
     def answer(self, message: Message) -> Answer:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
-    Activity,
     Address,
     Adopt,
     Closed,
@@ -64,7 +63,8 @@ def order_place(fit: Fit, node: int, now_s: float) -> list[Effect]:
 
 
 def _order(fit: Fit, member: Member, parent: int, now_s: float) -> list[Effect]:
-    if _copies(fit, parent) or not fit.attaching.holds(member.node):
+    has_answer = parent == MASTER or fit.members.live[parent].whole
+    if not (has_answer and fit.attaching.holds(member.node)):
         fit.attaching.renew(member.node, now_s)  # a parent without a replica has nothing for it
     if member.order is None:
         member.order = _place(fit, member, parent)
@@ -77,15 +77,6 @@ def _order(fit: Fit, member: Member, parent: int, now_s: float) -> list[Effect]:
     else:
         effects.append(fit.members.live[parent].answer(adopt))
     return [*effects, answer(member.join, order)]
-
-
-def _copies(fit: Fit, parent: int) -> bool:
-    """Does it take a snapshot, its first or, as its own parent sees, another one?"""
-    if parent == MASTER:
-        return False
-    edge = fit.family.children.get(parent)
-    again = edge is not None and edge.catching
-    return again or fit.members.live[parent].activity is Activity.CATCHING_UP
 
 
 def _place(fit: Fit, member: Member, parent: int) -> Welcome:

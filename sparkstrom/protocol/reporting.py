@@ -65,6 +65,7 @@ def put_own_status(me: Standing, now_s: float) -> None:
         audit=me.audit,
         stats=me.stats,
         lends=can_lend(me),
+        whole=me.history.whole,
     )
     if status != known:
         me.status = Status(**{name: getattr(status, name) for name in _SAME}, count=me.reports)

@@ -121,6 +121,7 @@ class Standing:
     # its trainer
     position: Position = field(default_factory=lambda: Position(0, 0))
     steps: int = 0  # as its trainer counts
+    trained: bool = False  # at least one of them itself, so with the state that its updater lends
     head_start: int = 0  # steps it is credited with: nobody waits for what it missed
     activity: Activity = Activity.CATCHING_UP
     activity_s: float = 0.0
@@ -180,4 +181,4 @@ class Standing:
     def advance(self, position: Position, steps: int, now_s: float) -> None:
         """The trainer took a step."""
         self.position, self.steps, self.news = position, steps, True
-        self.activity_s = now_s
+        self.trained, self.activity_s = True, now_s

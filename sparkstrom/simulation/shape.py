@@ -40,6 +40,7 @@ class Shape:
         self._placed: set[int] = set()  # who has confirmed its place
         self._placed_s = 0.0  # when somebody was last added to them
         self._moving: set[int] = set()  # tokens of those whose place is not confirmed, or above
+        self._ids: dict[int, int] = {}  # token -> the live id that the master has for it
         self._tree: Tree | None = None
         self.pace_s = 0.0  # beside that: what narrow links may take, see ``Flow.pace_s``
         self.trouble_s = 0.0  # until then something went wrong, or was on its way back
@@ -119,6 +120,7 @@ class Shape:
         unplaced = live.keys() - placed
         below = (child for node in unplaced for child in fit.tree.below(node))
         self._moving = {live[node].join.token for node in unplaced.union(below)}
+        self._ids = {member.join.token: node for node, member in live.items()}
 
     def _excused_s(self, process: SimProcess) -> float:
         """Until then it had a reason to wait."""
@@ -130,17 +132,18 @@ class Shape:
 
         Who stands under a node that takes a snapshot waits for that, as long as it goes on.
         """
-        alive = {p.node.node: p for p in processes if p.alive}
-        for process in alive.values():
+        alive = [process for process in processes if process.alive]
+        by_id = self._by_id(alive)
+        for process in alive:
             me = process.node.standing
             reached = process.installed, me.received
             course = self._courses.get(process)
             fine = me.attached and me.received >= head
             if course is None or reached > course.reached or fine:
                 self._courses[process] = Course(reached, now_s)
-        for process in alive.values():
+        for process in alive:
             course = self._courses[process]
-            if self._above_copies(process, alive, now_s):
+            if self._copies_above(self._parent(process), by_id, now_s):
                 course.since_s = now_s
             quiet_s = now_s - max(course.since_s, self._excused_s(process))
             if process.installed and quiet_s > self._patience_s + self.pace_s:
@@ -150,11 +153,14 @@ class Shape:
 
     def closed_ids(self, processes: list[SimProcess], fit: Fit, now_s: float) -> None:
         """Whoever goes by an id that is closed learns so, as soon as all others go on."""
+        by_id = self._by_id([process for process in processes if process.alive])
         for process in processes:
             node = process.node.node
             if not process.alive or node < 0 or node in fit.members.live:
                 self._closed_s.pop(process, None)
                 continue
+            if self._copies_above(self._place_above(process), by_id, now_s):
+                self._closed_s[process] = now_s  # its next id is there, and has no place yet
             since_s = self._closed_s.setdefault(process, now_s)
             quiet_s = now_s - max(since_s, self._excused_s(process))
             if quiet_s > self._patience_s:
@@ -162,15 +168,33 @@ class Shape:
                 when = f"{quiet_s:.1f} s after the last trouble"
                 self._violation(f"I4: the closed id {node} is still {process.name}'s, {when}")
 
-    def _above_copies(
-        self, process: SimProcess, alive: dict[int, SimProcess], now_s: float
-    ) -> bool:
-        """Is one of those above it on its way to a whole replica?"""
-        above = alive.get(process.node.standing.parent)
-        for _ in alive:
+    def _by_id(self, alive: list[SimProcess]) -> dict[int, SimProcess]:
+        """By the ids that they go by, and by those that the master has for them."""
+        ids = {process.node.node: process for process in alive}
+        tokens = {process.identity.token: process for process in alive}
+        return ids | {self._ids[token]: tokens[token] for token in tokens.keys() & self._ids.keys()}
+
+    def _copies_above(self, parent: int, by_id: dict[int, SimProcess], now_s: float) -> bool:
+        """Is this one, or one of those above it, on its way to a whole replica?"""
+        above = by_id.get(parent)
+        for _ in by_id:
             if above is None:
                 return False
-            if not above.node.standing.history.whole:
-                return now_s - self._courses[above].since_s <= self._patience_s
-            above = alive.get(above.node.standing.parent)
+            me = above.node.standing
+            if not me.history.whole:
+                goes_on = now_s - self._courses[above].since_s <= self._patience_s
+                if goes_on or me.attached:
+                    return goes_on  # without an edge it waits itself, for those above it
+            above = by_id.get(self._parent(above))
         return False
+
+    def _parent(self, process: SimProcess) -> int:
+        """Its own word, or, while it has no edge, the place that the master has for it."""
+        parent = process.node.standing.parent
+        return self._place_above(process) if parent == NOBODY else parent
+
+    def _place_above(self, process: SimProcess) -> int:
+        """Who has the place above the one that the master has for this process."""
+        node = self._ids.get(process.identity.token, NOBODY)
+        known = self._tree is not None and node in self._tree
+        return self._tree.parent(node) if known else NOBODY

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from sparkstrom.codec import copies
-from sparkstrom.codec.messages import Committed, Update
-from sparkstrom.protocol import borrowing, joining, node
+from sparkstrom.codec.messages import Committed, Status, Update
+from sparkstrom.protocol import borrowing, joining, master, node
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.family import Family
 from sparkstrom.protocol.fit import Fit
@@ -131,6 +131,21 @@ def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "number_of", by_steps)
 
 
+def never_says_that_it_copies_again(patch: pytest.MonkeyPatch) -> None:
+    """Who waits below a relay that has lost its replica is judged as if that had one."""
+    on_status = master.on_status
+
+    def sticking(fit: Fit, status: Status, now_s: float) -> list[ev.Effect]:
+        member = fit.members.live.get(status.node)
+        was_whole = member is not None and member.whole
+        effects = on_status(fit, status, now_s)
+        if member is not None:
+            member.whole |= was_whole
+        return effects
+
+    patch.setattr(master, "on_status", sticking)
+
+
 ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
 CALM = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
 INNER = CALM | {"fan_out": 2, "crashes": 3, "step_s_max": 0.6, "epochs": 5}
@@ -146,6 +161,11 @@ LENDERS = ROUGH | {
     "crashes": 40, "loss": 0.25, "max_lead": 1, "publish_every": 1, "epochs": 6,
     "fan_out": 2, "step_s_max": 0.2, "restart_s_max": 0.2, "delay_ms_max": 200.0,
 }  # fmt: skip
+COPIES = {
+    "log_bytes": 1, "downlink_bytes": 1, "window_bytes": 10_000, "fan_out": 2, "max_lead": None,
+    "publish_every": 1, "epochs": 4, "step_s_max": 0.03, "loss": 0.25, "delay_ms_max": 400.0,
+    "crashes": 3, "edge_deaths": 6, "stop": 0.0, "failure": 0.0, "end_s": 2_000.0,
+}  # fmt: skip
 MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
     (cuts_a_subtree_off, "I4: p", INNER),
     (takes_no_notice_that_it_is_closed, "I4: the closed id", CALM | {"isolations": 1}),
@@ -155,6 +175,7 @@ MESHED: list[tuple[Plant, str, dict[str, Any]]] = [
     (skips_a_lost_update, "I2: commit", BROKEN),
     (adds_its_own_again_with_a_sum, "I3: p", SUMS),
     (numbers_copies_by_steps, "I3: p", LENDERS),
+    (never_says_that_it_copies_again, "I5: p", COPIES),
     (applies_twice, "I3: p", ROUGH),
     (forgets_one, "I3: p", ROUGH),
     (hashes_something_else, "I3: node", ROUGH),
@@ -177,8 +198,8 @@ def test_a_bug_planted_in_a_mesh_is_caught(
 
 @pytest.mark.parametrize(
     "given",
-    [INNER, SUMS, PAUSED, DYING, LENDERS],
-    ids=["inner", "sums", "paused", "dying", "lenders"],
+    [INNER, SUMS, PAUSED, DYING, LENDERS, COPIES],
+    ids=["inner", "sums", "paused", "dying", "lenders", "copies"],
 )
 def test_the_same_meshes_are_clean_without_the_bug(given: dict[str, Any]) -> None:
     assert list(violations(given, range(5))) == []

@@ -125,6 +125,12 @@ FOUND_IN_A_MESH: list[tuple[str, int, int, dict[str, Any]]] = [
 ]
 
 
+NARROWEST = {"log_bytes": 1, "window_bytes": 1, "downlink_bytes": 1}
+FOUND_IN_A_MESH += [
+    ("a lender was asked before its own trainer had what it had borrowed", 275, 12, {}),
+    ("who waits for its place is not cut off while those above it copy", 292, 12, NARROWEST),
+]
+
 CHAIN = {"fan_out": 1, "depth": 13}
 FOUND_IN_A_CHAIN = [
     ("a worker without an id had to go, and said something that nobody could read", 7320009),
@@ -187,6 +193,41 @@ def test_who_speaks_with_the_master_and_with_no_neighbour_fails_in_time(attempts
         assert "have had no edge for 16 s" in process.node.command.reason
     assert all("p2/" in v and "I5" in v and "security group" in v for v in violations)
     assert world.time.now_s < 40.0 * (1 + attempts)
+
+
+class Deaf(Network):
+    """Nothing that partition 1 says on its first edge to another worker gets through."""
+
+    first: tuple[SimProcess, int] | None = None
+
+    def send(self, owner: SimProcess | None, to: int, message: Message) -> None:
+        slot = owner.slots.get(to) if owner is not None else None
+        if owner is not None and owner.identity.partition == 1 and slot is not None:
+            if self.first is None and slot.target is not None:
+                self.first = owner, slot.edge
+            if self.first == (owner, slot.edge):
+                return
+        super().send(owner, to, message)
+
+
+def test_a_stream_that_broke_before_its_first_word_is_found_within_a_lease_and_a_bit() -> None:
+    """The one above has no commit yet, so that it may have no answer; but it hears nothing."""
+    size = Size(nodes=2, fan_out=1, depth=3, per_executor=1, lease_s=10.0, patience_s=30.0)
+    world = World(1, size, NO_FAULTS)
+    deaf = Deaf(world.time, world.faults, world._arrive_at_master)
+    world.network = deaf
+    attached_s: list[float] = []
+
+    def look() -> None:
+        for process in world.alive:
+            if process.identity.partition == 1 and process.node.standing.attached:
+                attached_s.append(world.time.now_s)
+        world.time.after(0.1, look)
+
+    world.time.at(0.1, look)
+    assert world.run() == []
+    assert deaf.first is not None
+    assert size.lease_s < attached_s[0] < 1.3 * size.lease_s
 
 
 def ends_s(seed: int, faults: Faults, lead: int | None) -> dict[int, float]:

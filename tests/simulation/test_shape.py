@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.identity import MASTER
+from sparkstrom.protocol.standing import NOBODY
 from sparkstrom.protocol.tree import Tree
 from sparkstrom.simulation.shape import Shape
 
 HEAD, LEASE_S = 100, 2.0
+LIMITS = SimpleNamespace(fan_out=1, depth=3)
 
 
 @dataclass(eq=False)
@@ -82,3 +84,31 @@ def test_who_waits_for_its_place_is_lost_once_nobody_gets_one(
         shape.places(fit, float(second))  # type: ignore[arg-type]
         shape.goes_on([below], HEAD, float(second))  # type: ignore[list-item]
     assert {text.split()[1] for text in violations} == cut_off
+
+
+@pytest.mark.parametrize("copies", [True, False], ids=["a copy above goes on", "none above it"])
+def test_who_has_no_edge_waits_for_the_copy_above_its_place(copies: bool) -> None:
+    """The master has ids for both that they have not heard of: the places above are not theirs."""
+    violations: list[str] = []
+    shape = Shape(violations.append, LEASE_S)
+    relay = seen("relay", 1, MASTER, received=10, whole=not copies)
+    middle, last = (seen(name, -1, NOBODY, received=0) for name in ("middle", "last"))
+    middle.identity.token, last.identity.token = 2, 3
+    middle.node.standing.history.whole = middle.installed = False
+    middle.node.standing.attached = last.node.standing.attached = False
+    last.node.node = 9  # which is closed
+    tree = Tree(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
+    live = {
+        node: SimpleNamespace(placed=node == 1, join=SimpleNamespace(token=node))
+        for node in (1, 2, 3)
+    }
+    fit = SimpleNamespace(members=SimpleNamespace(live=live), tree=tree, limits=LIMITS)
+    shape.tree(fit)  # type: ignore[arg-type]
+    everybody: Any = [relay, middle, last]
+    for second in range(20):
+        relay.node.standing.received += 1
+        shape.places(fit, float(second))  # type: ignore[arg-type]
+        shape.goes_on(everybody, HEAD, float(second))
+        shape.closed_ids(everybody, fit, float(second))  # type: ignore[arg-type]
+    for words in ("last is cut off", "closed id 9 is still last's"):
+        assert any(words in text for text in violations) != copies

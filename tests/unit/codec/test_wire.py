@@ -88,7 +88,7 @@ def test_a_status_in_a_report_is_an_array_without_names() -> None:
         node=1, edge=2, count=3, after_seq=4, epoch=5, batch=6, steps=7, activity=Activity.STEPPING
     )
     _, body = encode(Report(received=9, taken=0, catching=False, stamp=8, news=[status]))
-    assert body.endswith(b"\x91\x9d\x01\x02\x03\x04\x05\x06\x07\x02\xc0\xc0\xc0\x00\xc2")
+    assert body.endswith(b"\x91\x9e\x01\x02\x03\x04\x05\x06\x07\x02\xc0\xc0\xc0\x00\xc2\xc2")
 
 
 @pytest.mark.parametrize("kind", [0, max(Kind) + 1, 255])

@@ -266,7 +266,9 @@ class MasterDriver:
     def say(self, node: int, received: int = 0, **fields: Any) -> list[ev.Effect]:
         """The node's own words, through whoever leads to it; what is not named stays."""
         member = self.member(node)
-        known: dict[str, Any] = {"steps": member.steps, "final": member.final}
+        known: dict[str, Any] = {
+            "steps": member.steps, "final": member.final, "whole": member.whole,
+        }  # fmt: skip
         if member.activity is not Activity.CATCHING_UP:
             known["activity"] = member.activity
         if member.pending is not None:

@@ -18,15 +18,13 @@ def mesh(master_with: Any) -> Any:
     """Node 1 is in its place and has a replica, node 2 was ordered one below it."""
     made = master_with(partitions=4, fan_out=1, depth=4, attach_s=ATTACH_S)
     made.enter(0, executor="e0")
-    made.say(1, activity=Activity.WAITING)
+    made.say(1, activity=Activity.WAITING, whole=True)
     made.join(1, executor="e1")
     assert list(made.fit.moving) == [2]
     return made
 
 
-def knocking(
-    mesh: Any, seconds: float, partition: int = 1, *, catching: bool = False
-) -> list[ev.Effect]:
+def knocking(mesh: Any, seconds: float, partition: int = 1) -> list[ev.Effect]:
     """It answers probes and knocks every two seconds, as one does whose edges all stay silent."""
     effects: list[ev.Effect] = []
     for second in range(int(seconds)):
@@ -34,10 +32,11 @@ def knocking(
         for probe in answers(now, Probe):
             mesh.lobby(Here(probe.node))
         if 1 in mesh.fit.members.live and 1 in mesh.fit.family.children:
-            mesh.hear(1, mesh.make.report(catching=catching))
-        if second % 2 and 2 in mesh.fit.members.live:
-            knock = mesh.member(2).join.knock + 1
-            now += mesh.join(partition, executor="e1", knock=knock)
+            mesh.hear(1, mesh.make.report())
+        node = partition + 1
+        if second % 2 and node in mesh.fit.members.live:
+            knock = mesh.member(node).join.knock + 1
+            now += mesh.join(partition, executor=f"e{partition}", knock=knock)
         effects += now
     return effects
 
@@ -98,10 +97,24 @@ def test_who_waits_for_the_replica_of_the_one_above_has_time(master_with: Any) -
 
 
 def test_who_waits_for_one_above_that_takes_another_snapshot_has_time_as_well(mesh: Any) -> None:
-    knocking(mesh, 3 * ATTACH_S, catching=True)
+    mesh.say(1, whole=False)
+    knocking(mesh, 3 * ATTACH_S)
     assert 2 in mesh.fit.members.live
+    mesh.say(1, whole=True)
     knocking(mesh, ATTACH_S + 4)
     assert 2 not in mesh.fit.members.live
+
+
+def test_so_has_who_waits_below_a_relay_that_the_master_has_no_edge_to(mesh: Any) -> None:
+    """Node 2 says through node 1 that it copies again; node 3 was ordered a place below it."""
+    mesh.say(2, activity=Activity.STEPPING, whole=True)
+    mesh.join(2, executor="e2")
+    mesh.say(2, whole=False)
+    knocking(mesh, 3 * ATTACH_S, partition=2)
+    assert 3 in mesh.fit.members.live
+    mesh.say(2, whole=True)
+    knocking(mesh, ATTACH_S + 4, partition=2)
+    assert 3 not in mesh.fit.members.live
 
 
 def test_who_is_not_even_ordered_a_place_waits_for_those_above(mesh: Any) -> None:

@@ -82,7 +82,18 @@ def test_chunks_are_not_asked_for_again_while_others_come() -> None:
     for index in (1, 2, 3):
         loan.take(chunk(index, b"01234"), 1.9 * index)
         assert loan.wanted(1.9 * index + 1.8) == []
-    assert loan.wanted(8.0) == [4]
+    assert loan.wanted(9.4) == []  # it takes 1.9 s for one, and has as long again
+    assert loan.wanted(9.6) == [4]
+
+
+def test_patience_with_a_chunk_follows_what_the_last_one_took() -> None:
+    """Also the first, of whatever copy there is: a link further up may be slow, unseen here."""
+    loan = Borrowing(60.0, 60.0)
+    assert loan.wanted(0.0) == [0]
+    loan.take(chunk(0, b"01234"), 1.9)
+    assert loan.wanted(1.9) == [1, 2, 3, 4]
+    assert loan.wanted(5.6) == []
+    assert loan.wanted(5.8) == [1, 2, 3, 4]
 
 
 def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
@@ -126,6 +137,18 @@ def test_nobody_waits_for_it_beyond_a_deadline(node_with: Any, make: Any) -> Non
     assert node.order is Order.WAIT
     assert only(node.tick(0.2), ev.InstallUpdater).payload is None
     assert node.order is Order.TRAIN
+
+
+def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
+    node_with: Any, make: Any
+) -> None:
+    """It is on its way to the trainer, whose own state is a fresh one until it has it."""
+    borrower = late(node_with(borrow_s=5.0), make)
+    assert only(borrower.hear(chunk()), ev.InstallUpdater).payload == b"0"
+    assert not can_lend(borrower.machine.standing)
+    borrower.step(ev.Busy(Activity.STEPPING))
+    borrower.step(ev.Progressed(0, 1, 4))
+    assert can_lend(borrower.machine.standing)
 
 
 def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make: Any) -> None:

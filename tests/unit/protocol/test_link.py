@@ -48,6 +48,15 @@ class Wire:
     def watch(self) -> None:
         self.queued_s = 0.0
 
+    def narrow(self, times: int) -> None:
+        """The rate goes down, also for what is on its way."""
+        self.rate /= times
+        self.free_s, handed = self.now_s, self.link.passed
+        on_its_way, self.way = self.way, deque()
+        for _, upto in on_its_way:
+            self.free_s, handed = self.free_s + (upto - handed) / self.rate, upto
+            self.way.append((self.free_s + self.delay_s, upto))
+
     def run(self, seconds: float, *, wants: bool = True) -> None:
         """Hand over whatever there is room for, and hear what arrives, every 10 ms."""
         until_s = self.now_s + seconds
@@ -193,8 +202,23 @@ def test_a_queue_is_answered_once_not_for_every_message_in_it() -> None:
     for _ in range(64):
         link.hand(1000, 0.0)
     for i in range(1, 65):
-        link.told(2 + 1000 * i, 2 + 1000 * i, 10.0 + i)
+        link.told(2 + 1000 * i, 2 + 1000 * i, 10.0 + i / 10)
     assert link.window == before / 2
+
+
+def test_a_queue_that_turns_out_twice_as_long_is_answered_again() -> None:
+    """The first message of it waited little: what stands behind it shows how narrow the link is."""
+    wire = Wire(12.5e6, 0.001, window_max=4 << 20)
+    wire.run(20.0)
+    wire.narrow(100)
+    drained_s = wire.link.under_way / wire.rate
+    wire.run(drained_s + 1.0)
+    assert wire.link.window < wire.rate
+    wire.watch()
+    sent = wire.sent
+    wire.run(50.0)
+    assert wire.queued_s <= 5 * QUEUE_S
+    assert (wire.sent - sent) * wire.size >= 0.85 * 50.0 * wire.rate
 
 
 def test_a_window_that_holds_nothing_back_does_not_grow() -> None:
