@@ -23,6 +23,7 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
     "batches": (int, "minibatches per epoch and partition"),
     "publish_every": (int, "steps between publications; 0: when the last one is committed"),
     "max_lead": (int, "steps that a worker may be ahead of the slowest"),
+    "max_staleness": (int, "steps that a worker may take beside an uncommitted update"),
     "log_bytes": (int, "the master's log"),
     "merged_bytes": (int, "what a sum of commits costs"),
     "fan_out": (int, "children of a node in a mesh"),

@@ -11,6 +11,7 @@ from sparkstrom.protocol.standing import Standing
 JOINING = Command(Order.WAIT, "joining")
 GATHERING = Command(Order.WAIT, "the others have not joined yet")
 WINDOW_FULL = Command(Order.WAIT, "its updates are not committed yet")
+STALE = Command(Order.WAIT, "what the others sent a round ago is not here yet")
 AHEAD = Command(Order.WAIT, "it is ahead of the slowest")
 NOT_THERE = Command(Order.WAIT, "the last updates have not come yet")
 DRAIN = Command(Order.DRAIN)
@@ -43,14 +44,32 @@ def _while_running(me: Standing, state: State) -> Command:
     most = me.limits.publications_max
     if most is None and not me.uplink.has_room():
         return WINDOW_FULL
-    limit = None
-    if me.limits.max_lead is not None:
-        limit = state.slowest + me.limits.max_lead - me.head_start
-        if me.steps >= limit:
-            return AHEAD
-    publishes = most is None or len(me.uplink) < most
     workers = max(1, state.training)  # itself, which the master may not have heard
+    limit = None
+    if workers > 1:
+        limit, waits = _steps_max(me, state)
+        if limit is not None and me.steps >= limit:
+            return waits
+    publishes = most is None or len(me.uplink) < most
     return _train(limit, publishes, me.uplink.round_s, workers, state.minibatches)
+
+
+def _steps_max(me: Standing, state: State) -> tuple[int | None, Command]:
+    """How far it may go, None: to the end; and what it waits for there.
+
+    Its own update, once committed, shows that all that the others had sent by then is here, too:
+    ``max_staleness`` counts the steps that go on meanwhile. ``max_lead`` counts from the slowest.
+    """
+    lead, staleness = me.limits.max_lead, me.limits.max_staleness
+    limit, waits = None, AHEAD
+    if lead is not None:
+        limit = state.slowest + lead - me.head_start
+    if staleness is not None:
+        oldest = me.uplink.oldest
+        sent = me.steps + 1 if oldest is None else oldest.steps  # with the step that comes
+        if limit is None or sent + staleness < limit:
+            limit, waits = sent + staleness, STALE
+    return limit, waits
 
 
 @lru_cache(maxsize=1024)  # asked after every event, and seldom answered anew

@@ -43,6 +43,11 @@ class Uplink:
     def uncommitted(self) -> tuple[Update, ...]:
         return tuple(self._own.values())
 
+    @property
+    def oldest(self) -> Update | None:
+        """The uncommitted one that was made first."""
+        return next(iter(self._own.values()), None)
+
     def __len__(self) -> int:
         return len(self._own)
 

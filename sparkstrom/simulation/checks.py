@@ -158,11 +158,24 @@ class Checks:
             newest = sum(HEADER_BYTES + len(update.payload) for update in at_once)
             if me.uplink.bytes - newest >= me.limits.window_bytes:
                 self.violation(f"I4: {process.name} has {me.uplink.bytes} bytes uncommitted")
+        self._staleness(process)
         if me.history.whole and me.history.applied > process.replica.commit:
             self.violation(f"I3: {process.name} claims a commit that its replica has not")
         log = me.history.log
         if log.bytes > me.limits.log_bytes and len(tuple(log.after(log.base))) > 1:
             self.violation(f"I4: the log of {process.name} holds {log.bytes} bytes")
+
+    def _staleness(self, process: SimProcess) -> None:
+        """No more steps beyond that of the oldest uncommitted update than allowed."""
+        me = process.node.standing
+        oldest, most = me.uplink.oldest, me.limits.max_staleness
+        if oldest is None or most is None or oldest.form == BUFFERS:
+            return  # buffers go out beside the update of the step that ends an epoch
+        if process.steps > oldest.steps + most and me.state is not None and me.state.training > 1:
+            self.violation(
+                f"I4: {process.name} is at step {process.steps}, and that of step {oldest.steps} "
+                f"is not committed, max_staleness is {most}"
+            )
 
     def counted(self, fit: Fit) -> None:
         """What workers are told of the fit's minibatches never goes back, nor beyond the truth."""

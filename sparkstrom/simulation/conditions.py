@@ -45,6 +45,8 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
         empty_partitions=chance.choice((0, 0, 0, 0, 0, 0, 0, 0, 0, 1)) if nodes > 1 else 0,
         kept_files=chance.choice((0, 1, nodes)),
     )
+    staleness = random.Random(f"staleness of {seed}").choice((None, None, 0, 1, 3))
+    size = replace(size, max_staleness=staleness)
     if mode == "mesh":
         size = _meshed(size, random.Random(f"mesh of {seed}"))
     size = replace(size, buffered=random.Random(f"buffers of {seed}").random() < BUFFERED_SHARE)
@@ -91,6 +93,7 @@ def linked(seed: int, nodes: int, *, mesh: bool) -> tuple[Size, Faults]:
         batches=chance.choice((8, 16)),
         publish_every=publish_every,
         max_lead=chance.choice((None, max(1, publish_every), max(4, publish_every))),
+        max_staleness=random.Random(f"staleness of {seed}").choice((None, 1, 1, 4)),
         log_bytes=chance.choice((8 << 20, 64 << 20)),
         window_bytes=8 << 20,
         downlink_bytes=4 << 20,

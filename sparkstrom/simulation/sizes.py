@@ -26,6 +26,7 @@ class Size:
     epochs: int = 3
     batches: int = 7
     max_lead: int | None = 6
+    max_staleness: int | None = None  # steps beyond that of the oldest uncommitted update
     publish_every: int = 1  # steps; 0: when the last publication is committed
     log_bytes: int = 4_000  # small on purpose: some must take snapshots
     window_bytes: int = 600
@@ -90,6 +91,7 @@ class Size:
             log_bytes=self.log_bytes,
             serving=self.serving,
             max_lead=self.max_lead,
+            max_staleness=self.max_staleness,
             publications_max=None if self.publish_every else 1,
             borrow_s=self.lease_s,
         )

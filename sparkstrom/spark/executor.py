@@ -51,6 +51,7 @@ from sparkstrom.spark.cluster import edges_of
 from sparkstrom.spark.initial import unpack
 from sparkstrom.spark.job import TrainingJob, serving_of
 from sparkstrom.spark.parcels import Blocks
+from sparkstrom.spark.shared import SharedTrainingMaster
 from sparkstrom.transport.aeron.processes import find_executor
 
 log = logging.getLogger(__name__)
@@ -335,7 +336,16 @@ def limits_of(job: TrainingJob) -> NodeLimits:
         publications_max=PUBLICATIONS_MAX if job.master.publish_every == AUTO else None,
         borrow_s=void.lease_s,
         max_lead=job.master.max_lead,
+        max_staleness=staleness_of(job.master),
     )
+
+
+def staleness_of(master: SharedTrainingMaster) -> int | None:
+    """``max_staleness`` in a worker's own steps: as many to a round as to a publication."""
+    if master.max_staleness is None:
+        return None
+    every = 1 if isinstance(master.publish_every, str) else master.publish_every
+    return master.max_staleness * every
 
 
 def forget_kept(network: str, rows: Iterable[Any]) -> Iterator[int]:

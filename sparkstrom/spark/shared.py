@@ -85,6 +85,7 @@ class SharedTrainingMaster:
     aggregation: str = "sum"  # weight s of an update: 1, 1/workers or 1/sqrt(workers)
     horizon: str = "fit"  # whose minibatches momentum and schedules count; "worker": each its own
     max_lead: int | None = 8  # steps a worker may be ahead of the slowest; None: any number
+    max_staleness: int | None = 1  # rounds that others' learning may be late; None: any number
     # How the data are spread
     repartition: str = "always"  # "always": random and balanced by seed; "never": rows stay put
     rdd_training_approach: str = "direct"  # "export": rows as Parquet once, for all fits
@@ -155,6 +156,8 @@ class SharedTrainingMaster:
                     ", the value of publish_every: workers tell how far they are when they publish"
                 )
             need_whole("max_lead", self.max_lead, least, remedy)
+        if self.max_staleness is not None:
+            need_whole("max_staleness", self.max_staleness, 0, " rounds, or None for any number")
         need_whole("rng_seed", self.rng_seed, 0)
         need_flag("collect_training_stats", self.collect_training_stats)
         need_flag("encoding_debug_mode", self.encoding_debug_mode)

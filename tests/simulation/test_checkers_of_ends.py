@@ -59,6 +59,11 @@ def ignores_the_slowest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(orders, "_while_running", lambda me, state: ev.Command(ev.Order.TRAIN))
 
 
+def looks_at_no_commit(patch: pytest.MonkeyPatch) -> None:
+    steps_max = orders._steps_max
+    patch.setattr(orders, "_steps_max", lambda me, state: (10 + steps_max(me, state)[0], None))
+
+
 def tells_more_than_is_committed(patch: pytest.MonkeyPatch) -> None:
     look_around = Fit.look_around
 
@@ -119,6 +124,7 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (keeps_the_whole_log, "I4: the log holds", NARROW),
     (ignores_its_window, "I4: p", {"window_bytes": 100, "delay_ms_max": 200.0}),
     (ignores_the_slowest, "I4: ", {"max_lead": 1, "publish_every": 1, "crashes": 0}),
+    (looks_at_no_commit, "I4: p", {"max_lead": None, "max_staleness": 1, "publish_every": 1}),
     (tells_more_than_is_committed, "I2: ", {}),
     (waits_for_an_empty_partition, "I", {"empty_partitions": 1}),
     (repeats_a_phase, "I4: not over", {}),

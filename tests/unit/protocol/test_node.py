@@ -253,11 +253,35 @@ def test_one_publication_at_a_time_where_the_link_sets_the_pace(node_with: Any, 
 
 def test_it_goes_no_further_ahead_than_allowed(node_with: Any, make: Any) -> None:
     node = node_with(max_lead=3).training()
+    node.hear(make.state(training=2))
     assert node.machine.command.steps_max == 3
     node.step(ev.Progressed(0, 3, 3))
     assert node.order is Order.WAIT
-    node.hear(make.state(slowest=1))
+    node.hear(make.state(training=2, slowest=1))
     assert (node.order, node.machine.command.steps_max) == (Order.TRAIN, 4)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 4])
+def test_so_many_steps_go_on_beside_an_uncommitted_update(
+    node_with: Any, make: Any, staleness: int
+) -> None:
+    """Once its own is committed, so is all that the others had sent by then."""
+    node = node_with(max_staleness=staleness).training()
+    node.hear(make.state(training=2))
+    assert node.machine.command.steps_max == 1 + staleness  # the next one is to be sent
+    node.step(make.published(1))
+    for step in range(2, 2 + staleness):
+        assert (node.order, node.machine.command.steps_max) == (Order.TRAIN, 1 + staleness)
+        node.step(ev.Progressed(0, 1, step))
+    assert node.order is Order.WAIT
+    node.hear(make.committed(1, origin=1))
+    assert (node.order, node.machine.command.steps_max) == (Order.TRAIN, 2 + 2 * staleness)
+
+
+def test_who_trains_alone_waits_for_nobody(node_with: Any, make: Any) -> None:
+    node = node_with(max_lead=1, max_staleness=0).training()
+    node.step(make.published(5))
+    assert (node.order, node.machine.command.steps_max) == (Order.TRAIN, None)
 
 
 def test_its_trainer_hears_how_many_train_and_how_far_they_are(node: Any, make: Any) -> None:

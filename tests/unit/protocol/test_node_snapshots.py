@@ -330,7 +330,7 @@ def test_nobody_waits_for_what_a_newcomer_or_returner_missed(node_with: Any, mak
     node = node_with(max_lead=2).training()
     effects = returned(node, make, 0)  # the slowest is at 9 now
     assert steps_said(effects) == 9
-    node.hear(make.state(slowest=9))
+    node.hear(make.state(training=2, slowest=9))
     assert node.machine.command.steps_max == 2  # of its own steps, 0 so far
     node.step(ev.Progressed(0, 2, 2))
     assert node.order is Order.WAIT

@@ -52,7 +52,7 @@ def running_node(job_of: Callable[..., TrainingJob]) -> RunningNode:
 def state_at(beat: int, nodes: int = 1) -> State:
     return State(
         phase=Phase.RUNNING, beat=beat, head=0, final=0, slowest=0, nodes=nodes, closed=[],
-        training=1, minibatches=0, heard=0, sent=0, taken=0, passed=0,
+        training=2, minibatches=0, heard=0, sent=0, taken=0, passed=0,
     )  # fmt: skip
 
 
@@ -103,7 +103,23 @@ def test_window_bytes(running_node: RunningNode, window_bytes: int, order: Order
 @pytest.mark.flips("SharedTrainingMaster.max_lead")
 @pytest.mark.parametrize("max_lead", [3, 16, None])
 def test_max_lead(running_node: RunningNode, max_lead: int | None) -> None:
-    assert running_node(max_lead=max_lead).command.steps_max == max_lead
+    node = running_node(max_lead=max_lead, max_staleness=None)
+    assert node.command.steps_max == max_lead
+
+
+@pytest.mark.flips("SharedTrainingMaster.max_staleness")
+@pytest.mark.parametrize(
+    ("max_staleness", "publish_every", "steps"),
+    [(0, "auto", 1), (1, "auto", 2), (3, 1, 4), (1, 5, 6), (None, "auto", None)],
+)
+def test_max_staleness(
+    running_node: RunningNode,
+    max_staleness: int | None,
+    publish_every: int | str,
+    steps: int | None,
+) -> None:
+    node = running_node(max_staleness=max_staleness, publish_every=publish_every, max_lead=None)
+    assert node.command.steps_max == steps
 
 
 def seconds_until(node: Node, wanted: Any, *, heard: bool) -> int:
