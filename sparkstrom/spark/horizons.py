@@ -18,11 +18,10 @@ def horizons_of(master: SharedTrainingMaster, model: FlatModel, rows: list[int])
     return {"workers": workers, **changes} if changes else {}
 
 
-def horizon_warnings(
-    master: SharedTrainingMaster, model: FlatModel, made: Horizons, workers: int
-) -> list[str]:
+def horizon_warnings(master: SharedTrainingMaster, model: FlatModel, rows: list[int]) -> list[str]:
     """Where momentum could not be made to count the fit's minibatches."""
-    if master.horizon != "fit" or workers < 2:
+    made = horizons_of(master, model, rows)
+    if master.horizon != "fit" or sum(count > 0 for count in rows) < 2:
         return []
     if not isinstance(model, Paced):
         return [

@@ -138,8 +138,7 @@ class SparkNetwork(Using):
         self._minibatches_trained = job.minibatches_before + outcome.minibatches
         self._take(theta, outcome, watch.copy)
         self._epochs_trained += epochs if outcome.stop_reason is None else watch.finished
-        horizons = horizons_of(self._master, self._model, outcome.rows)
-        warnings += horizon_warnings(self._master, self._model, horizons, workers)
+        warnings += horizon_warnings(self._master, self._model, outcome.rows)
         return summarize(
             outcome,
             began_s=began_s,
@@ -154,7 +153,7 @@ class SparkNetwork(Using):
             export_directory=self._exports.directory,
             history=watch.history(),
             best=watch.best,
-            horizons=horizons,
+            horizons=horizons_of(self._master, self._model, outcome.rows),
             reports=spark_job.reports,
         )
 

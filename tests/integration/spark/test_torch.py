@@ -109,7 +109,7 @@ def test_a_perceptron_learns_and_comes_back_with_its_keys(train, digits, spark, 
 
 
 def test_momentum_and_warm_up_count_the_minibatches_of_all(train, spark, make_network, digits):
-    """The rate after the warm-up is 0 but for the last steps: who counted own steps learnt less."""
+    """A warm-up of 80 minibatches of the fit, over which one worker takes 20 steps; two fits."""
     warm_up = partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.01, total_iters=80)
     moving = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
     made = TorchModel(mlp(), nn.CrossEntropyLoss(), moving, scheduler=warm_up)

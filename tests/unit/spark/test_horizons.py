@@ -35,11 +35,11 @@ def test_what_was_changed(master: Any, model: Any, rows: list[int], expected: An
 
 
 def test_where_momentum_counts_own_steps_it_is_said() -> None:
-    (said,) = horizon_warnings(FIT, object(), {}, 4)  # type: ignore[arg-type]
+    (said,) = horizon_warnings(FIT, object(), [5, 5])  # type: ignore[arg-type]
     assert said.startswith("a object counts each worker's own steps")
     opaque = Opaque([2, 2])
-    (said,) = horizon_warnings(FIT, opaque, horizons_of(FIT, opaque, [5, 5]), 2)
+    (said,) = horizon_warnings(FIT, opaque, [5, 5])
     assert "cannot be looked into (PjitFunction)" in said
-    assert horizon_warnings(WORKER, object(), {}, 4) == []  # type: ignore[arg-type]
-    assert horizon_warnings(FIT, MOVING, {}, 4) == []
-    assert horizon_warnings(FIT, object(), {}, 1) == []  # type: ignore[arg-type]
+    assert horizon_warnings(WORKER, object(), [5, 5]) == []  # type: ignore[arg-type]
+    assert horizon_warnings(FIT, MOVING, [5, 5]) == []
+    assert horizon_warnings(FIT, object(), [5, 0]) == []  # type: ignore[arg-type]
