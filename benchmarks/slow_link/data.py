@@ -38,7 +38,8 @@ def digits() -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     Read from its file: importing all of it takes a second and a half of each host's start-up.
     """
     package = find_spec("sklearn")
-    assert package is not None and package.origin is not None, "scikit-learn is not installed"
+    if package is None or package.origin is None:
+        raise ModuleNotFoundError("the digits are scikit-learn's: install scikit-learn")
     table = np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")
     return table[:, :-1].reshape(-1, PIXELS, PIXELS), table[:, -1].astype(np.int64)
 

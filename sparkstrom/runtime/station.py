@@ -13,7 +13,6 @@ from collections.abc import Callable
 from sparkstrom.protocol.events import Applied, Busy, Command, Event, Order
 from sparkstrom.runtime.inbox import Inbox, Item
 
-
 CAN_WAIT = (Applied, Busy)  # seen with the next frame, or a few milliseconds later
 
 

@@ -196,5 +196,5 @@ class Shape:
     def _place_above(self, process: SimProcess) -> int:
         """Who has the place above the one that the master has for this process."""
         node = self._ids.get(process.identity.token, NOBODY)
-        known = self._tree is not None and node in self._tree
-        return self._tree.parent(node) if known else NOBODY
+        tree = self._tree
+        return tree.parent(node) if tree is not None and node in tree else NOBODY
