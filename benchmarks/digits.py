@@ -27,8 +27,9 @@ def main() -> int:
     parser.add_argument("--workers", default="1,2,4", help="numbers of workers, by comma")
     parser.add_argument("--seeds", type=int, default=3, help="runs per number of workers")
     parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--tau", type=float, default=1e-3, help="initial threshold")
+    parser.add_argument("--tau", type=float, help="AdaptiveThreshold of this; default: ours")
     parser.add_argument("--max-lead", type=int, help="steps ahead of the slowest; default: ours")
+    parser.add_argument("--max-staleness", type=int, help="rounds; default: ours")
     parser.add_argument("--train-on", default="local", choices=["local", "replica"])
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
@@ -73,10 +74,13 @@ def run(session: Any, workers: int, seed: int, args: argparse.Namespace) -> dict
     order = np.random.default_rng(0).permutation(len(labels))
     train, held_out = order[:TRAIN_ROWS], order[TRAIN_ROWS:]
     rows = [(features[i], int(labels[i])) for i in train]
-    options: dict[str, Any] = {} if args.max_lead is None else {"max_lead": args.max_lead}
-    master = SharedTrainingMaster(
-        threshold=AdaptiveThreshold(args.tau), rng_seed=seed, train_on=args.train_on, **options
-    )
+    given = {
+        "threshold": None if args.tau is None else AdaptiveThreshold(args.tau),
+        "max_lead": args.max_lead,
+        "max_staleness": args.max_staleness,
+    }
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    master = SharedTrainingMaster(rng_seed=seed, train_on=args.train_on, **options)
     model = DenseNetwork([64, 256, 256, 10], updater=Sgd(0.1), seed=seed)
     network = SparkNetwork(session, model, master, progress=False)
     summary = network.fit(session.sparkContext.parallelize(rows, workers), epochs=args.epochs)
