@@ -9,7 +9,7 @@ import optax
 from pyspark.sql import SparkSession
 from sklearn.datasets import load_digits
 
-from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom import SparkNetwork
 from sparkstrom.models.jax import JaxModel
 
 WIDTHS = [64, 128, 10]
@@ -41,9 +41,7 @@ def main() -> int:
     data = spark.sparkContext.parallelize([(features[i], int(labels[i])) for i in train])
     loss = optax.softmax_cross_entropy_with_integer_labels
     model = JaxModel(init, apply, loss, optax.adam(2e-3), seed=1)
-    # On a machine with other work, workers drift apart; nobody is more than two steps ahead.
-    master = SharedTrainingMaster(max_lead=2)
-    network = SparkNetwork(spark, model, master)
+    network = SparkNetwork(spark, model)
     summary = network.fit(data, epochs=20)
     accuracy = float((network.predict(features[held_out]).argmax(1) == labels[held_out]).mean())
     params = model.parameters(network.parameters)  # the pytree that init makes

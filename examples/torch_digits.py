@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from sklearn.datasets import load_digits
 from torch import nn
 
-from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom import SparkNetwork
 from sparkstrom.models.torch import TorchModel
 
 ACCURACY_WANTED = 0.95
@@ -40,9 +40,7 @@ def main() -> int:
     data = spark.sparkContext.parallelize([(features[i], int(labels[i])) for i in train])
     optimizer = partial(torch.optim.Adam, lr=2e-3)
     model = TorchModel(make_module(), nn.CrossEntropyLoss(), optimizer, clip_norm=5.0)
-    # On a machine with other work, workers drift apart; nobody is more than two steps ahead.
-    master = SharedTrainingMaster(max_lead=2)
-    network = SparkNetwork(spark, model, master)
+    network = SparkNetwork(spark, model)
     summary = network.fit(data, epochs=10)
 
     module = network.module.eval()  # the very module, with what was learnt

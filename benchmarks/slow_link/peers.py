@@ -35,6 +35,8 @@ from benchmarks.slow_link.trial import BATCH_ROWS, Record, Trial
 PORT = 29400
 LOOK_S, LEAVE_S = 0.1, 1.0  # a step that ends just after the limit may
 POWERSGD_RANK, POWERSGD_FIRST = 2, 2
+# PowerSGD's hook waits inside gloo's threads, of which there are two: two buckets wait for ever.
+ONE_BUCKET_MB = 1 << 20
 DILOCO_STEPS, DILOCO_RATE, DILOCO_MOMENTUM = 10, 0.7, 0.9
 SPARSELOCO_STEPS, SPARSELOCO_FEEDBACK, SPARSELOCO_RATE = 15, 0.95, 1.0
 
@@ -55,7 +57,8 @@ class Parallel:
     """DistributedDataParallel, with a hook or without."""
 
     def __init__(self, module: Any, trial: Trial, hook: str) -> None:
-        self._module = DistributedDataParallel(module)
+        cap_mb = ONE_BUCKET_MB if hook == "powersgd" else None
+        self._module = DistributedDataParallel(module, bucket_cap_mb=cap_mb)
         if hook == "fp16":
             self._module.register_comm_hook(None, default_hooks.fp16_compress_hook)
         elif hook == "powersgd":

@@ -47,14 +47,14 @@ def _while_running(me: Standing, state: State) -> Command:
     workers = max(1, state.training)  # itself, which the master may not have heard
     limit = None
     if workers > 1:
-        limit, waits = _steps_max(me, state)
+        limit, waits = _steps_max(me, state, workers)
         if limit is not None and me.steps >= limit:
             return waits
     publishes = most is None or len(me.uplink) < most
     return _train(limit, publishes, me.uplink.round_s, workers, state.minibatches)
 
 
-def _steps_max(me: Standing, state: State) -> tuple[int | None, Command]:
+def _steps_max(me: Standing, state: State, workers: int) -> tuple[int | None, Command]:
     """How far it may go, None: to the end; and what it waits for there.
 
     Its own update, once committed, shows that all that the others had sent by then is here, too:
@@ -63,7 +63,7 @@ def _steps_max(me: Standing, state: State) -> tuple[int | None, Command]:
     lead, staleness = me.limits.max_lead, me.limits.max_staleness
     limit, waits = None, AHEAD
     if lead is not None:
-        limit = state.slowest + lead - me.head_start
+        limit = state.slowest + max(lead, me.limits.lead_among // workers) - me.head_start
     if staleness is not None:
         oldest = me.uplink.oldest
         sent = me.steps + 1 if oldest is None else oldest.steps  # with the step that comes

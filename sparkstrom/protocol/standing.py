@@ -44,6 +44,7 @@ class NodeLimits:
     log_bytes: int = 64 << 20
     serving: Serving = SERVING
     max_lead: int | None = None
+    lead_among: int = 0  # steps; a share of these, among all who train, where that is more
     max_staleness: int | None = None  # steps beyond that of the oldest uncommitted update
     publications_max: int | None = None  # uncommitted ones, beyond which the residual waits
     borrow_s: float = 0.0  # how long who joins late waits for another's updater state; 0: none

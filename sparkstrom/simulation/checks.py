@@ -54,6 +54,7 @@ class Checks:
         self._ends: dict[SimProcess, str] = {}
         self._reached: dict[int, tuple[int, int]] = {}
         self._counted = 0  # minibatches, as last told
+        self._beyond: dict[SimProcess, int] = {}  # steps, when it was first seen beyond its bound
         self._progress = (Phase.GATHERING, 0)
 
     def violation(self, text: str) -> None:
@@ -166,12 +167,16 @@ class Checks:
             self.violation(f"I4: the log of {process.name} holds {log.bytes} bytes")
 
     def _staleness(self, process: SimProcess) -> None:
-        """No more steps beyond that of the oldest uncommitted update than allowed."""
+        """Who is too far beyond its oldest uncommitted update ends its step, and begins none.
+
+        It may have come there while it trained alone.
+        """
         me = process.node.standing
         oldest, most = me.uplink.oldest, me.limits.max_staleness
-        if oldest is None or most is None or oldest.form == BUFFERS:
-            return  # buffers go out beside the update of the step that ends an epoch
-        if process.steps > oldest.steps + most and me.state is not None and me.state.training > 1:
+        alone = me.state is None or me.state.training < 2
+        if oldest is None or most is None or alone or process.steps <= oldest.steps + most:
+            self._beyond.pop(process, None)
+        elif process.steps > self._beyond.setdefault(process, process.steps) + 1:
             self.violation(
                 f"I4: {process.name} is at step {process.steps}, and that of step {oldest.steps} "
                 f"is not committed, max_staleness is {most}"

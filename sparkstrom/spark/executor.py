@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 
 TRACE_CHARS_MAX = 8_000
 HEARD_S = 8.0  # how long a failing task waits for the master to have heard why
+LEAD_AMONG = 16  # minibatches of the fit that workers together may be ahead of the slowest
 PUBLICATIONS_MAX = 1  # of a worker under way: the next one goes when the link has carried it
 
 
@@ -335,17 +336,21 @@ def limits_of(job: TrainingJob) -> NodeLimits:
         serving=serving_of(job.n_params),
         publications_max=PUBLICATIONS_MAX if job.master.publish_every == AUTO else None,
         borrow_s=void.lease_s,
-        max_lead=job.master.max_lead,
-        max_staleness=staleness_of(job.master),
+        **bounds_of(job.master),
     )
 
 
-def staleness_of(master: SharedTrainingMaster) -> int | None:
-    """``max_staleness`` in a worker's own steps: as many to a round as to a publication."""
-    if master.max_staleness is None:
-        return None
+def bounds_of(master: SharedTrainingMaster) -> dict[str, Any]:
+    """``max_lead`` and ``max_staleness`` in a worker's own steps, of which a publication may hold
+    several.
+    """
     every = 1 if isinstance(master.publish_every, str) else master.publish_every
-    return master.max_staleness * every
+    lead, rounds = master.max_lead, master.max_staleness
+    return {
+        "max_lead": every if isinstance(lead, str) else lead,
+        "lead_among": LEAD_AMONG if isinstance(lead, str) else 0,
+        "max_staleness": None if rounds is None else rounds * every,
+    }
 
 
 def forget_kept(network: str, rows: Iterable[Any]) -> Iterator[int]:

@@ -115,9 +115,9 @@ def _parsed(option: Field[Any], key: str, text: str) -> object:
         return AUTO
     if option.name == "port_range":
         return _port_range(key, word)
-    if option.type == "int | str" and word == AUTO:
+    if option.type in ("int | str", "int | str | None") and word == AUTO:
         return word
-    if option.type in ("int", "int | None", "int | str", "float"):
+    if option.type in ("int", "int | None", "int | str", "int | str | None", "float"):
         return _number(key, word)
     if option.name == "layer_multipliers":
         return _literal(key, word)

@@ -84,7 +84,8 @@ class SharedTrainingMaster:
     publish_every: int | str = AUTO  # steps between two; "auto": when the last one is committed
     aggregation: str = "sum"  # weight s of an update: 1, 1/workers or 1/sqrt(workers)
     horizon: str = "fit"  # whose minibatches momentum and schedules count; "worker": each its own
-    max_lead: int | None = 8  # steps a worker may be ahead of the slowest; None: any number
+    # steps a worker may be ahead of the slowest; "auto": 16 / workers, at least 1; None: any number
+    max_lead: int | str | None = AUTO
     max_staleness: int | None = 1  # rounds that others' learning may be late; None: any number
     # How the data are spread
     repartition: str = "always"  # "always": random and balanced by seed; "never": rows stay put
@@ -148,8 +149,8 @@ class SharedTrainingMaster:
         need_whole("shake_frequency", self.shake_frequency, 0, " publications, as a rule 100")
         if self.publish_every != AUTO:
             need_whole("publish_every", self.publish_every, 1, ", or 'auto'")
-        if self.max_lead is not None:
-            least, remedy = 1, ", or None for any number"
+        if self.max_lead not in (AUTO, None):
+            least, remedy = 1, ", or 'auto', or None for any number"
             if isinstance(self.publish_every, int):
                 least = self.publish_every
                 remedy = (

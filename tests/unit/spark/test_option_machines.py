@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -101,10 +102,24 @@ def test_window_bytes(running_node: RunningNode, window_bytes: int, order: Order
 
 
 @pytest.mark.flips("SharedTrainingMaster.max_lead")
-@pytest.mark.parametrize("max_lead", [3, 16, None])
-def test_max_lead(running_node: RunningNode, max_lead: int | None) -> None:
-    node = running_node(max_lead=max_lead, max_staleness=None)
-    assert node.command.steps_max == max_lead
+@pytest.mark.parametrize(
+    ("options", "workers", "steps"),
+    [
+        ({"max_lead": 3}, 2, 3),
+        ({"max_lead": 16}, 100, 16),
+        ({"max_lead": None}, 2, None),
+        ({}, 2, 8),
+        ({}, 5, 3),
+        ({}, 17, 1),
+        ({"publish_every": 4}, 17, 4),
+    ],
+)
+def test_max_lead(
+    running_node: RunningNode, options: dict[str, Any], workers: int, steps: int | None
+) -> None:
+    node = running_node(max_staleness=None, **options)
+    node.step(ev.Received(MASTER, msgspec.structs.replace(state_at(1), training=workers)), 0.0)
+    assert node.command.steps_max == steps
 
 
 @pytest.mark.flips("SharedTrainingMaster.max_staleness")
