@@ -60,15 +60,17 @@ def _steps_max(me: Standing, state: State, workers: int) -> tuple[int | None, Co
     Its own update, once committed, shows that all that the others had sent by then is here, too:
     ``max_staleness`` counts the steps that go on meanwhile. ``max_lead`` counts from the slowest.
     """
-    lead, staleness = me.limits.max_lead, me.limits.max_staleness
+    limits = me.limits
     limit, waits = None, AHEAD
-    if lead is not None:
-        limit = state.slowest + max(lead, me.limits.lead_among // workers) - me.head_start
-    if staleness is not None:
+    if limits.max_lead is not None:
+        lead = max(limits.max_lead, limits.lead_among // workers)
+        limit = state.slowest + lead - me.head_start
+    if limits.max_staleness is not None:
+        beside = max(limits.max_staleness, limits.stale_among // workers)
         oldest = me.uplink.oldest
         sent = me.steps + 1 if oldest is None else oldest.steps  # with the step that comes
-        if limit is None or sent + staleness < limit:
-            limit, waits = sent + staleness, STALE
+        if limit is None or sent + beside < limit:
+            limit, waits = sent + beside, STALE
     return limit, waits
 
 

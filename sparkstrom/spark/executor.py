@@ -58,7 +58,9 @@ log = logging.getLogger(__name__)
 
 TRACE_CHARS_MAX = 8_000
 HEARD_S = 8.0  # how long a failing task waits for the master to have heard why
-LEAD_AMONG = 16  # minibatches of the fit that workers together may be ahead of the slowest
+# Minibatches of the fit: what is stable is a number of these, not of a worker's steps.
+LEAD_AMONG = 16  # that all together may be ahead of the slowest
+STALE_AMONG = 8  # that all together take while an update is under way
 PUBLICATIONS_MAX = 1  # of a worker under way: the next one goes when the link has carried it
 
 
@@ -349,7 +351,8 @@ def bounds_of(master: SharedTrainingMaster) -> dict[str, Any]:
     return {
         "max_lead": every if isinstance(lead, str) else lead,
         "lead_among": LEAD_AMONG if isinstance(lead, str) else 0,
-        "max_staleness": None if rounds is None else rounds * every,
+        "max_staleness": 0 if isinstance(rounds, str) else rounds and rounds * every,
+        "stale_among": STALE_AMONG * every if isinstance(rounds, str) else 0,
     }
 
 

@@ -86,7 +86,8 @@ class SharedTrainingMaster:
     horizon: str = "fit"  # whose minibatches momentum and schedules count; "worker": each its own
     # steps a worker may be ahead of the slowest; "auto": 16 / workers, at least 1; None: any number
     max_lead: int | str | None = AUTO
-    max_staleness: int | None = 1  # rounds that others' learning may be late; None: any number
+    # rounds that others' learning may be late; "auto": 8 / workers; None: any number
+    max_staleness: int | str | None = AUTO
     # How the data are spread
     repartition: str = "always"  # "always": random and balanced by seed; "never": rows stay put
     rdd_training_approach: str = "direct"  # "export": rows as Parquet once, for all fits
@@ -157,8 +158,9 @@ class SharedTrainingMaster:
                     ", the value of publish_every: workers tell how far they are when they publish"
                 )
             need_whole("max_lead", self.max_lead, least, remedy)
-        if self.max_staleness is not None:
-            need_whole("max_staleness", self.max_staleness, 0, " rounds, or None for any number")
+        if self.max_staleness not in (AUTO, None):
+            remedy = " rounds, or 'auto', or None for any number"
+            need_whole("max_staleness", self.max_staleness, 0, remedy)
         need_whole("rng_seed", self.rng_seed, 0)
         need_flag("collect_training_stats", self.collect_training_stats)
         need_flag("encoding_debug_mode", self.encoding_debug_mode)

@@ -124,16 +124,25 @@ def test_max_lead(
 
 @pytest.mark.flips("SharedTrainingMaster.max_staleness")
 @pytest.mark.parametrize(
-    ("max_staleness", "publish_every", "steps"),
-    [(0, "auto", 1), (1, "auto", 2), (3, 1, 4), (1, 5, 6), (None, "auto", None)],
+    ("options", "workers", "steps"),
+    [
+        ({"max_staleness": 0}, 2, 1),
+        ({"max_staleness": 1}, 100, 2),
+        ({"max_staleness": 3, "publish_every": 1}, 2, 4),
+        ({"max_staleness": 1, "publish_every": 5}, 2, 6),
+        ({"max_staleness": None}, 2, None),
+        ({}, 2, 5),
+        ({}, 8, 2),
+        ({}, 9, 1),
+        ({"publish_every": 5}, 8, 6),
+    ],
 )
 def test_max_staleness(
-    running_node: RunningNode,
-    max_staleness: int | None,
-    publish_every: int | str,
-    steps: int | None,
+    running_node: RunningNode, options: dict[str, Any], workers: int, steps: int | None
 ) -> None:
-    node = running_node(max_staleness=max_staleness, publish_every=publish_every, max_lead=None)
+    """With the step that comes, which is to be sent."""
+    node = running_node(max_lead=None, **options)
+    node.step(ev.Received(MASTER, msgspec.structs.replace(state_at(1), training=workers)), 0.0)
     assert node.command.steps_max == steps
 
 

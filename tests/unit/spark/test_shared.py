@@ -75,7 +75,7 @@ def test_one_field_under_two_names_is_refused() -> None:
         ("publish_every", None, "or 'auto'"),
         ("aggregation", "average", "one of sum, mean, sqrt"),
         ("max_lead", 0, "at least 1, or 'auto', or None"),
-        ("max_staleness", -1, "at least 0 rounds, or None"),
+        ("max_staleness", -1, "at least 0 rounds, or 'auto', or None"),
         ("repartition", "num_partitions_workers_differs", "one of always, never"),
         ("rdd_training_approach", "Direct", "one of direct"),
         ("rng_seed", -1, "at least 0"),
