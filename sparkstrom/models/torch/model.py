@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, Flat, Share, State, rows_of
 from sparkstrom.models.flat import Layout, bindable
-from sparkstrom.models.torch import buffers
+from sparkstrom.models.torch import buffers, statistics
 from sparkstrom.models.torch.losses import Loss, number_of, outputs_kind, weighted
 from sparkstrom.models.torch.optimizers import (
     Groups,
@@ -185,7 +185,7 @@ class TorchModel:
         optimizer, scheduler = self._made()
         views.fetch()
         tensors = batch_to(self._device, batch)
-        with self._pacing.step(optimizer, scheduler):
+        with self._pacing.step(optimizer, scheduler), self._pacing.statistics(self._module):
             if self._custom is None:
                 loss = number_of(self._gradient_step(optimizer, tensors, batch.rows))
             else:
@@ -201,7 +201,7 @@ class TorchModel:
 
     def horizons(self, workers: int) -> dict[str, str]:
         """What is changed where so many train, for people."""
-        return told(*self._made(), workers)
+        return told(*self._made(), workers) | statistics.told(self._module, workers)
 
     def predict(self, features: Columns) -> Any:
         """What the module puts out in evaluation mode, as arrays [rows, ...]."""

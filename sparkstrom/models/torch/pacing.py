@@ -11,11 +11,13 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.horizons import TORCH, changed, raised
+from sparkstrom.models.torch.statistics import paced
 
 BY_FIT = "steps by the fit's minibatches"
 BY_LOSS = "steps once after each minibatch of its worker, by the loss"
@@ -48,6 +50,10 @@ class Pacing:
             for group, key, before, meanwhile in own:
                 if group[key] is meanwhile:  # otherwise a step of the user's has set it
                     group[key] = before
+
+    def statistics(self, module: nn.Module) -> contextlib.AbstractContextManager[None]:
+        """Around a minibatch: BatchNorm's statistics forget in time, too."""
+        return paced(module, self._workers)
 
     def scheduled(self, scheduler: LRScheduler | None, loss: float) -> None:
         """After a minibatch. Raise UsageError where the schedule is too short."""

@@ -94,6 +94,31 @@ def test_the_state_holds_the_users_own_momentum_and_goes_on_elsewhere() -> None:
     np.testing.assert_array_equal(params_of(other), params_of(four))
 
 
+def with_statistics(momentum: float | None) -> TorchModel:
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 5), nn.BatchNorm1d(5, momentum=momentum), nn.Linear(5, 3)
+    model = TorchModel(nn.Sequential(*layers), functional.cross_entropy, SGD)
+    model.bind(model.initial())
+    return model
+
+
+def test_statistics_forget_sooner_too() -> None:
+    four, by_hand = with_statistics(0.1), with_statistics(1 - 0.9**4)
+    stepped(four, (4, 0))
+    stepped(by_hand, (1, 0))
+    assert four.buffers_bytes() == by_hand.buffers_bytes()
+    assert four.module[1].momentum == 0.1
+    assert four.horizons(4)["statistics"] == "0.1 -> 0.3439"
+
+
+def test_statistics_that_average_over_everything_stay() -> None:
+    four, one = with_statistics(None), with_statistics(None)
+    stepped(four, (4, 0))
+    stepped(one, (1, 0))
+    assert four.buffers_bytes() == one.buffers_bytes()
+    assert "statistics" not in four.horizons(4)
+
+
 def test_each_group_has_its_own_momentum() -> None:
     def groups(named: Any) -> list[dict[str, Any]]:
         first, *others = named.values()
