@@ -283,6 +283,8 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     final: U63  # the audited commit, from AUDIT on
     slowest: U63  # steps of the slowest live, unfinished worker
     nodes: U32  # live ones, in the whole mesh
+    training: U32  # live workers that hold a replica and have rows left
+    minibatches: U63  # committed in the whole fit
     closed: list[U32]  # ids closed a moment ago, whose owners may not know it
     heard: U63  # newest stamp of your reports
     sent: U63  # you were sent every commit up to here by this edge

@@ -142,6 +142,24 @@ class Placeable(Protocol):
 
 
 @runtime_checkable
+class Paced(Protocol):
+    """A model whose momentum and schedules count the fit's minibatches, not its own steps.
+
+    Every model of this package is one. Saved states hold the user's own hyperparameters.
+    """
+
+    def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
+        """Before a step: so many workers train now, and the fit has done so many minibatches.
+
+        Those of earlier fits are among them. It is an estimate that never goes back; ``counted``
+        of them the master has surely. 1 and a worker's own count change nothing.
+        """
+
+    def horizons(self, workers: int) -> dict[str, str]:
+        """What that changes where so many train, for people: name -> change; empty for nothing."""
+
+
+@runtime_checkable
 class Exporting(Protocol):
     """A model that its own library opens again without this package."""
 

@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, Flat, State
 from sparkstrom.models.flat import bindable, one_array
+from sparkstrom.models.horizons import changed
 from sparkstrom.models.layers import ACTIVATIONS, F32
 from sparkstrom.models.losses import LOSSES
-from sparkstrom.models.updaters import UPDATERS, Sgd, Updater
+from sparkstrom.models.updaters import UPDATERS, Sgd, Updater, following, paced
 
 
 class DenseNetwork:
@@ -54,6 +55,7 @@ class DenseNetwork:
             raise UsageError(f"l2={l2!r}: must be 0 or above")
         self._widths, self._hidden, self._loss = tuple(widths), hidden, loss
         self._updater: Updater = updater if updater is not None else Sgd(0.1)
+        self._paced, self._workers = self._updater, 1
         self._seed, self._l2 = seed, l2
         self._slices = _slices(self._widths)
         self._params: Flat | None = None
@@ -97,8 +99,17 @@ class DenseNetwork:
         if self._l2:
             for (weights, _), (slope, _) in zip(layers, slopes, strict=True):
                 slope += np.float32(self._l2) * weights
-        params += self._updater.update(gradient, self._state)
+        params += self._paced.update(gradient, self._state)
         return loss
+
+    def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
+        """Momentum counts the minibatches of so many workers; there is no schedule."""
+        if workers != self._workers:
+            self._paced, self._workers = paced(self._updater, workers), workers
+
+    def horizons(self, workers: int) -> dict[str, str]:
+        """What is changed where so many train, for people."""
+        return {name: changed(m, workers) for name, m in following(self._updater).items()}
 
     def predict(self, features: Columns) -> F32:
         """Outputs f32[rows, outputs]: probabilities, or values for squared_error."""

@@ -8,13 +8,14 @@ parameters into ``gradient``'s own memory and changes the state in place. Defaul
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Flat, State
+from sparkstrom.models.horizons import DENSE, raised
 
 
 class Updater(Protocol):
@@ -153,6 +154,18 @@ class AdaGrad:
 
 
 UPDATERS: dict[str, type[Any]] = {u.name: u for u in (Sgd, Nesterov, Adam, RmsProp, AdaGrad)}
+
+
+def following(updater: Updater) -> dict[str, float]:
+    """Of its hyperparameters those that count steps, but 0."""
+    values = {name: getattr(updater, name, 0.0) for name in DENSE}
+    return {name: value for name, value in values.items() if value}
+
+
+def paced(updater: Updater, workers: int) -> Updater:
+    """The same where so many train: what counts steps counts those of all."""
+    changes = {name: raised(value, workers) for name, value in following(updater).items()}
+    return replace(updater, **changes) if changes else updater  # type: ignore[type-var]
 
 
 def _array(state: State, name: str) -> Flat:

@@ -344,5 +344,7 @@ class Command(msgspec.Struct, frozen=True):
     steps_max: int | None = None  # with TRAIN: how far it may go
     publishes: bool = True  # with TRAIN: a publication may go; False: the last ones are under way
     round_s: float = 0.0  # with TRAIN: from a publication to its commit, lately
+    workers: int = 1  # with TRAIN: so many train now
+    minibatches: int = 0  # with TRAIN: committed in the whole fit
     commit: int = 0  # with AUDIT
     number: int = 0  # with PAUSE: an answer to an older one does not count

@@ -69,6 +69,8 @@ class Fit:
     edges: int = 0  # ordered so far
     released_s: float = 0.0  # when a finished worker was last asked to give up its slot
     slowest: int = 0  # steps of the slowest live, unfinished worker, as last told
+    training: int = 0  # live, unfinished workers with a replica, as last told
+    minibatches: int = 0  # committed, as last told
     beat: int = 0
     moving: dict[int, None] = field(default_factory=dict)  # nodes whose place is not confirmed
     doubted: dict[int, float] = field(default_factory=dict)  # node -> when it was last asked
@@ -78,6 +80,15 @@ class Fit:
 
     def partition_of(self, member: Member) -> Partition:
         return self.partitions[member.join.partition]
+
+    def look_around(self) -> bool:
+        """How many train, and how far they are; is it news that cannot wait?"""
+        slowest, training = self.members.slowest(), self.members.training()
+        known = self.slowest, self.training
+        self.slowest = self.slowest if slowest is None else slowest
+        self.training = training
+        self.minibatches = sum(partition.minibatches for partition in self.partitions)
+        return known != (self.slowest, self.training)
 
     def close(self, node: int, reason: str, now_s: float) -> list[ev.Effect]:
         """End one membership."""

@@ -283,9 +283,7 @@ class Master:
         done = fit.phases.phase is Phase.DONE
         effects = [] if done else self._close_silent(now_s)
         if now_s >= self._scan_due_s:
-            slowest = fit.members.slowest()
-            if slowest is not None and slowest != fit.slowest:
-                fit.slowest = slowest
+            if fit.look_around():
                 fit.family.tell_all()
             effects += self._check_partitions(now_s)
         beat = int(now_s / fit.limits.lease_s * BEATS_PER_LEASE)
@@ -316,6 +314,8 @@ class Master:
             final=fit.phases.final,
             slowest=fit.slowest,
             nodes=len(fit.members.live),
+            training=fit.training,
+            minibatches=fit.minibatches,
             closed=list(fit.goodbyes),
             heard=0,
             sent=0,

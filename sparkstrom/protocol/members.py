@@ -104,3 +104,7 @@ class Members:
     def slowest(self) -> int | None:
         """Steps of the slowest live, unfinished worker that holds a replica."""
         return min((m.steps for m in self.live.values() if m.unfinished), default=None)
+
+    def training(self) -> int:
+        """How many live, unfinished workers hold a replica."""
+        return sum(m.unfinished for m in self.live.values())

@@ -48,9 +48,20 @@ def _while_running(me: Standing, state: State) -> Command:
         limit = state.slowest + me.limits.max_lead - me.head_start
         if me.steps >= limit:
             return AHEAD
-    return _train(limit, most is None or len(me.uplink) < most, me.uplink.round_s)
+    publishes = most is None or len(me.uplink) < most
+    workers = max(1, state.training)  # itself, which the master may not have heard
+    return _train(limit, publishes, me.uplink.round_s, workers, state.minibatches)
 
 
 @lru_cache(maxsize=1024)  # asked after every event, and seldom answered anew
-def _train(steps_max: int | None, publishes: bool, round_s: float) -> Command:
-    return Command(Order.TRAIN, steps_max=steps_max, publishes=publishes, round_s=round_s)
+def _train(
+    steps_max: int | None, publishes: bool, round_s: float, workers: int, minibatches: int
+) -> Command:
+    return Command(
+        Order.TRAIN,
+        steps_max=steps_max,
+        publishes=publishes,
+        round_s=round_s,
+        workers=workers,
+        minibatches=minibatches,
+    )

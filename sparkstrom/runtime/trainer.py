@@ -18,6 +18,7 @@ from sparkstrom.protocol.events import Command, Order
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.inbox import Item, Merged
 from sparkstrom.runtime.lending import Lender
+from sparkstrom.runtime.pace import Pacemaker
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.station import Station
 
@@ -49,6 +50,7 @@ class Schedule:
     metric: str = LOSS  # of held-out rows, under theta at each epoch's end
     partition: int = 0
     attempt: int = 0  # of the task; the higher one has the last word
+    minibatches_before: int | None = None  # of earlier fits; None: models count their own steps
 
 
 Keep = Callable[[Replica], Kept | None]
@@ -72,6 +74,8 @@ class Trainer:
         self._station, self._replica, self._batches = station, replica, batches
         self._schedule, self._keep, self._grant = schedule, keep, grant
         self._lender = lender
+        before = schedule.minibatches_before
+        self._pacemaker = None if before is None else Pacemaker(before)
         self.counts = Counts()
         self.epochs = EpochLog(schedule.partition, schedule.attempt)
         self._position = Position(0, 0)
@@ -110,7 +114,7 @@ class Trainer:
         match command.order:
             case Order.TRAIN if not (self._finished or beyond):
                 self._say(Activity.STEPPING)
-                self._step()
+                self._step(command)
                 return
             case Order.PAUSE:
                 self._once(command, ev.Paused(command.number))
@@ -199,12 +203,14 @@ class Trainer:
 
     # -- training --------------------------------------------------------------------------------
 
-    def _step(self) -> None:
+    def _step(self, command: Command) -> None:
         began_s = time.monotonic()
         batch = self._batches.get(*self._position)
         read_s = time.monotonic()
         if self._schedule.sleep_ms:
             time.sleep(self._schedule.sleep_ms / 1000)
+        if self._pacemaker is not None:
+            self._pacemaker.keep(self._replica.model, command, self.counts.steps)
         loss = self._replica.step(batch)
         self._count(batch.rows, loss)
         stepped_s = time.monotonic()

@@ -272,6 +272,7 @@ def schedule_of(job: TrainingJob, partition: int = 0, attempt: int = 0) -> Sched
         metric=job.metric,
         partition=partition,
         attempt=attempt,
+        minibatches_before=job.minibatches_before if master.horizon == "fit" else None,
     )
 
 

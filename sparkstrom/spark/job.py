@@ -32,6 +32,7 @@ class TrainingJob:
     master: SharedTrainingMaster
     epochs: int
     first_epoch: int  # epochs trained in earlier fits: shuffling goes on from there
+    minibatches_before: int  # in earlier fits whose updaters' states go on: schedules do, too
     workers: int
     k: int  # the grid: q = 2^-k
     n_params: int

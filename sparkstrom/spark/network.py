@@ -80,7 +80,7 @@ class SparkNetwork(Using):
         self._kept: KeptFiles = {}
         self._keep, self._may_have_files = keep, False
         self._exports = Exports(self._context, self._master.export_directory)
-        self._epochs_trained = 0
+        self._epochs_trained, self._minibatches_trained = 0, 0
         self._id = secrets.token_hex(8)
 
     # -- training --------------------------------------------------------------------------------
@@ -134,6 +134,7 @@ class SparkNetwork(Using):
             submitted_s = time.monotonic()
             Fitting(master, spark_job, progress, epochs, watch).run()
         outcome = master.outcome()
+        self._minibatches_trained = job.minibatches_before + outcome.minibatches
         self._take(theta, outcome, watch.copy)
         self._epochs_trained += epochs if outcome.stop_reason is None else watch.finished
         return summarize(
@@ -248,6 +249,7 @@ class SparkNetwork(Using):
             master=self._master,
             epochs=epochs,
             first_epoch=self._epochs_trained,
+            minibatches_before=self._minibatches_trained if self._kept else 0,
             workers=spread.workers,
             k=theta.k,
             n_params=theta.n_params,

@@ -26,6 +26,7 @@ from sparkstrom.spark.void import VoidConfiguration
 ALL_SLOTS = -1  # DL4J's number for "as many as fit"
 
 TRAIN_ON = ("local", "replica")
+HORIZONS = ("fit", "worker")
 AGGREGATIONS = ("sum", "mean", "sqrt")
 REPARTITIONS = ("always", "never")
 APPROACHES = ("direct", "export")
@@ -82,6 +83,7 @@ class SharedTrainingMaster:
     shake_frequency: int = 0  # publications from one with tau / 3 to the next; 0: none
     publish_every: int | str = AUTO  # steps between two; "auto": when the last one is committed
     aggregation: str = "sum"  # weight s of an update: 1, 1/workers or 1/sqrt(workers)
+    horizon: str = "fit"  # whose minibatches momentum and schedules count; "worker": each its own
     max_lead: int | None = 8  # steps a worker may be ahead of the slowest; None: any number
     # How the data are spread
     repartition: str = "always"  # "always": random and balanced by seed; "never": rows stay put
@@ -130,6 +132,7 @@ class SharedTrainingMaster:
         if self.workers_per_node != ALL_SLOTS:
             need_whole("workers_per_node", self.workers_per_node, 1, ", or -1 for all task slots")
         need_one_of("train_on", self.train_on, TRAIN_ON)
+        need_one_of("horizon", self.horizon, HORIZONS)
         need_one_of("aggregation", self.aggregation, AGGREGATIONS)
         need_one_of("repartition", self.repartition, REPARTITIONS)
         need_one_of("rdd_training_approach", self.rdd_training_approach, APPROACHES)

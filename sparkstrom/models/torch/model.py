@@ -31,11 +31,11 @@ from sparkstrom.models.torch.optimizers import (
     load_state,
     made_optimizer,
     made_scheduler,
-    scheduled,
     state_of,
     stepped,
 )
 from sparkstrom.models.torch.options import check_options, device_name, device_of
+from sparkstrom.models.torch.pacing import Pacing, told
 from sparkstrom.models.torch.parameters import (
     Views,
     gathered,
@@ -46,6 +46,8 @@ from sparkstrom.models.torch.parameters import (
     refuse_aliases,
 )
 from sparkstrom.models.torch.tensors import (
+    FORWARD_FITS,
+    LOSS_FITS,
     TorchBatch,
     batch_to,
     called,
@@ -72,7 +74,7 @@ class TorchModel:
 
     ``loss(output, target)`` returns the rows' mean; ``optimizer(parameters)`` and
     ``scheduler(optimizer)`` make theirs, as ``partial(torch.optim.Adam, lr=1e-3)`` does;
-    the scheduler steps after each minibatch of its worker. ``groups`` makes torch's parameter
+    the scheduler steps by the fit's minibatches. ``groups`` makes torch's parameter
     groups from a dict name -> parameter. ``device`` is where workers train: None takes the GPU that
     Spark assigned to the task, or else the CPU. ``clip_norm`` bounds the gradient's norm;
     ``accumulate`` computes a minibatch in so many parts, one after the other;
@@ -124,6 +126,7 @@ class TorchModel:
         self._device = torch.device("cpu")
         self._views: Views | None = None
         self._updater: tuple[Optimizer, LRScheduler | None] | None = None
+        self._pacing = Pacing()
         self._has_values = False  # of its own, before it is bound to others
         self._initial: Flat | None = None
         self._has_stepped = False
@@ -182,14 +185,23 @@ class TorchModel:
         optimizer, scheduler = self._made()
         views.fetch()
         tensors = batch_to(self._device, batch)
-        if self._custom is None:
-            loss = number_of(self._gradient_step(optimizer, tensors, batch.rows))
-        else:
-            loss = number_of(self._custom(self._module, optimizer, tensors))
-        scheduled(scheduler, loss)
+        with self._pacing.step(optimizer, scheduler):
+            if self._custom is None:
+                loss = number_of(self._gradient_step(optimizer, tensors, batch.rows))
+            else:
+                loss = number_of(self._custom(self._module, optimizer, tensors))
+        self._pacing.scheduled(scheduler, loss)
         views.store()
         self._has_stepped = True
         return loss
+
+    def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
+        """Momentum counts the minibatches of so many workers; the scheduler is where the fit is."""
+        self._pacing.keep(workers, minibatches, counted)
+
+    def horizons(self, workers: int) -> dict[str, str]:
+        """What is changed where so many train, for people."""
+        return told(*self._made(), workers)
 
     def predict(self, features: Columns) -> Any:
         """What the module puts out in evaluation mode, as arrays [rows, ...]."""
@@ -237,12 +249,12 @@ class TorchModel:
 
     def describe(self) -> dict[str, Any]:
         """Names and shapes in the vector's order; the code of a module cannot be described."""
-        shapes = [list(shape) for shape in self._layout.shapes]
+        arrays = zip(self._layout.names, self._layout.shapes, strict=True)
         return {
             "kind": "torch",
             "module": type(self._module).__qualname__,
             "text": str(self._module),
-            "parameters": [list(pair) for pair in zip(self._layout.names, shapes, strict=True)],
+            "parameters": [[name, list(shape)] for name, shape in arrays],
         }
 
     @classmethod
@@ -380,12 +392,4 @@ class TorchModel:
 NO_GRADIENT = (
     "no parameter of the module got a gradient: the loss is computed without them (detached, under"
     " torch.no_grad, or from another module); compute it from the output that it is given"
-)
-FORWARD_FITS = (
-    "make the features fit its first layers, or change these; BatchNorm wants more than one row in"
-    " each minibatch, the last one of a partition, too (batch_size_per_worker)"
-)
-LOSS_FITS = (
-    "classes are whole numbers (int64), other targets fractions (float32) of the output's shape:"
-    " cast the label column, or reshape and cast inside the loss"
 )

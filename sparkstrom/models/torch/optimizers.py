@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.optim import LBFGS, Optimizer, SparseAdam
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import State
@@ -76,20 +76,6 @@ def made_scheduler(factory: SchedulerFactory | None, optimizer: Optimizer) -> LR
         raise UsageError(f"scheduler(optimizer) returned a {type(scheduler).__name__}: it must"
                          " return a torch.optim.lr_scheduler.LRScheduler")  # fmt: skip
     return scheduler
-
-
-def scheduled(scheduler: LRScheduler | None, loss: float) -> None:
-    """The scheduler's step after a minibatch. Raise UsageError where its schedule is at its end."""
-    try:
-        if isinstance(scheduler, ReduceLROnPlateau):
-            scheduler.step(loss)
-        elif scheduler is not None:
-            scheduler.step()
-    except ValueError as error:
-        raise UsageError(
-            f"scheduler {type(scheduler).__name__}: {error}; it steps once after each minibatch of"
-            " its worker, over all epochs and fits: make it longer"
-        ) from error
 
 
 def stepped(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> None:

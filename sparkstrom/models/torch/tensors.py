@@ -176,3 +176,13 @@ def kind_of(tree: Any) -> str:
 
 
 TINY = 1e-30  # a sum of weights is at least this
+
+
+FORWARD_FITS = (
+    "make the features fit its first layers, or change these; BatchNorm wants more than one row in"
+    " each minibatch, the last one of a partition, too (batch_size_per_worker)"
+)
+LOSS_FITS = (
+    "classes are whole numbers (int64), other targets fractions (float32) of the output's shape:"
+    " cast the label column, or reshape and cast inside the loss"
+)

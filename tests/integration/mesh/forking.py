@@ -118,6 +118,7 @@ class Order:
             ),
             epochs=self.epochs,
             first_epoch=0,
+            minibatches_before=0,
             workers=WORKERS,
             k=K,
             n_params=N_PARAMS,

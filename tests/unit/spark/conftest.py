@@ -28,6 +28,7 @@ def job_of() -> Callable[..., TrainingJob]:
             master=SharedTrainingMaster(**options),
             epochs=2,
             first_epoch=0,
+            minibatches_before=0,
             workers=4,
             k=20,
             n_params=model.n_params,

@@ -206,6 +206,13 @@ def test_by_default_a_publication_waits_for_the_one_before(
     assert schedule_of(job).publish_every == options.get("publish_every")
 
 
+@pytest.mark.flips("SharedTrainingMaster.horizon")
+@pytest.mark.parametrize(("horizon", "before"), [("fit", 70), ("worker", None)])
+def test_horizon(job_of: MakeJob, horizon: str, before: int | None) -> None:
+    job = replace(job_of(horizon=horizon), minibatches_before=70)
+    assert schedule_of(job).minibatches_before == before
+
+
 def test_publish_auto_goes_by_the_command(train: Callable[..., Playing]) -> None:
     """Here the last one is always committed."""
     said = train().said

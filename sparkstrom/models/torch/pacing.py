@@ -1,0 +1,139 @@
+"""Pacing: an optimizer's momentum and a scheduler's position, counted in the fit's minibatches.
+
+The groups hold the user's own values, but for the length of a step: so schedulers, saved states and
+whoever looks at them see these, and what a scheduler makes of a momentum is what is raised next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.horizons import TORCH, changed, raised
+
+BY_FIT = "steps by the fit's minibatches"
+BY_LOSS = "steps once after each minibatch of its worker, by the loss"
+
+
+class Pacing:
+    """How fast a worker's optimizer forgets, and where its scheduler is."""
+
+    def __init__(self) -> None:
+        self._workers = 1
+        self._minibatches: int | None = None  # of the fit; None: nobody tells, own steps count
+        self._counted = 0
+
+    def keep(self, workers: int, minibatches: int, counted: int) -> None:
+        """So many train now; the fit is about there, and surely as far as ``counted``."""
+        self._workers, self._minibatches, self._counted = workers, minibatches, counted
+
+    @contextlib.contextmanager
+    def step(self, optimizer: Optimizer, scheduler: LRScheduler | None) -> Iterator[None]:
+        """Around a minibatch: the schedule is where the fit is, and the groups forget in time."""
+        if self._minibatches is not None:
+            self._reach(scheduler, self._minibatches)
+        if self._workers == 1:
+            yield
+            return
+        own = _raise(optimizer, self._workers)
+        try:
+            yield
+        finally:
+            for group, key, before, meanwhile in own:
+                if group[key] is meanwhile:  # otherwise a step of the user's has set it
+                    group[key] = before
+
+    def scheduled(self, scheduler: LRScheduler | None, loss: float) -> None:
+        """After a minibatch. Raise UsageError where the schedule is too short."""
+        if isinstance(scheduler, ReduceLROnPlateau):
+            scheduler.step(loss)
+        elif self._minibatches is not None:
+            self._reach(scheduler, self._minibatches + 1)
+        elif scheduler is not None:
+            _advance(scheduler)
+
+    def _reach(self, scheduler: LRScheduler | None, minibatches: int) -> None:
+        """Go on to this position; never back.
+
+        Workers that are a little beyond the end, by an estimate, stay at the end.
+        """
+        if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
+            return
+        at = position_of(scheduler)
+        with _in_any_order() if at == 0 else contextlib.nullcontext():
+            for position in range(at + 1, minibatches + 1):
+                before = scheduler.state_dict()
+                try:
+                    _advance(scheduler)
+                except UsageError:
+                    if position <= self._counted:
+                        raise
+                    scheduler.load_state_dict(before)
+                    return
+
+
+def _raise(optimizer: Optimizer, workers: int) -> list[tuple[dict[str, Any], str, Any, Any]]:
+    """Set what follows; return each group, key, the user's value and the one that holds now."""
+    own = []
+    for group in optimizer.param_groups:
+        for key, value in _following(group):
+            group[key] = _raised(key, value, workers)
+            own.append((group, key, value, group[key]))
+    return own
+
+
+def _following(group: dict[str, Any]) -> list[tuple[str, Any]]:
+    return [(key, group[key]) for key in TORCH if group.get(key)]
+
+
+def _raised(key: str, value: Any, workers: int) -> Any:
+    places = TORCH[key]
+    if places is None:
+        return raised(value, workers)
+    each = (raised(v, workers) if i in places else v for i, v in enumerate(value))
+    return type(value)(each)
+
+
+def position_of(scheduler: LRScheduler) -> int:
+    """How many minibatches it has seen."""
+    if isinstance(scheduler, ChainedScheduler):  # it keeps none of its own
+        return position_of(scheduler._schedulers[0])
+    return int(scheduler.last_epoch)
+
+
+@contextlib.contextmanager
+def _in_any_order() -> Iterator[None]:
+    """Without torch's warning of a scheduler before the first step: who joins late needs that."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+        yield
+
+
+def _advance(scheduler: LRScheduler) -> None:
+    try:
+        scheduler.step()
+    except ValueError as error:
+        raise UsageError(
+            f"scheduler {type(scheduler).__name__}: {error}; it steps once after each minibatch of"
+            " the fit (horizon='worker': of its worker), over all epochs and fits: make it longer"
+        ) from error
+
+
+def told(optimizer: Optimizer, scheduler: LRScheduler | None, workers: int) -> dict[str, str]:
+    """What is changed where so many train, for people."""
+    what: dict[str, str] = {}
+    for group in optimizer.param_groups:
+        for key, value in _following(group):
+            places = TORCH[key]
+            values = [value] if places is None else [value[place] for place in places]
+            text = ", ".join(changed(v, workers) for v in values)
+            what[key] = text if what.get(key, text) == text else f"{what[key]}; {text}"
+    if scheduler is not None:
+        what["scheduler"] = BY_LOSS if isinstance(scheduler, ReduceLROnPlateau) else BY_FIT
+    return what

@@ -1,0 +1,69 @@
+"""Our own updaters where several workers train: momentum counts the minibatches of all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sparkstrom.models.base import Batch, Paced
+from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.models.updaters import Adam, Nesterov, RmsProp, Sgd, Updater
+
+CHANCE = np.random.default_rng(0)
+BATCH = Batch(CHANCE.normal(size=(16, 6)).astype(np.float32), CHANCE.integers(0, 3, 16))
+RAISED = [
+    pytest.param(Nesterov(0.1, 0.9), {"momentum": 0.9**4}, id="nesterov"),
+    pytest.param(Adam(0.01, 0.8), {"beta1": 0.8**4}, id="adam"),
+]
+
+
+def trained(updater: Updater, *workers: int) -> np.ndarray:
+    """Parameters after steps among so many workers each; 0: nobody tells."""
+    model = DenseNetwork([6, 5, 3], updater=updater)
+    params = model.initial()
+    model.bind(params)
+    for number, count in enumerate(workers):
+        if count:
+            model.keep_pace(count, number * count, 0)
+        model.step(BATCH)
+    return params
+
+
+@pytest.mark.parametrize("updater", [Nesterov(), Adam(), RmsProp(), Sgd(0.1)], ids=lambda u: u.name)
+def test_one_worker_trains_as_if_nobody_told_it_anything(updater: Updater) -> None:
+    assert isinstance(DenseNetwork([6, 3]), Paced)
+    np.testing.assert_array_equal(trained(updater, 0, 0, 0, 0), trained(updater, 1, 1, 1, 1))
+
+
+@pytest.mark.parametrize(("updater", "other"), RAISED)
+def test_four_workers_forget_in_a_quarter_of_their_steps(
+    updater: Updater, other: dict[str, float]
+) -> None:
+    by_hand = replace(updater, **other)  # type: ignore[type-var]
+    np.testing.assert_array_equal(trained(updater, 4, 4, 4, 4), trained(by_hand, 0, 0, 0, 0))
+    assert (trained(updater, 4, 4, 4, 4) != trained(updater, 1, 1, 1, 1)).any()
+
+
+def test_when_workers_finish_the_others_remember_longer_again() -> None:
+    model, by_hand = (DenseNetwork([6, 3], updater=Nesterov(0.1, m)) for m in (0.9, 0.9**4))
+    params, expected = model.initial(), by_hand.initial()
+    model.bind(params), by_hand.bind(expected)
+    for workers in (4, 4, 1, 1):
+        model.keep_pace(workers, 0, 0)
+        model.step(BATCH)
+    by_hand.step(BATCH), by_hand.step(BATCH)
+    alone = DenseNetwork([6, 3], updater=Nesterov(0.1, 0.9))
+    alone.bind(expected)
+    alone.load_updater_state(by_hand.updater_state())
+    alone.step(BATCH), alone.step(BATCH)
+    np.testing.assert_array_equal(params, expected)
+
+
+def test_what_is_described_is_the_users_own() -> None:
+    model = DenseNetwork([6, 3], updater=Nesterov(0.1, 0.9))
+    model.keep_pace(4, 0, 0)
+    assert model.describe()["updater"]["momentum"] == 0.9
+    assert model.horizons(4) == {"momentum": "0.9 -> 0.6561"}
+    assert DenseNetwork([6, 3], updater=Nesterov(0.1, 0.0)).horizons(4) == {}

@@ -1,0 +1,184 @@
+"""torch's optimizers and schedulers where several workers train: the fit's minibatches count."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch, Paced
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
+)
+from torch import nn, optim  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
+
+from sparkstrom.models.torch import TorchModel  # noqa: E402
+
+CHANCE = np.random.default_rng(0)
+BATCH = Batch(CHANCE.normal(size=(16, 6)).astype(np.float32), CHANCE.integers(0, 3, 16))
+MOMENTA = [
+    ("SGD", {"lr": 0.1}),
+    ("SGD", {"lr": 0.1, "nesterov": True}),
+    ("SGD", {"lr": 0.1, "dampening": 0.1}),
+    ("RMSprop", {"lr": 0.01}),
+]
+BETAS = [("Adam", {}), ("AdamW", {}), ("NAdam", {}), ("RAdam", {}), ("Adamax", {})]
+WAYS = [
+    *(pytest.param(n, o, {"momentum": 0.9}, {"momentum": 0.9**4}, id=f"{n}{i}")
+      for i, (n, o) in enumerate(MOMENTA)),
+    *(pytest.param(n, o, {"betas": (0.9, 0.99)}, {"betas": (0.9**4, 0.99)}, id=n)
+      for n, o in BETAS),
+]  # fmt: skip
+SGD = partial(optim.SGD, lr=0.1, momentum=0.9)
+RATES = partial(lr_scheduler.LambdaLR, lr_lambda=lambda position: position + 1)
+
+
+def make(optimizer: Any, **options: Any) -> TorchModel:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    model = TorchModel(module, functional.cross_entropy, optimizer, **options)
+    model.bind(model.initial())
+    return model
+
+
+def params_of(model: TorchModel) -> np.ndarray:
+    return np.concatenate([p.detach().numpy().reshape(-1) for p in model.module.parameters()])
+
+
+def stepped(model: TorchModel, *paces: tuple[int, int] | None, counted: int = 0) -> list[float]:
+    """Take a step at each pace; return the learning rates of the groups that they were taken at."""
+    rates = []
+    for pace in paces:
+        if pace is not None:
+            model.keep_pace(*pace, counted)
+        model._made()[0].register_step_pre_hook(
+            lambda made, *_: rates.append(made.param_groups[0]["lr"])
+        ) if not rates else None
+        model.step(BATCH)
+    return rates
+
+
+@pytest.mark.parametrize(("name", "options", "own", "by_hand"), WAYS)
+def test_one_worker_trains_as_before_and_four_forget_sooner(
+    name: str, options: Any, own: Any, by_hand: Any
+) -> None:
+    kind = getattr(optim, name)
+    before, alone, four, expected = (
+        make(partial(kind, **options, **value)) for value in (own, own, own, by_hand)
+    )
+    stepped(before, *[None] * 4)
+    stepped(alone, (1, 0), (1, 1), (1, 2), (1, 3))
+    stepped(four, (4, 0), (4, 4), (4, 8), (4, 12))
+    stepped(expected, *[None] * 4)
+    assert isinstance(four, Paced)
+    np.testing.assert_array_equal(params_of(alone), params_of(before))
+    np.testing.assert_array_equal(params_of(four), params_of(expected))
+    assert (params_of(four) != params_of(alone)).any()
+
+
+def test_the_state_holds_the_users_own_momentum_and_goes_on_elsewhere() -> None:
+    four, other = make(SGD), make(SGD)
+    stepped(four, (4, 0), (4, 4))
+    state = four.updater_state()
+    assert state["groups/0/momentum"] == 0.9
+    other.bind(params_of(four).copy())
+    other.load_updater_state({name: np.copy(v) if np.ndim(v) else v for name, v in state.items()})
+    stepped(four, (3, 8), (1, 11))
+    stepped(other, (3, 8), (1, 11))
+    np.testing.assert_array_equal(params_of(other), params_of(four))
+
+
+def test_each_group_has_its_own_momentum() -> None:
+    def groups(named: Any) -> list[dict[str, Any]]:
+        first, *others = named.values()
+        return [{"params": [first], "momentum": 0.5}, {"params": others}]
+
+    model, seen = make(SGD, groups=groups), []
+    model._made()[0].register_step_pre_hook(
+        lambda made, *_: seen.append([group["momentum"] for group in made.param_groups])
+    )
+    stepped(model, (2, 0), (1, 2))
+    assert seen == [[0.25, 0.9 * 0.9], [0.5, 0.9]]
+    assert model.horizons(2) == {"momentum": "0.5 -> 0.25; 0.9 -> 0.81"}
+
+
+def test_what_a_scheduler_makes_of_a_momentum_is_raised() -> None:
+    cycle = partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=20, pct_start=0.5)
+    model, seen = make(SGD, scheduler=cycle), []
+    model._made()[0].register_step_pre_hook(
+        lambda made, *_: seen.append(made.param_groups[0]["momentum"])
+    )
+    stepped(model, (2, 0), (2, 9))
+    assert seen == pytest.approx([0.95**2, 0.85**2])
+    assert 0.85 < model.updater_state()["groups/0/momentum"] < 0.86
+
+
+def test_a_step_of_the_users_that_sets_its_momentum_is_obeyed() -> None:
+    def step(module: Any, optimizer: Any, batch: Any) -> Any:
+        optimizer.param_groups[0]["momentum"] = 0.7
+        loss = functional.cross_entropy(module(batch.features), batch.labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    model = make(SGD, step=step)
+    stepped(model, (4, 0))
+    assert model.updater_state()["groups/0/momentum"] == 0.7
+
+
+# -- schedulers ------------------------------------------------------------------------------------
+
+
+def test_a_schedule_is_where_the_fit_is() -> None:
+    four, alone = make(SGD, scheduler=RATES), make(SGD, scheduler=RATES)
+    assert stepped(four, (4, 0), (4, 4), (4, 8)) == pytest.approx([0.1, 0.5, 0.9])
+    assert stepped(alone, None, None, None) == pytest.approx([0.1, 0.2, 0.3])
+
+
+def test_a_schedule_never_goes_back() -> None:
+    model = make(SGD, scheduler=RATES)
+    assert stepped(model, (4, 8), (4, 2), (4, 8)) == pytest.approx([0.9, 1.0, 1.0])
+
+
+def test_chained_schedules_are_where_the_fit_is() -> None:
+    def chained(optimizer: Any) -> Any:
+        return lr_scheduler.ChainedScheduler([RATES(optimizer)])
+
+    assert stepped(make(SGD, scheduler=chained), (4, 0), (4, 4)) == pytest.approx([0.1, 0.5])
+
+
+def test_a_scheduler_of_the_loss_steps_once_in_a_step() -> None:
+    model = make(SGD, scheduler=lr_scheduler.ReduceLROnPlateau)
+    stepped(model, (4, 0), (4, 4))
+    assert model.updater_state()["scheduler/last_epoch"] == 2
+    assert "by the loss" in model.horizons(4)["scheduler"]
+
+
+ONE_CYCLE = partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=10)
+
+
+def test_who_is_a_little_beyond_the_end_stays_at_the_end() -> None:
+    model = make(SGD, scheduler=ONE_CYCLE)
+    rates = stepped(model, (4, 9), (4, 13), (4, 17), counted=10)
+    assert rates[1] == rates[2] < 0.1 / 10
+    assert model.updater_state()["scheduler/last_epoch"] == 10
+
+
+def test_a_schedule_that_is_too_short_for_the_fit_is_refused() -> None:
+    model = make(SGD, scheduler=ONE_CYCLE)
+    stepped(model, (4, 9))
+    with pytest.raises(UsageError, match=r"OneCycleLR: .*: make it longer"):
+        stepped(model, (4, 13), counted=11)
+
+
+def test_a_schedule_goes_on_from_a_borrowed_state() -> None:
+    lender, late = make(SGD, scheduler=RATES), make(SGD, scheduler=RATES)
+    stepped(lender, (4, 0), (4, 4))
+    late.load_updater_state(lender.updater_state())
+    assert stepped(late, (4, 8)) == pytest.approx([0.9])
