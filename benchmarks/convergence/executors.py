@@ -54,11 +54,12 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         aggregation=settings.aggregation,
         train_on=settings.train_on,
         max_lead=settings.max_lead,
+        horizon=settings.horizon,
     )
     model = TorchModel(
         trial.task.module(trial.seed),
         trial.task.loss(),
-        trial.optimizer_of(*settings.powers(trial.workers)),
+        trial.optimizer_of(settings.beta2_power(trial.workers)),
         clip_norm=settings.clip_norm,
     )
     with session_for(trial.workers) as session:

@@ -18,13 +18,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.convergence.settings import Settings
-from benchmarks.convergence.trial import Outcome, Trial, outcome
+from benchmarks.convergence.trial import Flat, Outcome, Trial, outcome
+from benchmarks.convergence.tricks import Stepping
 from sparkstrom.base.identity import Position
 from sparkstrom.encoding.encoded import Encoded
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import first_exponent, round_to_grid
 from sparkstrom.models.torch import TorchModel
+from sparkstrom.protocol.events import Command, Order
 from sparkstrom.runtime.batches import Batches
+from sparkstrom.runtime.pace import Pacemaker
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.theta import Theta
 
@@ -43,8 +46,11 @@ class Commit:
 class Worker:
     """One replica, its minibatches and how far it is."""
 
-    def __init__(self, number: int, replica: Replica, batches: Batches, epochs: int) -> None:
+    def __init__(
+        self, number: int, replica: Replica, batches: Batches, epochs: int, stepping: Stepping
+    ) -> None:
         self.number, self.replica, self.batches, self._epochs = number, replica, batches, epochs
+        self.stepping, self.pacemaker = stepping, Pacemaker(0)
         self.position = Position(0, 0)
         self.steps = self.published = 0  # steps taken, and how many of them are published
         self.received = 0  # of the log
@@ -52,12 +58,19 @@ class Worker:
         self.under_way = 0.0  # until when its last publication is
 
     @property
+    def steps_max(self) -> int:
+        return self._epochs * self.batches.per_epoch
+
+    @property
     def finished(self) -> bool:
         return self.position >= Position(self._epochs, 0)
 
-    def step(self) -> None:
-        """Train on the next minibatch."""
-        self.replica.step(self.batches.get(*self.position))
+    def step(self, training: int | None) -> None:
+        """Train on the next minibatch; so many train now, or None: momentum counts own steps."""
+        if training is not None:
+            command = Command(Order.TRAIN, workers=training, minibatches=sum(self.heard.values()))
+            self.pacemaker.keep(self.replica.model, command, self.steps)
+        self.stepping.step(self.batches.get(*self.position))
         epoch, batch = self.position
         at_end = batch + 1 == self.batches.per_epoch
         self.position = Position(epoch + 1, 0) if at_end else Position(epoch, batch + 1)
@@ -76,25 +89,30 @@ class Fit:
         self._random = np.random.default_rng((trial.seed, 2))
         self._pace = 1 + settings.jitter * self._random.uniform(-1, 1, trial.workers)
         self.workers = [
-            Worker(number, self._replica(model, k), batches, trial.epoch_count)
+            self._worker(number, self._replica(model, k), batches)
             for number, (model, batches) in enumerate(zip(models, trial.batches(), strict=True))
         ]
         self.log: list[Commit] = []
         self.staleness: list[int] = []  # of each commit: others' commits that it had not seen
         self.ended_at = 0.0
+        self.average_sum, self.average_count = np.zeros(self.n_params), 0
         self._known = [0] * trial.workers  # steps of each, as everybody knows by now
         self._numbers = itertools.count()  # of events: equal times keep their order
         self._events: list[tuple[float, int, str, int]] = []
         self._waiting: set[int] = set()
 
     def _model(self) -> TorchModel:
-        powers = self._settings.powers(self._trial.workers)
+        beta2_power = self._settings.beta2_power(self._trial.workers)
         return TorchModel(
             self._trial.task.module(self._trial.seed),
             self._trial.task.loss(),
-            self._trial.optimizer_of(*powers),
+            self._trial.optimizer_of(beta2_power),
             clip_norm=self._settings.clip_norm,
         )
+
+    def _worker(self, number: int, replica: Replica, batches: Batches) -> Worker:
+        stepping = Stepping(replica, self._settings, self._trial.workers)
+        return Worker(number, replica, batches, self._trial.epoch_count, stepping)
 
     def _replica(self, model: TorchModel, k: int) -> Replica:
         settings = self._settings
@@ -106,7 +124,7 @@ class Fit:
             settings.threshold(),
             settings.clipping(),
             train_on=settings.train_on,
-            aggregation=settings.aggregation,
+            aggregation="mean" if settings.aggregation == "gain" else settings.aggregation,
             workers=self._trial.workers,
             warm_up=settings.warm_up(),
         )
@@ -149,7 +167,8 @@ class Fit:
             if worker.published < worker.steps and worker.under_way <= at:
                 self._publish(worker, at)  # or those who wait for it would wait for ever
         else:
-            worker.step()
+            training = sum(not each.finished for each in self.workers)
+            worker.step(training if self._settings.horizon == "fit" else None)
             took = self._pace[worker.number]
             took += self._settings.jitter * self._random.uniform(-1, 1)
             self._plan(at + took, "end", worker.number)
@@ -171,6 +190,23 @@ class Fit:
         return applied < worker.steps - self._settings.max_staleness
 
     def _receive(self, worker: Worker, at: float) -> None:
+        before = worker.replica.theta.values.copy() if worker.stepping.watches else None
+        updates = self._receive_all(worker, at)
+        if before is not None and updates:
+            worker.stepping.others_moved(worker.replica.theta.values - before, updates)
+        if self._settings.average and worker is self.workers[0]:
+            self._average()
+
+    def _average(self) -> None:
+        """One worker's theta at its boundaries, in the last share of its steps."""
+        worker = self.workers[0]
+        if worker.steps >= (1 - self._settings.average) * worker.steps_max:
+            self.average_sum += worker.replica.theta.values
+            self.average_count += 1
+
+    def _receive_all(self, worker: Worker, at: float) -> int:
+        """Add what has come; return how many updates of others."""
+        updates = 0
         while worker.received < len(self.log) and self.log[worker.received].at <= at:
             commit = self.log[worker.received]
             worker.received += 1
@@ -182,6 +218,8 @@ class Fit:
             else:
                 hits = worker.replica.theta.read(commit.update)
                 worker.replica.apply(hits, worker.received)
+                updates += 1
+        return updates
 
     def _end_step(self, worker: Worker, at: float) -> None:
         self._plan(at + self._settings.latency, "news", worker.number)
@@ -204,6 +242,12 @@ class Fit:
         self.log.append(Commit(worker.number, update, worker.steps, seen, until))
         self._plan(until, "arrived", worker.number)
 
+    def delivered(self) -> Flat:
+        """theta, or its average."""
+        if self.average_count:
+            return (self.average_sum / self.average_count).astype(np.float32)
+        return self.workers[0].replica.theta.values.copy()
+
 
 def train(trial: Trial, settings: Settings) -> Outcome:
     """Train, and measure theta."""
@@ -212,7 +256,7 @@ def train(trial: Trial, settings: Settings) -> Outcome:
     replicas = [worker.replica for worker in fit.workers]
     model: Any = replicas[0].model
     reports = [replica.model.buffers_bytes() for replica in replicas]  # type: ignore[attr-defined]
-    model.bind(replicas[0].theta.values.copy())
+    model.bind(fit.delivered())
     if reports[0]:
         model.load_buffers_bytes(model.average_buffers(reports))
     steps = sum(worker.steps for worker in fit.workers)

@@ -17,7 +17,7 @@ from sparkstrom.encoding.thresholds import AutoThreshold
 class Settings:
     """Of one variant."""
 
-    horizon: str = "worker"  # momentum's counts minibatches of the "worker" or of the "fit"
+    horizon: str = "fit"  # whose minibatches momentum counts; "worker": each its own
     beta2: str = "worker"  # the same for the second moments of Adam
     max_lead: int | None = 8
     max_staleness: float | None = None  # rounds; see ``replicas``
@@ -29,7 +29,9 @@ class Settings:
     levels: int = 4
     warm: int = 0  # publications of each worker that send more
     warm_first: float = 0.25  # of all parameters
-    aggregation: str = "sum"
+    aggregation: str = "sum"  # or mean, sqrt; or "gain", see ``tricks``
+    look_ahead: float = 0.0  # see ``tricks``
+    average: float = 0.0  # share of the fit
     train_on: str = "local"
     clip: float | None = 5.0  # residuals are clipped at so many tau
     clip_every: int = 5  # publications
@@ -44,12 +46,9 @@ class Settings:
     def warm_up(self) -> WarmUp | None:
         return WarmUp(self.warm, self.warm_first, self.density) if self.warm else None
 
-    def powers(self, workers: int) -> tuple[float, float]:
-        """What momentum (beta1) and beta2 are raised to."""
-        return (
-            float(workers if self.horizon == "fit" else 1),
-            float(workers if self.beta2 == "fit" else 1),
-        )
+    def beta2_power(self, workers: int) -> int:
+        """What the second beta is raised to."""
+        return workers if self.beta2 == "fit" else 1
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -67,15 +67,14 @@ class Trial:
             for index in range(min(each.per_epoch for each in batches)):
                 yield [each.get(epoch, index) for each in batches]
 
-    def optimizer_of(self, momentum_power: float = 1.0, second_power: float = 1.0) -> Any:
-        """A factory; momentum and betas are raised to these powers."""
+    def optimizer_of(self, beta2_power: int = 1) -> Any:
+        """A factory; the second beta is raised to this power."""
         import torch
 
-        momentum = MOMENTUM**momentum_power
-        betas = (BETAS[0] ** momentum_power, BETAS[1] ** second_power)
+        betas = (BETAS[0], BETAS[1] ** beta2_power)
         makers: dict[str, Any] = {
             "sgd": torch.optim.SGD,
-            "momentum": partial(torch.optim.SGD, momentum=momentum),
+            "momentum": partial(torch.optim.SGD, momentum=MOMENTUM),
             "adam": partial(torch.optim.Adam, betas=betas),
             "adamw": partial(torch.optim.AdamW, betas=betas),
         }
