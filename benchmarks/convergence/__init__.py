@@ -12,7 +12,7 @@ own, the best on ``validate`` of 1, 2, 4, ... times the one process's. ``ours`` 
 virtual time (``replicas``), ``executors`` the same by ``SparkNetwork.fit`` on Spark's executors,
 and the others as ``baselines`` says. One object per run:
 
-    task, optimizer, workers, system, settings, seed, rate   what was asked for
+    task, optimizer, workers, system, settings, seed, rate, options   what was asked for
     value            of the task's metric on ``test``: accuracy, or loss
     gap              to one process with the same seed: how much worse (negative: better)
     loss, loss_gap   the same of the loss, which tells more where few rows are wrong

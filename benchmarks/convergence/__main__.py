@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import math
 import sys
@@ -60,6 +61,10 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument("--executors", default="", help="numbers of workers on real executors, too")
     parser.add_argument("--rate", type=float, help="of learning; default: the task's")
+    parser.add_argument(
+        "--options", default=(), type=options, metavar="NAME=VALUE,...",
+        help="of the optimizer, for every system, such as nesterov=True,weight_decay=0.01",
+    )  # fmt: skip
     parser.add_argument("--epochs", type=int, help="default: the task's")
     parser.add_argument("--choose", action="store_true", help="print the grids' scores instead")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
@@ -91,6 +96,16 @@ def settings(text: str) -> tuple[str, Settings]:
         return text, Settings.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def options(text: str) -> tuple[tuple[str, Any], ...]:
+    """Keywords of an optimizer with literal values."""
+    try:
+        pairs = [item.split("=") for item in text.split(",")]
+        return tuple((name, ast.literal_eval(value)) for name, value in pairs)
+    except (ValueError, SyntaxError) as error:
+        message = f"{text!r}: must be NAME=VALUE,... as in Python"
+        raise argparse.ArgumentTypeError(message) from error
 
 
 def numbers(text: str) -> list[int]:
@@ -129,7 +144,7 @@ def trials(args: argparse.Namespace) -> Iterator[Trial]:
         rate = args.rate or TASKS[task].rates[optimizer]
         for workers in args.workers:
             for seed in range(args.first_seed, args.first_seed + args.seeds):
-                yield Trial(task, optimizer, workers, seed, rate, epochs=args.epochs)
+                yield Trial(*(task, optimizer, workers, seed, rate), args.options, args.epochs)
 
 
 def ours(variant: Settings, trial: Trial) -> Outcome:
@@ -188,6 +203,7 @@ def result(
         "settings": name,
         "seed": trial.seed,
         "rate": trial.rate,
+        "options": dict(trial.options),
         "metric": metric,
         "value": number(value),
         "one": number(alone_value),

@@ -1,7 +1,7 @@
 """What others do with the same rows, module and optimizer, in one process.
 
-    ddp         DistributedDataParallel: gradients of k minibatches averaged, one step; buffers see
-                all minibatches in turn, which no real rank does
+    ddp         DistributedDataParallel: gradients of k minibatches averaged, one step; BatchNorm's
+                running statistics are those of rank 0, as there
     powersgd    the same, gradients of matrices by ``powersgd``; sent by each worker as torch counts
     diloco      H steps alone, then the average drift as a gradient for SGD with Nesterov momentum,
                 0.7 and 0.9 (arXiv 2311.08105); float32
@@ -13,7 +13,8 @@ Bytes are what workers hand over, each message once, as ours are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -36,6 +37,15 @@ def gradient(module: Any, loss_of: Any, batch: Batch, share: float = 1.0) -> Non
     (share * loss_of(module(x), y)).backward()
 
 
+@contextmanager
+def unchanged_buffers(module: Any) -> Iterator[None]:
+    """Put BatchNorm's statistics back afterwards."""
+    before = [buffer.clone() for buffer in module.buffers()]
+    yield
+    for buffer, values in zip(module.buffers(), before, strict=True):
+        buffer.copy_(values)
+
+
 def ddp(trial: Trial) -> Outcome:
     """One step for k minibatches; with one worker it is one process."""
     module, loss_of = trial.task.module(trial.seed), trial.task.loss()
@@ -43,8 +53,9 @@ def ddp(trial: Trial) -> Outcome:
     n_params, steps = flat_of(module).size, 0
     for batches in trial.rounds():
         optimizer.zero_grad()
-        for batch in batches:
-            gradient(module, loss_of, batch, 1 / len(batches))
+        for rank, batch in enumerate(batches):
+            with nullcontext() if rank == 0 else unchanged_buffers(module):
+                gradient(module, loss_of, batch, 1 / len(batches))
         optimizer.step()
         steps += len(batches)
     dense = 4 * n_params * steps

@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks.convergence.settings import Settings
 from benchmarks.convergence.tasks import BATCH_ROWS
 from benchmarks.convergence.trial import Outcome, Trial, outcome
+from benchmarks.convergence.tricks import remember
 from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.models.torch import TorchModel
 
@@ -56,8 +57,11 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         max_lead=settings.max_lead,
         horizon=settings.horizon,
     )
+    module = trial.task.module(trial.seed)
+    if settings.statistics == "fit":
+        remember(module, trial.workers)
     model = TorchModel(
-        trial.task.module(trial.seed),
+        module,
         trial.task.loss(),
         trial.optimizer_of(settings.beta2_power(trial.workers)),
         clip_norm=settings.clip_norm,
@@ -66,7 +70,7 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         rows = session.sparkContext.parallelize(list(zip(features, labels, strict=True)))
         network = SparkNetwork(session, model, master, progress=False, keep=False)
         summary = network.fit(rows.repartition(trial.workers), epochs=trial.epoch_count)
-        module = network.module
+        trained = network.module
         network.close()
     figures = {
         "staleness_mean": summary.staleness_mean,
@@ -77,7 +81,7 @@ def train(trial: Trial, settings: Settings) -> Outcome:
     }
     return outcome(
         trial,
-        module,
+        trained,
         bytes_sent=summary.bytes_sent,
         bytes_dense=summary.bytes_dense,
         figures=figures,

@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.convergence.settings import Settings
 from benchmarks.convergence.trial import Flat, Outcome, Trial, outcome
-from benchmarks.convergence.tricks import Stepping
+from benchmarks.convergence.tricks import Stepping, remember
 from sparkstrom.base.identity import Position
 from sparkstrom.encoding.encoded import Encoded
 from sparkstrom.encoding.encoder import Encoder
@@ -103,8 +103,11 @@ class Fit:
 
     def _model(self) -> TorchModel:
         beta2_power = self._settings.beta2_power(self._trial.workers)
+        module = self._trial.task.module(self._trial.seed)
+        if self._settings.statistics == "fit":
+            remember(module, self._trial.workers)
         return TorchModel(
-            self._trial.task.module(self._trial.seed),
+            module,
             self._trial.task.loss(),
             self._trial.optimizer_of(beta2_power),
             clip_norm=self._settings.clip_norm,

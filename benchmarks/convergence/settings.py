@@ -19,6 +19,7 @@ class Settings:
 
     horizon: str = "fit"  # whose minibatches momentum counts; "worker": each its own
     beta2: str = "worker"  # the same for the second moments of Adam
+    statistics: str = "worker"  # and for the running statistics of BatchNorm
     max_lead: int | None = 8
     max_staleness: float | None = None  # rounds; see ``replicas``
     latency: float = 0.1  # steps from a publication until everybody has it

@@ -12,13 +12,13 @@ pytest.importorskip("sklearn")
 
 from benchmarks.convergence import texts  # noqa: E402
 from benchmarks.convergence.__main__ import parsed, runs  # noqa: E402
-from benchmarks.convergence.baselines import BASELINES, ddp  # noqa: E402
+from benchmarks.convergence.baselines import BASELINES, ddp, unchanged_buffers  # noqa: E402
 from benchmarks.convergence.powersgd import PowerSGD  # noqa: E402
 from benchmarks.convergence.replicas import Fit, train  # noqa: E402
 from benchmarks.convergence.settings import Settings  # noqa: E402
 from benchmarks.convergence.tasks import TASKS  # noqa: E402
 from benchmarks.convergence.trial import Trial, measured  # noqa: E402
-from benchmarks.convergence.tricks import Stepping  # noqa: E402
+from benchmarks.convergence.tricks import Stepping, remember  # noqa: E402
 
 DIGITS = Trial("digits", "sgd", 4, 0, 0.3, epochs=2)
 CONV = Trial("conv", "momentum", 4, 0, 0.05, epochs=2)
@@ -114,6 +114,33 @@ def test_workers_that_agree_weigh_less() -> None:
         stepping.others_moved(3 * (replica.local - before), 3)
     stepping.step(batch)
     assert 0.25 <= replica.encoder.scale < 0.3
+
+
+def test_statistics_that_count_the_minibatches_of_the_fit() -> None:
+    module = CONV.task.module(0)
+    remember(module, 4)
+    kept = [each.momentum for each in module.modules() if hasattr(each, "running_mean")]
+    assert kept == [1 - 0.9**4] * 2
+
+
+def test_statistics_of_ddp_are_those_of_rank_0() -> None:
+    """What another rank's minibatch did to them is put back."""
+    module = CONV.task.module(0)
+    with unchanged_buffers(module):
+        module(torch.zeros(2, 64))
+    assert all(int(each) == 0 for name, each in module.named_buffers() if "num_batches" in name)
+
+
+def test_options_of_the_optimizer_are_for_every_system() -> None:
+    words = "--tasks conv --optimizers momentum --workers 2 --seeds 1 --epochs 1 --systems ddp"
+    plain, nesterov = (
+        next(runs(parsed([*words.split(), *more])))
+        for more in ([], ["--options", "nesterov=True,weight_decay=0.1"])
+    )
+    assert nesterov["options"] == {"nesterov": True, "weight_decay": 0.1}
+    assert nesterov["one"] != plain["one"] or nesterov["loss"] != plain["loss"]
+    with pytest.raises(SystemExit):
+        parsed(["--options", "nesterov"])
 
 
 def test_settings_are_read_and_refused_by_name() -> None:
