@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.convergence.powersgd import PowerSGD
-from benchmarks.convergence.trial import Flat, Outcome, Trial, outcome
+from benchmarks.convergence.trial import Flat, Learner, Outcome, Trial, outcome
 from benchmarks.slow_link import sparse
 from benchmarks.slow_link.data import flat_of, load_flat
 from sparkstrom.models.base import Batch
@@ -49,14 +49,14 @@ def unchanged_buffers(module: Any) -> Iterator[None]:
 def ddp(trial: Trial) -> Outcome:
     """One step for k minibatches; with one worker it is one process."""
     module, loss_of = trial.task.module(trial.seed), trial.task.loss()
-    optimizer = trial.optimizer_of()(module.parameters())
+    learner = Learner(trial, module)
     n_params, steps = flat_of(module).size, 0
     for batches in trial.rounds():
-        optimizer.zero_grad()
+        learner.forget()
         for rank, batch in enumerate(batches):
             with nullcontext() if rank == 0 else unchanged_buffers(module):
                 gradient(module, loss_of, batch, 1 / len(batches))
-        optimizer.step()
+        learner.step()
         steps += len(batches)
     dense = 4 * n_params * steps
     return outcome(trial, module, bytes_sent=dense, bytes_dense=dense)
@@ -66,7 +66,7 @@ def powersgd(trial: Trial, rank: int = 2) -> Outcome:
     """``ddp`` with gradients of low rank."""
     module, loss_of = trial.task.module(trial.seed), trial.task.loss()
     parameters = list(module.parameters())
-    optimizer = trial.optimizer_of()(parameters)
+    learner = Learner(trial, module)
     compress = PowerSGD([p.shape for p in parameters], trial.workers, rank, trial.seed)
     n_params, steps = flat_of(module).size, 0
     for batches in trial.rounds():
@@ -77,7 +77,7 @@ def powersgd(trial: Trial, rank: int = 2) -> Outcome:
             gradients.append([p.grad.clone() for p in parameters])
         for p, shared in zip(parameters, compress.averaged(gradients), strict=True):
             p.grad = shared
-        optimizer.step()
+        learner.step()
         steps += len(batches)
     dense = 4 * n_params * steps
     return outcome(trial, module, bytes_sent=compress.bytes_sent, bytes_dense=dense)
@@ -89,7 +89,7 @@ class Drifting:
     def __init__(self, trial: Trial, every: int) -> None:
         self._trial, self._every = trial, every
         self._modules = [trial.task.module(trial.seed) for _ in range(trial.workers)]
-        self._optimizers = [trial.optimizer_of()(m.parameters()) for m in self._modules]
+        self._learners = [Learner(trial, module) for module in self._modules]
         self.common = flat_of(self._modules[0])
         self.bytes_sent = 0
 
@@ -101,12 +101,10 @@ class Drifting:
         """Train to the end; the last round may be a short one."""
         loss_of, rounds = self._trial.task.loss(), 0
         for rounds, batches in enumerate(self._trial.rounds(), 1):
-            for module, optimizer, batch in zip(
-                self._modules, self._optimizers, batches, strict=True
-            ):
-                optimizer.zero_grad()
+            for module, learner, batch in zip(self._modules, self._learners, batches, strict=True):
+                learner.forget()
                 gradient(module, loss_of, batch)
-                optimizer.step()
+                learner.step()
             if rounds % self._every == 0:
                 self._share()
         if rounds % self._every:

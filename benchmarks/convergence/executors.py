@@ -64,6 +64,7 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         module,
         trial.task.loss(),
         trial.optimizer_of(settings.beta2_power(trial.workers)),
+        scheduler=trial.task.scheduler(),
         clip_norm=settings.clip_norm,
     )
     with session_for(trial.workers) as session:

@@ -110,6 +110,7 @@ class Fit:
             module,
             self._trial.task.loss(),
             self._trial.optimizer_of(beta2_power),
+            scheduler=self._trial.task.scheduler(),
             clip_norm=self._settings.clip_norm,
         )
 

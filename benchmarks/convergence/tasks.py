@@ -66,6 +66,15 @@ class Task:
     module: Callable[[int], Any]  # by seed
     loss: Callable[[], Any]
     rates: dict[str, float]
+    warm_up: int = 0  # minibatches over which the learning rate rises in a line from a fiftieth
+
+    def scheduler(self) -> Any:
+        """A factory of torch's scheduler; None: the learning rate stays as it is."""
+        from torch.optim.lr_scheduler import LinearLR
+
+        if not self.warm_up:
+            return None
+        return partial(LinearLR, start_factor=1 / 50, total_iters=self.warm_up)
 
 
 def _cut(features: NDArray[Any], labels: NDArray[Any], train: int, validate: int) -> Split:
@@ -130,11 +139,13 @@ TASKS = {
             *("transformer", "loss", 10, characters, partial(modules.transformer, 36, 2)),
             cross_entropy,
             {"sgd": 0.3, "momentum": 0.1, "adam": 4e-3, "adamw": 4e-3},
+            warm_up=50,
         ),
         Task(
             *("transformer-1m", "loss", 4, characters, partial(modules.transformer, 144, 4)),
             cross_entropy,
             {"sgd": 0.3, "momentum": 0.1, "adam": 1e-3, "adamw": 1e-3},
+            warm_up=50,
         ),
         Task(
             *("regression", "loss", 8, friedman, partial(modules.perceptron, (10, 64, 64, 1))),

@@ -81,6 +81,25 @@ class Trial:
         return partial(makers[self.optimizer], lr=self.rate, **dict(self.options))
 
 
+class Learner:
+    """A module's optimizer and schedule, as a loop of torch's has them."""
+
+    def __init__(self, trial: Trial, module: Any) -> None:
+        self._optimizer = trial.optimizer_of()(module.parameters())
+        factory = trial.task.scheduler()
+        self._scheduler = None if factory is None else factory(self._optimizer)
+
+    def forget(self) -> None:
+        """Gradients of the last step."""
+        self._optimizer.zero_grad()
+
+    def step(self) -> None:
+        """Of the optimizer, and of the schedule."""
+        self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a training came to. Measures are of the rows that ``Measures`` says."""

@@ -17,7 +17,7 @@ from benchmarks.convergence.powersgd import PowerSGD  # noqa: E402
 from benchmarks.convergence.replicas import Fit, train  # noqa: E402
 from benchmarks.convergence.settings import Settings  # noqa: E402
 from benchmarks.convergence.tasks import TASKS  # noqa: E402
-from benchmarks.convergence.trial import Trial, measured  # noqa: E402
+from benchmarks.convergence.trial import Learner, Trial, measured  # noqa: E402
 from benchmarks.convergence.tricks import Stepping, remember  # noqa: E402
 
 DIGITS = Trial("digits", "sgd", 4, 0, 0.3, epochs=2)
@@ -141,6 +141,21 @@ def test_options_of_the_optimizer_are_for_every_system() -> None:
     assert nesterov["one"] != plain["one"] or nesterov["loss"] != plain["loss"]
     with pytest.raises(SystemExit):
         parsed(["--options", "nesterov"])
+
+
+def test_a_learning_rate_rises_over_so_many_steps_of_a_loop() -> None:
+    trial = Trial("transformer", "sgd", 4, 0, 0.3, epochs=1)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    module = torch.nn.ParameterList([parameter])
+    learner = Learner(trial, module)
+    parameter.grad = torch.ones(1)
+    learner.step()
+    assert float(parameter.detach()) == pytest.approx(-0.3 / 50)
+    for _ in range(50):
+        learner.step()
+    before = float(parameter.detach())
+    learner.step()
+    assert float(parameter.detach()) - before == pytest.approx(-0.3, rel=1e-4)
 
 
 def test_settings_are_read_and_refused_by_name() -> None:
