@@ -16,13 +16,21 @@ from typing import Any
 
 # Of torch's parameter groups: a number, or the places of those in a tuple that follow.
 TORCH: Mapping[str, tuple[int, ...] | None] = {"momentum": None, "betas": (0,)}
+# Of optax's functions, by who makes them; and under which name everywhere.
+OPTAX = {"trace": "decay", "ema": "decay", "scale_by_muon": "beta"}
+OPTAX_EVERYWHERE = "b1"
+# Attributes of Keras' optimizers.
+KERAS = ("momentum", "beta_1")
 # Fields of our own updaters.
 DENSE = ("momentum", "beta1")
 
 
-def raised(value: Any, workers: int) -> Any:
+UNSEEN = "unseen"  # among changes: what an optimizer has that cannot be looked into
+
+
+def raised(value: Any, workers: Any) -> Any:
     """What a horizon of a worker's own steps becomes where so many train; the same for one."""
-    return value if workers == 1 else value**workers
+    return value if isinstance(workers, int) and workers == 1 else value**workers
 
 
 def changed(value: Any, workers: int) -> str:

@@ -17,6 +17,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, Flat, Share, State
 from sparkstrom.models.buffers import averaged, packed, unpacked
 from sparkstrom.models.flat import Layout, bindable
+from sparkstrom.models.optax_pacing import at_position, paced, told
 from sparkstrom.models.outputs import KINDS, LOGITS, VALUES
 from sparkstrom.models.xla import (
     Trial,
@@ -90,6 +91,7 @@ class JaxModel:
         self._fixed: Any = None  # the buffers, made when they are needed first
         self._params: Flat | None = None
         self._state: Any = None  # the optimizer's, a pytree; made at the first step
+        self._pace: tuple[int | None, int] | None = None  # workers (None: always one), position
         self._draw = [0, 0]  # this worker's seed and step, for random keys
         self._jit_step = jax.jit(self._next, donate_argnums=1)
         self._trial = Trial(self._tried)
@@ -122,11 +124,24 @@ class JaxModel:
         """One minibatch: change the bound parameters and the buffers; return the mean loss."""
         params, draw = self._bound(), np.array(self._draw, np.uint32)
         changed, self._state, self._fixed, loss = self._jit_step(
-            params, self._optimizer_state(), self._buffers(), *batch, draw
+            params, self._optimizer_state(), self._buffers(), *batch, draw, self._pace
         )
         np.copyto(params, changed)
         self._draw[1] += 1
         return float(loss)
+
+    def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
+        """Momentum counts the minibatches of so many workers; schedules are where the fit is.
+
+        How many there are compiles once anew, when there is more than one; not each time.
+        """
+        alone = workers == 1 and (self._pace is None or self._pace[0] is None)
+        self._pace = None if alone else workers, minibatches
+
+    def horizons(self, workers: int) -> dict[str, str]:
+        """What is changed where so many train, for people."""
+        state = jax.eval_shape(self._jit_init, np.zeros(self.n_params, np.float32))
+        return told(self._optimizer, state, workers)
 
     def predict(self, features: Columns) -> Any:
         """What ``apply`` puts out under the bound parameters, as NumPy arrays."""
@@ -224,7 +239,15 @@ class JaxModel:
     # -- inside ----------------------------------------------------------------------------------
 
     def _next(
-        self, flat: Any, state: Any, fixed: Any, features: Any, labels: Any, weights: Any, draw: Any
+        self,
+        flat: Any,
+        state: Any,
+        fixed: Any,
+        features: Any,
+        labels: Any,
+        weights: Any,
+        draw: Any,
+        pace: Any = None,
     ) -> tuple[Any, Any, Any, Any]:
         """One step as a pure function: (flat, state, fixed) -> (flat, state, fixed, loss)."""
 
@@ -235,7 +258,10 @@ class JaxModel:
 
         params = self._params_of(flat)
         (loss, fixed), slopes = jax.value_and_grad(objective, has_aux=True)(params)
-        optimizer = optax.with_extra_args_support(self._optimizer)
+        workers, position = (None, None) if pace is None else pace
+        optimizer = self._optimizer if workers is None else paced(self._optimizer, workers)
+        optimizer = optax.with_extra_args_support(optimizer)
+        state = state if position is None else at_position(state, position)
         steps, state = optimizer.update(slopes, state, params, value=loss)
         params = optax.apply_updates(params, steps)
         return ravel_pytree(params)[0], state, fixed, loss

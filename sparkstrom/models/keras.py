@@ -37,6 +37,7 @@ from sparkstrom.models.keras_objects import (
     revived,
     rows_loss_of,
 )
+from sparkstrom.models.keras_pacing import paced, told
 from sparkstrom.models.xla import (
     Trial,
     first_rows,
@@ -88,6 +89,7 @@ class KerasModel:
         self._fixed = [jnp.array(v.value) for v in model.non_trainable_variables]
         self._buffers = buffers_of(model)
         self._updater = [jnp.array(v.value) for v in self._optimizer.variables]
+        self._pace: tuple[int | None, int] | None = None  # workers (None: always one), position
         self._params: Flat | None = None
         self._initial = None
         self._jit_step = jax.jit(self._next, donate_argnums=1)
@@ -146,10 +148,22 @@ class KerasModel:
         """One minibatch: change the bound parameters and the buffers; return the mean loss."""
         params = self._bound()
         changed, self._updater, self._fixed, loss = self._jit_step(
-            params, self._updater, self._fixed, *batch
+            params, self._updater, self._fixed, *batch, self._pace
         )
         np.copyto(params, changed)
         return float(loss)
+
+    def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
+        """Momentum counts the minibatches of so many workers; schedules are where the fit is.
+
+        It compiles once anew when there is more than one; not each time there are others.
+        """
+        alone = workers == 1 and (self._pace is None or self._pace[0] is None)
+        self._pace = None if alone else workers, minibatches
+
+    def horizons(self, workers: int) -> dict[str, str]:
+        """What is changed where so many train, for people."""
+        return told(self._optimizer, workers)
 
     def predict(self, features: Columns) -> Any:
         """What the model puts out in inference, as NumPy arrays [rows, ...]."""
@@ -207,7 +221,14 @@ class KerasModel:
     # -- pure functions --------------------------------------------------------------------------
 
     def _next(
-        self, flat: Any, updater: Any, fixed: Any, features: Any, labels: Any, weights: Any
+        self,
+        flat: Any,
+        updater: Any,
+        fixed: Any,
+        features: Any,
+        labels: Any,
+        weights: Any,
+        pace: Any = None,
     ) -> tuple[Any, Any, Any, Any]:
         """One step: (flat, updater, fixed) -> (flat, updater, fixed, loss)."""
 
@@ -221,7 +242,8 @@ class KerasModel:
 
         variables = self._variables(flat)
         slopes, (loss, fixed) = jax.grad(objective, has_aux=True)(variables)
-        variables, updater = self._optimizer.stateless_apply(updater, slopes, variables)
+        with paced(self._optimizer, pace):
+            variables, updater = self._optimizer.stateless_apply(updater, slopes, variables)
         flat = jnp.concatenate([variable.reshape(-1) for variable in variables])
         return flat, list(updater), list(fixed), loss
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sparkstrom.codec.messages import BUFFERS, Committed, Phase
 from sparkstrom.protocol.events import Abort
+from sparkstrom.protocol.fit import Fit
 from sparkstrom.protocol.link import HEADER_BYTES
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.placing import SUPERSEDED
@@ -52,6 +53,7 @@ class Checks:
         self._added: dict[str, SimProcess] = {}
         self._ends: dict[SimProcess, str] = {}
         self._reached: dict[int, tuple[int, int]] = {}
+        self._counted = 0  # minibatches, as last told
         self._progress = (Phase.GATHERING, 0)
 
     def violation(self, text: str) -> None:
@@ -161,6 +163,14 @@ class Checks:
         log = me.history.log
         if log.bytes > me.limits.log_bytes and len(tuple(log.after(log.base))) > 1:
             self.violation(f"I4: the log of {process.name} holds {log.bytes} bytes")
+
+    def counted(self, fit: Fit) -> None:
+        """What workers are told of the fit's minibatches never goes back, nor beyond the truth."""
+        trained = sum(partition.minibatches for partition in fit.partitions)
+        if not self._counted <= fit.minibatches <= trained:
+            self.violation(f"I2: {fit.minibatches} of {trained} minibatches are told, "
+                           f"{self._counted} were before")  # fmt: skip
+        self._counted = fit.minibatches
 
     def lead(self, processes: list[SimProcess], lead: int) -> None:
         """Nobody is further ahead of the slowest than allowed; only where nobody joins late."""

@@ -119,6 +119,7 @@ class World:
 
     def _look_at_bounds(self) -> None:
         self.checks.bounds(self.master, self.processes)
+        self.checks.counted(self.master.fit)
         self.shape.tree(self.master.fit)
         self.shape.edges(self.processes)
         self.shape.transports(self.processes, self.master, self.network.masters_edges)

@@ -35,6 +35,7 @@ from sparkstrom.spark.data import Spread
 from sparkstrom.spark.executor import forget_kept, run_partition
 from sparkstrom.spark.export import Exports
 from sparkstrom.spark.fitting import Fitting, SparkJob
+from sparkstrom.spark.horizons import horizon_warnings, horizons_of
 from sparkstrom.spark.initial import Handle, travelling
 from sparkstrom.spark.job import TrainingJob, message_bytes_max, serving_of
 from sparkstrom.spark.settings import resolve
@@ -137,6 +138,7 @@ class SparkNetwork(Using):
         self._minibatches_trained = job.minibatches_before + outcome.minibatches
         self._take(theta, outcome, watch.copy)
         self._epochs_trained += epochs if outcome.stop_reason is None else watch.finished
+        warnings += horizon_warnings(self._master, self._model, outcome.rows)
         return summarize(
             outcome,
             began_s=began_s,
@@ -151,6 +153,7 @@ class SparkNetwork(Using):
             export_directory=self._exports.directory,
             history=watch.history(),
             best=watch.best,
+            horizons=horizons_of(self._master, self._model, outcome.rows),
             reports=spark_job.reports,
         )
 

@@ -12,6 +12,7 @@ from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.residuals import figures_in
 from sparkstrom.runtime.master import Outcome
 from sparkstrom.runtime.wire import wire_bytes
+from sparkstrom.spark.horizons import Horizons, in_words
 from sparkstrom.spark.watching import Best
 
 SKEW = 1.5  # largest partition / smallest, from which on it is said
@@ -50,6 +51,7 @@ class TrainingSummary:
     mass_scaled_away: float
     mass_lost: float  # kept for this fit, but its worker never came
     grants: int  # workers that went on with what an earlier fit had left
+    horizons: Horizons  # what momentum and schedules became: name -> change; and workers
     tau: float  # mean of the workers' thresholds at the end
     exactness_breaches: int
     first_breach: int  # index of the first parameter that left the exact range, or -1
@@ -95,6 +97,7 @@ class TrainingSummary:
             ("staleness", f"mean {self.staleness_mean:.1f}, max {self.staleness_max}"),
             ("residual norm", f"{self.residual_norm:.4f}"),
             ("threshold", f"{self.tau:.2e}"),
+            *([("horizons", in_words(self.horizons))] if self.horizons else []),
             ("seconds", " + ".join(f"{k} {v:.1f}" for k, v in self.phase_seconds.items())),
             ("", f"= {self.seconds:.1f}"),
             *((f"hash {name}", digest[:16]) for name, digest in self.hashes.items()),
@@ -118,6 +121,7 @@ def summarize(
     export_directory: str | None = None,
     history: list[Epoch],
     best: Best | None,
+    horizons: Horizons,
     reports: Iterable[str] = (),
 ) -> TrainingSummary:
     """Put a fit's outcome into figures; ``reports`` are those of its tasks."""
@@ -159,6 +163,7 @@ def summarize(
         mass_scaled_away=total("mass_scaled"),
         mass_lost=outcome.lost_mass + sum(json.loads(r)["mass_dismissed"] for r in reports),
         grants=outcome.grants,
+        horizons=horizons,
         tau=_tau(outcome),
         exactness_breaches=breaches,
         first_breach=outcome.first_breach,

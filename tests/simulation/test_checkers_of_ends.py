@@ -9,6 +9,7 @@ import pytest
 from sparkstrom.codec.messages import Here
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol import node, orders
+from sparkstrom.protocol.fit import Fit
 from sparkstrom.protocol.master import Master
 from sparkstrom.protocol.partitions import Partition
 from sparkstrom.protocol.phases import Phases
@@ -56,6 +57,17 @@ def ignores_its_window(patch: pytest.MonkeyPatch) -> None:
 
 def ignores_the_slowest(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(orders, "_while_running", lambda me, state: ev.Command(ev.Order.TRAIN))
+
+
+def tells_more_than_is_committed(patch: pytest.MonkeyPatch) -> None:
+    look_around = Fit.look_around
+
+    def more(self: Fit) -> bool:
+        news = look_around(self)
+        self.minibatches += len(self.partitions)
+        return news
+
+    patch.setattr(Fit, "look_around", more)
 
 
 def waits_for_an_empty_partition(patch: pytest.MonkeyPatch) -> None:
@@ -107,6 +119,7 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (keeps_the_whole_log, "I4: the log holds", NARROW),
     (ignores_its_window, "I4: p", {"window_bytes": 100, "delay_ms_max": 200.0}),
     (ignores_the_slowest, "I4: ", {"max_lead": 1, "publish_every": 1, "crashes": 0}),
+    (tells_more_than_is_committed, "I2: ", {}),
     (waits_for_an_empty_partition, "I", {"empty_partitions": 1}),
     (repeats_a_phase, "I4: not over", {}),
     (drops_the_rest, "I4: p", DEATHS),

@@ -108,6 +108,25 @@ def test_a_perceptron_learns_and_comes_back_with_its_keys(train, digits, spark, 
         SparkNetwork.load(tmp_path / "digits.npz", spark, model=other)
 
 
+def test_momentum_and_warm_up_count_the_minibatches_of_all(train, spark, make_network, digits):
+    """A warm-up of 80 minibatches of the fit, over which one worker takes 20 steps; two fits."""
+    warm_up = partial(torch.optim.lr_scheduler.LinearLR, start_factor=0.01, total_iters=80)
+    moving = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+    made = TorchModel(mlp(), nn.CrossEntropyLoss(), moving, scheduler=warm_up)
+    network = make_network(made)
+    data = spark.sparkContext.parallelize(digits.rows(), 4)
+    summary = network.fit(data, epochs=4)
+    assert summary.horizons == {
+        "workers": 4,
+        "momentum": "0.9 -> 0.6561",
+        "scheduler": "steps by the fit's minibatches",
+    }
+    assert "4 workers: momentum 0.9 -> 0.6561, scheduler steps" in summary.table()
+    assert network.fit(data, epochs=2).warnings == []
+    network.close()
+    assert accuracy(network, *digits.held_out) > 0.9
+
+
 def test_a_step_that_trains_something_else_is_told(spark, make_network, digits):
     model = TorchModel(mlp(), None, SGD, step=lambda module, optimizer, batch: 0.5)
     network = make_network(model)

@@ -107,8 +107,15 @@ class Make:
 
     def state(self, phase: Phase = Phase.RUNNING, **fields: Any) -> State:
         given: dict[str, Any] = {"beat": 0, "head": 0, "final": 0, "slowest": 0, "nodes": 1}
-        given |= {"training": 1, "minibatches": 0}
-        given |= {"closed": [], "heard": 0, "sent": 0, "taken": 0, "passed": 0} | fields
+        given |= {
+            "training": 1,
+            "minibatches": 0,
+            "closed": [],
+            "heard": 0,
+            "sent": 0,
+            "taken": 0,
+            "passed": 0,
+        } | fields
         return State(phase=phase, **given)
 
     def closed(self, node: int, seq: int = 0, *, free: bool = True, **fields: Any) -> Closed:

@@ -187,6 +187,14 @@ def test_a_process_keeps_its_grant_when_it_comes_back_without_a_replica(master_w
     assert (other.node, other.grants) == (4, ["f3"])
 
 
+def test_all_are_told_how_many_train_and_how_far_they_are(master: Any, make: Any) -> None:
+    master.running()
+    master.hear(1, make.update(1, 1, epoch=0, batch=2))
+    master.say(2, steps=1, activity=Activity.FINISHED)
+    states = sent(master.tick(0.1), State, 1)
+    assert [(state.training, state.minibatches) for state in states] == [(1, 2)]
+
+
 def test_the_pace_of_a_newcomer_is_that_of_the_slowest(master: Any) -> None:
     master.running()
     for node, steps in ((1, 8), (2, 5)):

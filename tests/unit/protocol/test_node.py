@@ -260,6 +260,15 @@ def test_it_goes_no_further_ahead_than_allowed(node_with: Any, make: Any) -> Non
     assert (node.order, node.machine.command.steps_max) == (Order.TRAIN, 4)
 
 
+def test_its_trainer_hears_how_many_train_and_how_far_they_are(node: Any, make: Any) -> None:
+    node.training()
+    node.hear(make.state(training=4, minibatches=30))
+    command = node.machine.command
+    assert (command.order, command.workers, command.minibatches) == (Order.TRAIN, 4, 30)
+    node.hear(make.state(beat=1, training=0))  # the master has not heard that it trains
+    assert node.machine.command.workers == 1
+
+
 def test_asked_again_it_sends_all_that_is_uncommitted(node: Any, make: Any) -> None:
     node.training()
     for batch in (1, 2):

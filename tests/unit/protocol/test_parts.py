@@ -147,6 +147,16 @@ def test_the_slowest_is_among_those_who_train(master: Any) -> None:
     assert members.slowest() is None
 
 
+def test_those_train_who_have_a_replica_and_are_not_finished(master: Any) -> None:
+    master.running()
+    assert master.fit.members.training() == 2
+    master.say(1, steps=4, activity=Activity.STEPPING)
+    master.say(2, steps=3, activity=Activity.FINISHED)
+    assert master.fit.members.training() == 1
+    master.evict(1)
+    assert master.fit.members.training() == 0
+
+
 def test_a_status_that_was_overtaken_takes_no_worker_back(master: Any, make: Any) -> None:
     master.running()
     old = make.status(1, count=1, steps=0, activity=Activity.CATCHING_UP)

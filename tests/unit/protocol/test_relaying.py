@@ -138,9 +138,10 @@ def test_while_it_catches_up_its_children_are_not_told_that_there_is_more(
 def test_a_state_goes_on_with_what_this_node_has(relay: Any, make: Any) -> None:
     relay.hear(make.committed(1))
     relay.tick(0.1)
-    relay.alive(Phase.RUNNING, head=9, slowest=3, closed=[77])
+    relay.alive(Phase.RUNNING, head=9, slowest=3, training=6, minibatches=70, closed=[77])
     (state,) = sent(relay.tick(0.1), State, 5)
     assert (state.head, state.slowest, state.closed, state.beat) == (1, 3, [77], relay.beat)
+    assert (state.training, state.minibatches) == (6, 70)
 
 
 def test_a_slow_child_holds_up_neither_the_node_nor_its_brothers(node_with: Any, make: Any) -> None:

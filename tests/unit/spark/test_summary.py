@@ -68,7 +68,7 @@ def outcome(**changes: Any) -> Outcome:
     return Outcome(**(facts | changes))
 
 
-def summary(collect_stats: bool = True, **changes: Any) -> TrainingSummary:
+def summary(collect_stats: bool = True, horizons: Any = None, **changes: Any) -> TrainingSummary:
     return summarize(
         outcome(**changes),
         began_s=10.0,
@@ -82,6 +82,7 @@ def summary(collect_stats: bool = True, **changes: Any) -> TrainingSummary:
         collect_stats=collect_stats,
         history=[Epoch(1, 0.5, 72, 0.25, 2)],
         best=Best(1, "loss", 0.25, 17),
+        horizons=horizons or {},
     )
 
 
@@ -89,6 +90,13 @@ def test_the_best_epoch_is_told_with_the_commit_that_is_delivered() -> None:
     made = summary()
     assert made.history[0].validation == made.best.value
     assert "best epoch          1 (loss 0.2500, parameters of commit 17)" in made.table()
+
+
+def test_what_momentum_became_is_told_in_a_line() -> None:
+    horizons = {"workers": 4, "momentum": "0.9 -> 0.6561", "scheduler": "by the fit"}
+    line = "horizons            4 workers: momentum 0.9 -> 0.6561, scheduler by the fit"
+    assert line in summary(horizons=horizons).table()
+    assert "horizons" not in summary().table()
 
 
 def test_figures() -> None:

@@ -1,0 +1,124 @@
+"""Optax's momenta and schedules where several workers train: the fit's minibatches count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.models.base import Paced
+
+pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom[jax]'")
+optax = pytest.importorskip("optax", reason="optax is not installed: 'sparkstrom[jax]'")
+pytest.importorskip("pyspark.cloudpickle", reason="what ships is pickled by Spark's")
+
+from tests.unit.models.mlp_in_jax import batch, bound, make, shipped  # noqa: E402
+
+MASK = {"hidden": [True, False], "out": {"kernel": True, "bias": False}}
+WAYS: dict[str, tuple[Callable[[float], Any], str]] = {
+    "nesterov": (lambda m: optax.sgd(0.1, momentum=m, nesterov=True), "decay"),
+    "adamw": (lambda m: optax.adamw(0.01, b1=m), "b1"),
+    "injected adam": (lambda m: optax.inject_hyperparams(optax.adam)(0.01, b1=m), "b1"),
+    "injected sgd": (lambda m: optax.inject_hyperparams(optax.sgd)(0.1, momentum=m), "momentum"),
+    "masked": (lambda m: optax.masked(optax.sgd(0.1, momentum=m), MASK), "decay"),
+    "multi-steps": (lambda m: optax.MultiSteps(optax.adam(0.01, b1=m), 2), "b1"),
+}
+FOUR = ((4, 0), (4, 4), (4, 8), (4, 12))
+
+
+def trained(optimizer: Any, *paces: tuple[int, int] | None) -> np.ndarray:
+    model = make(optimizer)
+    params = bound(model)
+    for number, pace in enumerate(paces):
+        if pace is not None:
+            model.keep_pace(*pace, 0)
+        model.step(batch(seed=number))
+    return params
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_four_forget_sooner(name: str) -> None:
+    of, called = WAYS[name]
+    four = trained(of(0.9), *FOUR)
+    np.testing.assert_allclose(four, trained(of(0.9**4), *[None] * 4), rtol=1e-4, atol=1e-6)
+    assert make(of(0.9)).horizons(4)[called] == "0.9 -> 0.6561"
+
+
+def test_one_worker_trains_as_before() -> None:
+    alone = trained(optax.adam(0.01), (1, 0), (1, 1), (1, 2), (1, 3))
+    np.testing.assert_array_equal(alone, trained(optax.adam(0.01), *[None] * 4))
+    assert np.abs(trained(optax.adam(0.01), *FOUR) - alone).max() > 1e-4
+
+
+def test_what_has_no_momentum_trains_as_before() -> None:
+    assert isinstance(make(), Paced)
+    optimizer = optax.rmsprop(0.1)
+    np.testing.assert_array_equal(trained(optimizer, *FOUR), trained(optimizer, *[None] * 4))
+    assert make(optimizer).horizons(4) == {}
+
+
+def test_how_many_train_changes_in_the_middle_without_another_compilation() -> None:
+    model, expected = make(optax.sgd(0.1, momentum=0.9)), make(optax.sgd(0.1, momentum=0.9**4))
+    params, others = bound(model), bound(expected)
+    for pace, number in (((4, 0), 0), ((4, 4), 1)):
+        model.keep_pace(*pace, 0)
+        model.step(batch(seed=number)), expected.step(batch(seed=number))
+    compiled = model._jit_step._cache_size()
+    model.keep_pace(1, 8, 8)
+    model.step(batch(seed=2))
+    alone = make(optax.sgd(0.1, momentum=0.9))
+    alone.bind(others)
+    alone.load_updater_state(expected.updater_state())
+    alone.step(batch(seed=2))
+    np.testing.assert_allclose(params, others, rtol=1e-4, atol=1e-6)
+    assert model._jit_step._cache_size() == compiled == 1
+
+
+def rising(position: Any) -> Any:
+    return 0.001 * (position + 1)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [optax.sgd(rising), optax.inject_hyperparams(optax.sgd)(rising)],
+    ids=["plain", "injected"],
+)
+def test_a_schedule_is_where_the_fit_is(optimizer: Any) -> None:
+    model = make(optimizer)
+    params = bound(model)
+    before = params.copy()
+    model.keep_pace(4, 9, 9)
+    model.step(batch())
+    by_hand = make(optax.sgd(0.01))
+    by_hand.bind(before)
+    by_hand.step(batch())
+    np.testing.assert_allclose(params, before, rtol=1e-5)
+    assert model.horizons(4)["scheduler"] == "steps by the fit's minibatches"
+
+
+def test_a_schedule_goes_on_from_a_borrowed_state_and_never_back() -> None:
+    model = make(optax.sgd(rising))
+    bound(model)
+    model.keep_pace(4, 9, 9)
+    model.step(batch())
+    other = shipped(model)
+    bound(other)
+    other.load_updater_state(model.updater_state())
+    other.keep_pace(4, 3, 3)
+    other.step(batch())
+    (count,) = (v for name, v in other.updater_state().items() if name.endswith("count"))
+    assert count == 11
+
+
+def test_the_users_own_closures_and_partials_are_followed() -> None:
+    def clipped(inner: Any) -> Any:
+        return optax.GradientTransformation(
+            inner.init, partial(lambda updates, state, params=None: inner.update(updates, state))
+        )
+
+    four = trained(clipped(optax.trace(0.9)), *FOUR)
+    by_hand = trained(clipped(optax.trace(0.9**4)), *[None] * 4)
+    np.testing.assert_allclose(four, by_hand, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,80 @@
+"""Keras' momenta and schedules where several workers train: the fit's minibatches count."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.models.base import Batch, Paced
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom[keras]'")
+pytest.importorskip("keras", reason="keras is not installed: pip install 'sparkstrom[keras]'")
+from sparkstrom.models.keras import KerasModel
+from sparkstrom.models.keras_objects import keras
+
+OPTIMIZERS = keras.optimizers
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+CHANCE = np.random.default_rng(0)
+BATCH = Batch(CHANCE.normal(size=(8, 6)).astype(np.float32), CHANCE.integers(0, 3, 8))
+WAYS: dict[str, tuple[Callable[[float], Any], str]] = {
+    "nesterov": (lambda m: OPTIMIZERS.SGD(0.1, momentum=m, nesterov=True), "momentum"),
+    "rmsprop": (lambda m: OPTIMIZERS.RMSprop(0.01, momentum=m), "momentum"),
+    "adamw": (lambda m: OPTIMIZERS.AdamW(0.01, beta_1=m), "beta_1"),
+    "nadam": (lambda m: OPTIMIZERS.Nadam(0.01, beta_1=m), "beta_1"),
+}
+FOUR = ((4, 0), (4, 4), (4, 8))
+
+
+def make(optimizer: Any) -> tuple[KerasModel, Any]:
+    keras.utils.set_random_seed(3)
+    model = KerasModel(
+        keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)]), LOSS, optimizer
+    )
+    params = model.initial()
+    model.bind(params)
+    return model, params
+
+
+def trained(optimizer: Any, *paces: tuple[int, int] | None) -> Any:
+    model, params = make(optimizer)
+    for pace in paces:
+        if pace is not None:
+            model.keep_pace(*pace, 0)
+        model.step(BATCH)
+    return params
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_four_forget_sooner(name: str) -> None:
+    of, called = WAYS[name]
+    own = of(0.9)
+    four = trained(own, *FOUR)
+    np.testing.assert_allclose(four, trained(of(0.9**4), *[None] * 3), rtol=1e-4, atol=1e-6)
+    assert getattr(own, called) == 0.9
+    model, _ = make(own)
+    assert isinstance(model, Paced)
+    assert model.horizons(4) == {called: "0.9 -> 0.6561"}
+
+
+def test_one_worker_trains_as_before() -> None:
+    alone = trained(OPTIMIZERS.Adam(0.01), (1, 0), (1, 1), (1, 2))
+    np.testing.assert_array_equal(alone, trained(OPTIMIZERS.Adam(0.01), *[None] * 3))
+
+
+def test_a_schedule_is_where_the_fit_is() -> None:
+    rate = OPTIMIZERS.schedules.PolynomialDecay(0.001, 100, end_learning_rate=0.101)
+    rising = OPTIMIZERS.SGD(rate)
+    params = trained(rising, (4, 9))
+    np.testing.assert_allclose(params, trained(OPTIMIZERS.SGD(0.01), None), rtol=1e-5)
+    model, _ = make(rising)
+    assert model.horizons(4) == {"scheduler": "steps by the fit's minibatches"}
+
+
+def test_without_momentum_nothing_is_changed() -> None:
+    model, _ = make(OPTIMIZERS.SGD(0.1))
+    assert model.horizons(4) == {}
