@@ -4,7 +4,8 @@ A step takes 1, give or take: workers differ by up to ``jitter``, and so do thei
 worker publishes has its commit number and has reached everybody ``latency`` later; it is added at
 the next batch boundary. With a latency of 0 the others' updates are still one round old, k - 1
 commits: that many end while a step is under way. Who publishes when is as in ``runtime.trainer``:
-when the last publication is committed, and at the end; who must wait, as ``max_lead`` has it.
+when the last publication is committed, and at the end; who must wait, as ``max_staleness`` and
+``max_lead`` have it.
 """
 
 from __future__ import annotations
@@ -166,10 +167,8 @@ class Fit:
         self._waiting.discard(worker.number)
         if worker.finished:
             self.ended_at = max(self.ended_at, at)
-        elif self._must_wait(worker):
+        elif self._must_wait(worker, at):
             self._waiting.add(worker.number)
-            if worker.published < worker.steps and worker.under_way <= at:
-                self._publish(worker, at)  # or those who wait for it would wait for ever
         else:
             training = sum(not each.finished for each in self.workers)
             worker.step(training if self._settings.horizon == "fit" else None)
@@ -177,21 +176,16 @@ class Fit:
             took += self._settings.jitter * self._random.uniform(-1, 1)
             self._plan(at + took, "end", worker.number)
 
-    def _must_wait(self, worker: Worker) -> bool:
+    def _must_wait(self, worker: Worker, at: float) -> bool:
+        """As ``protocol.orders`` has it."""
         others = [each for each in self.workers if each is not worker and not each.finished]
         if self._settings.max_lead is not None and others:
             slowest = min(self._known[each.number] for each in others)
             if worker.steps >= slowest + self._settings.max_lead:
                 return True
-        if self._settings.max_staleness is None:
+        if self._settings.max_staleness is None or not others or worker.under_way <= at:
             return False
-        return any(self._lacks(worker, each) for each in others)
-
-    def _lacks(self, worker: Worker, other: Worker) -> bool:
-        """Has ``worker`` not what the other had learnt so many rounds ago?"""
-        assert self._settings.max_staleness is not None
-        applied = worker.heard[other.number]
-        return applied < worker.steps - self._settings.max_staleness
+        return worker.steps >= worker.published + self._settings.max_staleness
 
     def _receive(self, worker: Worker, at: float) -> None:
         before = worker.replica.theta.values.copy() if worker.stepping.watches else None

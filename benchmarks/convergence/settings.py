@@ -21,7 +21,7 @@ class Settings:
     beta2: str = "worker"  # the same for the second moments of Adam
     statistics: str = "worker"  # and for the running statistics of BatchNorm
     max_lead: int | None = 8
-    max_staleness: float | None = None  # rounds; see ``replicas``
+    max_staleness: int | None = 1  # steps that go on while an own update is under way
     latency: float = 0.1  # steps from a publication until everybody has it
     jitter: float = 0.1  # of a step, and of a worker
     step_s: float = 0.01  # real seconds of a step, for AutoThreshold
