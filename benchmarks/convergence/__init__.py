@@ -1,0 +1,25 @@
+"""Do hyperparameters carry over? What was tuned on one process, trained by k workers.
+
+    python -m benchmarks.convergence --tasks digits,conv --workers 4,8,16 --json
+    python -m benchmarks.convergence --tasks conv --optimizers momentum --systems ours \\
+        --set horizon=worker --set horizon=fit,latency=2
+    python -m benchmarks.convergence --tasks digits --workers 4 --executors 4 --json
+    python -m benchmarks.convergence --choose --tasks regression
+
+All systems train the same rows (``tasks``) with the same module, optimizer, learning rate,
+minibatch of 32 rows a worker and number of epochs; only ``ddp-best`` has a learning rate of its
+own, the best on ``validate`` of 1, 2, 4, ... times the one process's. ``ours`` are real replicas in
+virtual time (``replicas``), ``executors`` the same by ``SparkNetwork.fit`` on Spark's executors,
+and the others as ``baselines`` says. One object per run:
+
+    task, optimizer, workers, system, settings, seed, rate, options   what was asked for
+    value            of the task's metric on ``test``: accuracy, or loss
+    gap              to one process with the same seed: how much worse (negative: better)
+    loss, loss_gap   the same of the loss, which tells more where few rows are wrong
+    validate         the metric's value on ``validate``
+    bytes_factor     times fewer bytes than float32 gradients at each step
+    figures          ours: staleness_mean in commits; staleness_rounds, the same in minibatches of
+                     each worker; time, virtual, of what it takes if nobody ever waits;
+                     sent_fraction; mass_clipped, of what was sent; residual_norm; publications
+    seconds          that the run took here
+"""

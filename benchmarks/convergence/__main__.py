@@ -1,0 +1,237 @@
+"""The command line of ``benchmarks.convergence``."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache, partial
+from itertools import product
+from typing import Any
+
+import benchmarks.convergence
+from benchmarks.convergence.settings import Settings
+from benchmarks.convergence.tasks import GRIDS, OPTIMIZERS, TASKS
+from benchmarks.convergence.trial import Outcome, Trial, scores
+
+OURS, EXECUTORS, BEST = "ours", "executors", "ddp-best"
+BEST_TIMES = (1, 2, 4, 8, 16)  # the one process's learning rate
+Train = Callable[[Trial], Outcome]
+
+
+def main() -> int:
+    """Print one object or line per run."""
+    args = parsed(sys.argv[1:])
+    import torch
+
+    torch.set_num_threads(1)
+    results = chosen(args) if args.choose else runs(args)
+    for result in results:
+        print(json.dumps(result) if args.json or args.choose else line(result), flush=True)
+    return 0
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """The options; exits with what is wrong with them."""
+    from benchmarks.convergence.baselines import BASELINES
+
+    systems = (OURS, BEST, *BASELINES)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.convergence",
+        description=benchmarks.convergence.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    words = words_of(parser)
+    parser.add_argument("--tasks", default=list(TASKS), type=words("--tasks", TASKS))
+    parser.add_argument(
+        "--optimizers", default=list(OPTIMIZERS), type=words("--optimizers", OPTIMIZERS)
+    )
+    parser.add_argument("--workers", default="1,2,4,8,16,32", help="numbers, by comma")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each")
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--systems", default=list(systems), type=words("--systems", systems))
+    parser.add_argument(
+        "--set", action="append", type=settings, dest="variants", metavar="NAME=VALUE,...",
+        help="a variant of ours; repeatable",
+    )  # fmt: skip
+    parser.add_argument("--executors", default="", help="numbers of workers on real executors, too")
+    parser.add_argument("--rate", type=float, help="of learning; default: the task's")
+    parser.add_argument(
+        "--options", default=(), type=options, metavar="NAME=VALUE,...",
+        help="of the optimizer, for every system, such as nesterov=True,weight_decay=0.01",
+    )  # fmt: skip
+    parser.add_argument("--epochs", type=int, help="default: the task's")
+    parser.add_argument("--choose", action="store_true", help="print the grids' scores instead")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    args = parser.parse_args(arguments)
+    args.workers = numbers(args.workers)
+    args.executors = numbers(args.executors)
+    args.variants = args.variants or [("", Settings())]
+    return args
+
+
+def words_of(parser: argparse.ArgumentParser) -> Callable[..., Callable[[str], list[str]]]:
+    """Lists of known words; others are refused by name."""
+
+    def of(option: str, known: Any) -> Callable[[str], list[str]]:
+        def read(text: str) -> list[str]:
+            words = text.split(",")
+            if unknown := {*words} - {*known}:
+                parser.error(f"{option} {', '.join(sorted(unknown))}: known are {', '.join(known)}")
+            return words
+
+        return read
+
+    return of
+
+
+def settings(text: str) -> tuple[str, Settings]:
+    """A variant, and its text, which is its name."""
+    try:
+        return text, Settings.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def options(text: str) -> tuple[tuple[str, Any], ...]:
+    """Keywords of an optimizer with literal values."""
+    try:
+        pairs = [item.split("=") for item in text.split(",")]
+        return tuple((name, ast.literal_eval(value)) for name, value in pairs)
+    except (ValueError, SyntaxError) as error:
+        message = f"{text!r}: must be NAME=VALUE,... as in Python"
+        raise argparse.ArgumentTypeError(message) from error
+
+
+def numbers(text: str) -> list[int]:
+    """By comma; none of an empty text."""
+    return [int(word) for word in text.split(",") if word]
+
+
+def runs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All runs; each is told from the one process with its seed."""
+    for trial in trials(args):
+        reference = alone(trial.alone)
+        for name, system, made, train in planned(trial, args):
+            yield result(reference, made, system, name, train)
+
+
+def planned(trial: Trial, args: argparse.Namespace) -> Iterator[tuple[str, str, Trial, Train]]:
+    """Settings, system, trial and how it is trained."""
+    from benchmarks.convergence.baselines import BASELINES
+
+    for system in args.systems:
+        if system == OURS:
+            for name, variant in args.variants:
+                yield name, OURS, trial, partial(ours, variant)
+        elif trial.workers > 1 and system == BEST:
+            yield "", BEST, replace(trial, rate=best_rate(replace(trial, seed=0))), BASELINES["ddp"]
+        elif trial.workers > 1:
+            yield "", system, trial, BASELINES[system]
+    if trial.workers in args.executors:
+        for name, variant in args.variants:
+            yield name, EXECUTORS, trial, partial(on_executors, variant)
+
+
+def trials(args: argparse.Namespace) -> Iterator[Trial]:
+    """What is asked for, seed by seed."""
+    for task, optimizer in product(args.tasks, args.optimizers):
+        rate = args.rate or TASKS[task].rates[optimizer]
+        for workers in args.workers:
+            for seed in range(args.first_seed, args.first_seed + args.seeds):
+                yield Trial(*(task, optimizer, workers, seed, rate), args.options, args.epochs)
+
+
+def ours(variant: Settings, trial: Trial) -> Outcome:
+    """In virtual time."""
+    from benchmarks.convergence.replicas import train
+
+    return train(trial, variant)
+
+
+def on_executors(variant: Settings, trial: Trial) -> Outcome:
+    """On Spark."""
+    from benchmarks.convergence.executors import train
+
+    return train(trial, variant)
+
+
+@cache
+def alone(trial: Trial) -> Outcome:
+    """What one process came to; trained once."""
+    from benchmarks.convergence.baselines import ddp
+
+    return ddp(trial)
+
+
+@cache
+def best_rate(trial: Trial) -> float:
+    """Of DDP: chosen once for each number of workers."""
+    from benchmarks.convergence.baselines import BASELINES
+
+    found = scores([trial], BASELINES["ddp"], [trial.rate * times for times in BEST_TIMES])
+    return next(iter(found))
+
+
+def chosen(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """For each task and optimizer, the grid's scores with one process, the best one first."""
+    from benchmarks.convergence.baselines import ddp
+
+    for task, optimizer in product(args.tasks, args.optimizers):
+        seeds = [Trial(task, optimizer, 1, seed, 0.0) for seed in range(args.seeds)]
+        yield {"task": task, "optimizer": optimizer, "scores": scores(seeds, ddp, GRIDS[optimizer])}
+
+
+def result(
+    reference: Outcome, trial: Trial, system: str, name: str, train: Train
+) -> dict[str, Any]:
+    """One run and how it compares."""
+    metric, began_s = trial.task.metric, time.monotonic()
+    outcome = train(trial)
+    value, alone_value = outcome.test[metric], reference.test[metric]
+    worse = alone_value - value if metric == "accuracy" else value - alone_value
+    return {
+        "task": trial.task_name,
+        "optimizer": trial.optimizer,
+        "workers": trial.workers,
+        "system": system,
+        "settings": name,
+        "seed": trial.seed,
+        "rate": trial.rate,
+        "options": dict(trial.options),
+        "metric": metric,
+        "value": number(value),
+        "one": number(alone_value),
+        "gap": number(worse),
+        "loss": number(outcome.test["loss"]),
+        "loss_gap": number(outcome.test["loss"] - reference.test["loss"]),
+        "validate": number(outcome.validate[metric]),
+        "bytes_factor": None if outcome.factor is None else round(outcome.factor, 1),
+        "figures": {key: number(each) for key, each in outcome.figures.items()},
+        "seconds": round(time.monotonic() - began_s, 2),
+    }
+
+
+def number(value: float) -> float | None:
+    """Four digits are enough; None: it diverged."""
+    return round(value, 4) if math.isfinite(value) else None
+
+
+def line(result: dict[str, Any]) -> str:
+    """For people."""
+    figures = ", ".join(f"{name} {value}" for name, value in result["figures"].items())
+    return (
+        f"{result['task']} {result['optimizer']} {result['rate']:g}, {result['workers']} workers, "
+        f"seed {result['seed']}: {result['system']} {result['settings']}: {result['metric']} "
+        f"{result['value']} (one process {result['one']}, gap {result['gap']}; of the loss "
+        f"{result['loss_gap']}), {result['bytes_factor']} times fewer bytes; {figures}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

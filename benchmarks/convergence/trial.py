@@ -1,0 +1,159 @@
+"""A trial: what is trained and by how many; and its outcome."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.convergence.tasks import BATCH_ROWS, TASKS, Rows, Task
+from sparkstrom.models.base import Batch
+from sparkstrom.runtime.batches import Batches
+
+Flat = NDArray[np.float32]
+
+MOMENTUM, BETAS = 0.9, (0.9, 0.999)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One training, by any system."""
+
+    task_name: str
+    optimizer: str
+    workers: int
+    seed: int
+    rate: float
+    options: tuple[tuple[str, Any], ...] = ()  # of the optimizer, such as ("nesterov", True)
+    epochs: int | None = None  # None: the task's
+
+    @property
+    def task(self) -> Task:
+        return TASKS[self.task_name]
+
+    @property
+    def epoch_count(self) -> int:
+        return self.task.epochs if self.epochs is None else self.epochs
+
+    @property
+    def alone(self) -> Self:
+        """The same with one worker."""
+        return replace(self, workers=1)
+
+    def batches(self) -> list[Batches]:
+        """Each worker's rows: dealt in turn after a shuffle by seed, as fits deal them."""
+        features, labels = self.task.split().train
+        order = np.random.default_rng((self.seed, 1)).permutation(len(labels))
+        return [
+            Batches(
+                features[order[number :: self.workers]],
+                labels[order[number :: self.workers]],
+                batch_rows=BATCH_ROWS,
+                seed=self.seed,
+                partition=number,
+            )
+            for number in range(self.workers)
+        ]
+
+    def rounds(self) -> Iterator[list[Batch]]:
+        """What all workers train on at each step of a synchronous system."""
+        batches = self.batches()
+        for epoch in range(self.epoch_count):
+            for index in range(min(each.per_epoch for each in batches)):
+                yield [each.get(epoch, index) for each in batches]
+
+    def optimizer_of(self, beta2_power: int = 1) -> Any:
+        """A factory; the second beta is raised to this power."""
+        import torch
+
+        betas = (BETAS[0], BETAS[1] ** beta2_power)
+        makers: dict[str, Any] = {
+            "sgd": torch.optim.SGD,
+            "momentum": partial(torch.optim.SGD, momentum=MOMENTUM),
+            "adam": partial(torch.optim.Adam, betas=betas),
+            "adamw": partial(torch.optim.AdamW, betas=betas),
+        }
+        return partial(makers[self.optimizer], lr=self.rate, **dict(self.options))
+
+
+class Learner:
+    """A module's optimizer and schedule, as a loop of torch's has them."""
+
+    def __init__(self, trial: Trial, module: Any) -> None:
+        self._optimizer = trial.optimizer_of()(module.parameters())
+        factory = trial.task.scheduler()
+        self._scheduler = None if factory is None else factory(self._optimizer)
+
+    def forget(self) -> None:
+        """Gradients of the last step."""
+        self._optimizer.zero_grad()
+
+    def step(self) -> None:
+        """Of the optimizer, and of the schedule."""
+        self._optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a training came to. Measures are of the rows that ``Measures`` says."""
+
+    test: dict[str, float]  # loss, and accuracy where there are classes
+    validate: dict[str, float]
+    bytes_sent: int = 0  # by all workers, each message once
+    bytes_dense: int = 0  # had each sent a float32 gradient at each step
+    figures: dict[str, float] = field(default_factory=dict)  # of this system alone
+
+    @property
+    def factor(self) -> float | None:
+        """How many times fewer bytes than dense; None: nobody counts them."""
+        return self.bytes_dense / self.bytes_sent if self.bytes_sent else None
+
+
+def measured(module: Any, task: Task, rows: Rows) -> dict[str, float]:
+    """Loss and accuracy of a module in evaluation mode; a module that diverged has loss inf."""
+    import torch
+
+    module.eval()
+    loss_of, loss, hits = task.loss(), 0.0, 0
+    with torch.inference_mode():
+        for first in range(0, len(rows.labels), 512):
+            x = torch.from_numpy(rows.features[first : first + 512])
+            y = torch.from_numpy(rows.labels[first : first + 512])
+            output = module(x)
+            loss += float(loss_of(output, y)) * len(y)
+            if task.metric == "accuracy":
+                hits += int((output.argmax(1) == y).sum())
+    module.train()
+    mean = loss / len(rows.labels)
+    found = {"loss": mean if math.isfinite(mean) else math.inf}
+    if task.metric == "accuracy":
+        found["accuracy"] = hits / len(rows.labels)
+    return found
+
+
+def outcome(trial: Trial, module: Any, **values: Any) -> Outcome:
+    """Measure the module at the end of a training."""
+    split = trial.task.split()
+    test, validate = (measured(module, trial.task, rows) for rows in (split.test, split.validate))
+    return Outcome(test, validate, **values)
+
+
+def scores(
+    trials: Sequence[Trial], train: Callable[[Trial], Outcome], rates: Sequence[float]
+) -> dict[float, float]:
+    """The mean loss on ``validate`` of each learning rate, the best rate first.
+
+    Also where the metric is accuracy: few rows are wrong, and of those chance has many.
+    """
+    means = {}
+    for rate in rates:
+        outcomes = [train(replace(trial, rate=rate)) for trial in trials]
+        means[rate] = float(np.mean([outcome.validate["loss"] for outcome in outcomes]))
+    return dict(sorted(means.items(), key=lambda item: item[1]))

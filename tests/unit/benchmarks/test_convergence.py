@@ -1,0 +1,210 @@
+"""benchmarks.convergence: virtual time, settings, baselines; a tiny run of each system."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("sklearn")
+
+from benchmarks.convergence import texts  # noqa: E402
+from benchmarks.convergence.__main__ import parsed, runs  # noqa: E402
+from benchmarks.convergence.baselines import BASELINES, ddp, unchanged_buffers  # noqa: E402
+from benchmarks.convergence.powersgd import PowerSGD  # noqa: E402
+from benchmarks.convergence.replicas import Fit, train  # noqa: E402
+from benchmarks.convergence.settings import Settings  # noqa: E402
+from benchmarks.convergence.tasks import TASKS  # noqa: E402
+from benchmarks.convergence.trial import Learner, Trial, measured  # noqa: E402
+from benchmarks.convergence.tricks import Stepping, remember  # noqa: E402
+
+DIGITS = Trial("digits", "sgd", 4, 0, 0.3, epochs=2)
+CONV = Trial("conv", "momentum", 4, 0, 0.05, epochs=2)
+
+
+def fitted(settings: Settings, trial: Trial = DIGITS) -> Fit:
+    fit = Fit(trial, settings)
+    fit.run()
+    return fit
+
+
+@pytest.mark.parametrize("system", BASELINES)
+def test_each_baseline_learns_and_counts_its_bytes(system: str) -> None:
+    before = measured(DIGITS.task.module(0), DIGITS.task, DIGITS.task.split().test)
+    outcome = BASELINES[system](DIGITS)
+    assert outcome.test["loss"] < 0.95 * before["loss"]
+    assert outcome.bytes_dense == 4 * 9610 * 64
+    assert outcome.factor is not None
+    assert (outcome.factor > 1) == (system != "ddp")
+
+
+def test_ours_learns_and_sends_little() -> None:
+    before = measured(DIGITS.task.module(0), DIGITS.task, DIGITS.task.split().test)
+    outcome = train(DIGITS, Settings())
+    assert outcome.test["loss"] < 0.9 * before["loss"]
+    assert outcome.factor is not None
+    assert 200 < outcome.factor < 500
+    assert outcome.figures["publications"] == 64
+
+
+def test_one_worker_that_sends_all_it_ought_to_is_one_process() -> None:
+    alone = ddp(DIGITS.alone)
+    ours = train(DIGITS.alone, Settings(density=0.2, clip=None))
+    assert ours.test["loss"] == pytest.approx(alone.test["loss"], rel=0.05)
+
+
+def test_statistics_of_batches_are_averaged() -> None:
+    """With those of no worker, a module with BatchNorm guesses."""
+    outcome = train(CONV, Settings())
+    assert outcome.test["accuracy"] > 0.6
+
+
+def test_an_update_is_a_round_old_and_one_more_for_each_step_on_its_way() -> None:
+    """Without jitter, with all workers in the same order in each round."""
+    means = [
+        np.mean(fitted(Settings(latency=latency, jitter=0.0)).staleness) for latency in (0.0, 1.0)
+    ]
+    assert means[0] == pytest.approx(3, abs=0.2)
+    assert means[1] == pytest.approx(6, abs=0.4)
+
+
+def test_who_has_an_update_under_way_takes_so_many_steps_beside_it() -> None:
+    free, one, none = (
+        train(DIGITS, Settings(max_lead=None, latency=3.0, max_staleness=most)).figures
+        for most in (None, 1, 0)
+    )
+    assert none["staleness_rounds"] < one["staleness_rounds"] < free["staleness_rounds"]
+    assert none["time"] > 1.5 * one["time"] > 1.5 * free["time"]
+
+
+def test_a_lead_of_one_is_a_step_together() -> None:
+    assert np.mean(fitted(Settings(max_lead=1, jitter=0.4)).staleness) <= 3
+    assert np.mean(fitted(Settings(max_lead=8, jitter=0.4)).staleness) > 3
+
+
+def test_momentum_counts_the_minibatches_of_the_fit_or_of_the_worker() -> None:
+    """At such a learning rate only one of the two horizons is stable."""
+    trial = replace(CONV, workers=8, rate=0.05, epochs=4)
+    fits, workers = (train(trial, Settings(horizon=whose)) for whose in ("fit", "worker"))
+    assert fits.test["loss"] < 0.5 * workers.test["loss"]
+
+
+def test_second_moments_follow_where_they_are_told_to() -> None:
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    trial, power = replace(CONV, optimizer="adamw"), Settings(beta2="fit").beta2_power(4)
+    assert trial.optimizer_of(power)(parameters).defaults["betas"] == (0.9, 0.999**4)
+    assert trial.optimizer_of()(parameters).defaults["betas"] == (0.9, 0.999)
+
+
+@pytest.mark.parametrize("name", ["look_ahead=1.0", "average=0.5", "aggregation=gain"])
+def test_tricks_change_what_is_learnt(name: str) -> None:
+    plain, tricked = (train(DIGITS, Settings.parse(text)) for text in ("", name))
+    assert tricked.test["loss"] != plain.test["loss"]
+    assert tricked.test["loss"] < 2.2
+
+
+def test_workers_that_agree_weigh_less() -> None:
+    """All on the same slope: the gain is 1, an update's weight a k-th."""
+    replica = Fit(DIGITS, Settings(aggregation="gain")).workers[0].replica
+    stepping = Stepping(replica, Settings(aggregation="gain"), 4)
+    batch = DIGITS.batches()[0].get(0, 0)
+    for _ in range(3):
+        before = replica.local.copy()
+        stepping.step(batch)
+        stepping.others_moved(3 * (replica.local - before), 3)
+    stepping.step(batch)
+    assert 0.25 <= replica.encoder.scale < 0.3
+
+
+def test_statistics_that_count_the_minibatches_of_the_fit() -> None:
+    module = CONV.task.module(0)
+    remember(module, 4)
+    kept = [each.momentum for each in module.modules() if hasattr(each, "running_mean")]
+    assert kept == [1 - 0.9**4] * 2
+
+
+def test_statistics_of_ddp_are_those_of_rank_0() -> None:
+    """What another rank's minibatch did to them is put back."""
+    module = CONV.task.module(0)
+    with unchanged_buffers(module):
+        module(torch.zeros(2, 64))
+    assert all(int(each) == 0 for name, each in module.named_buffers() if "num_batches" in name)
+
+
+def test_options_of_the_optimizer_are_for_every_system() -> None:
+    words = "--tasks conv --optimizers momentum --workers 2 --seeds 1 --epochs 1 --systems ddp"
+    plain, nesterov = (
+        next(runs(parsed([*words.split(), *more])))
+        for more in ([], ["--options", "nesterov=True,weight_decay=0.1"])
+    )
+    assert nesterov["options"] == {"nesterov": True, "weight_decay": 0.1}
+    assert nesterov["one"] != plain["one"] or nesterov["loss"] != plain["loss"]
+    with pytest.raises(SystemExit):
+        parsed(["--options", "nesterov"])
+
+
+def test_a_learning_rate_rises_over_so_many_steps_of_a_loop() -> None:
+    trial = Trial("transformer", "sgd", 4, 0, 0.3, epochs=1)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    module = torch.nn.ParameterList([parameter])
+    learner = Learner(trial, module)
+    parameter.grad = torch.ones(1)
+    learner.step()
+    assert float(parameter.detach()) == pytest.approx(-0.3 / 50)
+    for _ in range(50):
+        learner.step()
+    before = float(parameter.detach())
+    learner.step()
+    assert float(parameter.detach()) - before == pytest.approx(-0.3, rel=1e-4)
+
+
+def test_settings_are_read_and_refused_by_name() -> None:
+    assert Settings.parse("horizon=fit,max_lead=none,density=0.03,levels=2") == Settings(
+        horizon="fit", max_lead=None, density=0.03, levels=2
+    )
+    with pytest.raises(ValueError, match="'tau=1': must be NAME=VALUE with a name of horizon"):
+        Settings.parse("tau=1")
+
+
+def test_gradients_of_full_rank_are_their_mean_and_what_is_left_comes_later() -> None:
+    random = torch.Generator().manual_seed(0)
+    gradients = [[torch.randn(20, 30, generator=random)] for _ in range(3)]
+    mean = torch.stack([each[0] for each in gradients]).mean(0)
+    whole = PowerSGD([torch.Size((20, 30))], 3, 20, 0)
+    torch.testing.assert_close(whole.averaged(gradients)[0], mean)
+    low = PowerSGD([torch.Size((20, 30))], 3, 2, 0)
+    assert not torch.allclose(low.averaged(gradients)[0], mean, atol=0.1)
+    nothing = [[torch.zeros(20, 30)] for _ in range(3)]
+    rest = low.averaged(nothing)[0]
+    assert float(rest.norm()) > 0.1
+    assert low.bytes_sent == 2 * 3 * 4 * 2 * (20 + 30)
+
+
+def test_texts_to_measure_are_of_other_pages() -> None:
+    train_text, *others = texts.pages(0)
+    assert len(train_text) > 6 * min(map(len, others))
+    assert [other for other in others if other[5_000:5_200] in train_text] == []
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_has_the_module_and_the_rows_that_it_says(name: str) -> None:
+    task = TASKS[name]
+    module, rows = task.module(0), task.split().train
+    assert len(rows.labels) % 1024 == 0
+    loss = measured(module, task, task.split().validate)["loss"]
+    assert 0 < loss < 5
+    again = torch.cat([p.flatten() for p in task.module(0).parameters()])
+    assert torch.equal(torch.cat([p.flatten() for p in module.parameters()]), again)
+
+
+def test_a_line_of_results_says_how_far_it_is_from_one_process() -> None:
+    words = "--tasks digits --optimizers sgd --workers 1,2 --seeds 1 --epochs 1 --systems ours,ddp"
+    alone, ours, dense = runs(parsed([*words.split(), "--set", "levels=1"]))
+    assert [(r["workers"], r["system"]) for r in (alone, ours, dense)] == [
+        (1, "ours"), (2, "ours"), (2, "ddp"),
+    ]  # fmt: skip
+    assert ours["settings"] == "levels=1"
+    assert ours["gap"] == pytest.approx(ours["one"] - ours["value"], abs=2e-4)
+    assert dense["bytes_factor"] == 1.0
