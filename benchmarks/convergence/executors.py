@@ -15,7 +15,6 @@ from typing import Any
 from benchmarks.convergence.settings import Settings
 from benchmarks.convergence.tasks import BATCH_ROWS
 from benchmarks.convergence.trial import Outcome, Trial, outcome
-from benchmarks.convergence.tricks import remember
 from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.models.torch import TorchModel
 
@@ -55,13 +54,11 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         aggregation=settings.aggregation,
         train_on=settings.train_on,
         max_lead=settings.max_lead,
+        max_staleness=settings.max_staleness,
         horizon=settings.horizon,
     )
-    module = trial.task.module(trial.seed)
-    if settings.statistics == "fit":
-        remember(module, trial.workers)
     model = TorchModel(
-        module,
+        trial.task.module(trial.seed),
         trial.task.loss(),
         trial.optimizer_of(settings.beta2_power(trial.workers)),
         scheduler=trial.task.scheduler(),

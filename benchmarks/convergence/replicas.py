@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.convergence.settings import Settings
 from benchmarks.convergence.trial import Flat, Outcome, Trial, outcome
-from benchmarks.convergence.tricks import Stepping, remember
+from benchmarks.convergence.tricks import Stepping
 from sparkstrom.base.identity import Position
 from sparkstrom.encoding.encoded import Encoded
 from sparkstrom.encoding.encoder import Encoder
@@ -104,11 +104,8 @@ class Fit:
 
     def _model(self) -> TorchModel:
         beta2_power = self._settings.beta2_power(self._trial.workers)
-        module = self._trial.task.module(self._trial.seed)
-        if self._settings.statistics == "fit":
-            remember(module, self._trial.workers)
         return TorchModel(
-            module,
+            self._trial.task.module(self._trial.seed),
             self._trial.task.loss(),
             self._trial.optimizer_of(beta2_power),
             scheduler=self._trial.task.scheduler(),
@@ -179,13 +176,15 @@ class Fit:
     def _must_wait(self, worker: Worker, at: float) -> bool:
         """As ``protocol.orders`` has it."""
         others = [each for each in self.workers if each is not worker and not each.finished]
-        if self._settings.max_lead is not None and others:
+        training = len(others) + 1
+        lead, beside = self._settings.lead(training), self._settings.beside(training)
+        if lead is not None and others:
             slowest = min(self._known[each.number] for each in others)
-            if worker.steps >= slowest + self._settings.max_lead:
+            if worker.steps >= slowest + lead:
                 return True
-        if self._settings.max_staleness is None or not others or worker.under_way <= at:
+        if beside is None or not others or worker.under_way <= at:
             return False
-        return worker.steps >= worker.published + self._settings.max_staleness
+        return worker.steps >= worker.published + beside
 
     def _receive(self, worker: Worker, at: float) -> None:
         before = worker.replica.theta.values.copy() if worker.stepping.watches else None

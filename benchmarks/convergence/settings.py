@@ -10,18 +10,18 @@ from typing import Any, Self
 
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
-from sparkstrom.encoding.thresholds import AutoThreshold
+from sparkstrom.encoding.thresholds import AUTO, AutoThreshold
+from sparkstrom.spark.executor import LEAD_AMONG, STALE_AMONG
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Of one variant."""
 
-    horizon: str = "fit"  # whose minibatches momentum counts; "worker": each its own
+    horizon: str = "fit"  # whose minibatches momentum and statistics count; "worker": each its own
     beta2: str = "worker"  # the same for the second moments of Adam
-    statistics: str = "worker"  # and for the running statistics of BatchNorm
-    max_lead: int | None = 8
-    max_staleness: int | None = 1  # steps that go on while an own update is under way
+    max_lead: int | str | None = AUTO
+    max_staleness: int | str | None = AUTO  # steps that go on while an own update is under way
     latency: float = 0.1  # steps from a publication until everybody has it
     jitter: float = 0.1  # of a step, and of a worker
     step_s: float = 0.01  # real seconds of a step, for AutoThreshold
@@ -47,6 +47,16 @@ class Settings:
     def warm_up(self) -> WarmUp | None:
         return WarmUp(self.warm, self.warm_first, self.density) if self.warm else None
 
+    def lead(self, workers: int) -> int | None:
+        """Steps before the slowest, where so many train."""
+        among = max(1, LEAD_AMONG // workers)
+        return among if isinstance(self.max_lead, str) else self.max_lead
+
+    def beside(self, workers: int) -> int | None:
+        """Steps beside an update that is under way."""
+        among = STALE_AMONG // workers
+        return among if isinstance(self.max_staleness, str) else self.max_staleness
+
     def beta2_power(self, workers: int) -> int:
         """What the second beta is raised to."""
         return workers if self.beta2 == "fit" else 1
@@ -67,4 +77,6 @@ class Settings:
 def _value(kind: str, text: str) -> Any:
     if "None" in kind and text.lower() == "none":
         return None
+    if text == AUTO:
+        return text
     return {"int": int, "float": float, "str": str}[kind.split(" ")[0]](text)

@@ -11,8 +11,6 @@ average      what is delivered is the mean of theta over the last share of the f
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from benchmarks.convergence.settings import Settings
@@ -21,13 +19,6 @@ from sparkstrom.models.base import Batch
 from sparkstrom.runtime.replica import Replica
 
 MEMORY = 0.9  # of the gain's measurements, per step
-
-
-def remember(module: Any, workers: int) -> None:
-    """Let running statistics of a module's BatchNorm count the minibatches of so many workers."""
-    for each in module.modules():
-        if getattr(each, "running_mean", None) is not None and each.momentum is not None:
-            each.momentum = 1 - (1 - each.momentum) ** workers
 
 
 class Stepping:

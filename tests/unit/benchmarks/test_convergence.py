@@ -18,7 +18,7 @@ from benchmarks.convergence.replicas import Fit, train  # noqa: E402
 from benchmarks.convergence.settings import Settings  # noqa: E402
 from benchmarks.convergence.tasks import TASKS  # noqa: E402
 from benchmarks.convergence.trial import Learner, Trial, measured  # noqa: E402
-from benchmarks.convergence.tricks import Stepping, remember  # noqa: E402
+from benchmarks.convergence.tricks import Stepping  # noqa: E402
 
 DIGITS = Trial("digits", "sgd", 4, 0, 0.3, epochs=2)
 CONV = Trial("conv", "momentum", 4, 0, 0.05, epochs=2)
@@ -79,6 +79,13 @@ def test_who_has_an_update_under_way_takes_so_many_steps_beside_it() -> None:
     assert none["time"] > 1.5 * one["time"] > 1.5 * free["time"]
 
 
+def test_by_default_all_together_are_so_far_ahead() -> None:
+    leads = [Settings().lead(workers) for workers in (2, 4, 16, 32)]
+    assert leads == [8, 4, 1, 1]
+    assert [Settings().beside(workers) for workers in (2, 8, 9)] == [4, 1, 0]
+    assert Settings.parse("max_lead=auto,max_staleness=none").beside(2) is None
+
+
 def test_a_lead_of_one_is_a_step_together() -> None:
     assert np.mean(fitted(Settings(max_lead=1, jitter=0.4)).staleness) <= 3
     assert np.mean(fitted(Settings(max_lead=8, jitter=0.4)).staleness) > 3
@@ -116,13 +123,6 @@ def test_workers_that_agree_weigh_less() -> None:
         stepping.others_moved(3 * (replica.local - before), 3)
     stepping.step(batch)
     assert 0.25 <= replica.encoder.scale < 0.3
-
-
-def test_statistics_that_count_the_minibatches_of_the_fit() -> None:
-    module = CONV.task.module(0)
-    remember(module, 4)
-    kept = [each.momentum for each in module.modules() if hasattr(each, "running_mean")]
-    assert kept == [1 - 0.9**4] * 2
 
 
 def test_statistics_of_ddp_are_those_of_rank_0() -> None:
