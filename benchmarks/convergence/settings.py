@@ -11,7 +11,7 @@ from typing import Any, Self
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import AUTO, AutoThreshold
-from sparkstrom.spark.executor import LEAD_AMONG, STALE_AMONG
+from sparkstrom.spark.executor import AGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +49,12 @@ class Settings:
 
     def lead(self, workers: int) -> int | None:
         """Steps before the slowest, where so many train."""
-        among = max(1, LEAD_AMONG // workers)
+        among = max(1, AGE // workers)
         return among if isinstance(self.max_lead, str) else self.max_lead
 
     def beside(self, workers: int) -> int | None:
         """Steps beside an update that is under way."""
-        among = STALE_AMONG // workers
+        among = max(0, AGE // workers - 1)
         return among if isinstance(self.max_staleness, str) else self.max_staleness
 
     def beta2_power(self, workers: int) -> int:

@@ -25,7 +25,7 @@ AUTO = "auto"  # an option's word for what follows measurements; here for ``Auto
 LEVELS_MAX = 4  # tau, 2 tau, 4 tau, 8 tau: 3 bits of a byte on the wire would hold more
 ROUND_S = 0.1  # a publication that is through so soon makes nothing wait
 RISE = 1.25  # of the wanted fraction per publication; from floor to ceiling in 11
-FALL_MAX = 0.5  # per publication: one late commit says little
+FALL_MAX = 0.2  # per publication: from ceiling to floor in two; one late commit says little
 
 
 @runtime_checkable
@@ -62,7 +62,7 @@ class AutoThreshold:
         step_s   how long a training step takes
 
         While a publication is through within a step (or ``ROUND_S``, where steps are shorter)
-        there is room for more; above that it is less in proportion, at most halved.
+        there is room for more; above that it is less in proportion, a fifth at least.
         """
         room_s = max(step_s, ROUND_S)
         change = RISE if round_s <= room_s else max(FALL_MAX, room_s / round_s)

@@ -63,10 +63,10 @@ def _steps_max(me: Standing, state: State, workers: int) -> tuple[int | None, Co
     limits = me.limits
     limit, waits = None, AHEAD
     if limits.max_lead is not None:
-        lead = max(limits.max_lead, limits.lead_among // workers)
+        lead = max(limits.max_lead, limits.age_of_lead // workers)
         limit = state.slowest + lead - me.head_start
     if limits.max_staleness is not None:
-        beside = max(limits.max_staleness, limits.stale_among // workers)
+        beside = max(limits.max_staleness, limits.age_of_updates // workers - limits.steps_each)
         oldest = me.uplink.oldest
         sent = me.steps + 1 if oldest is None else oldest.steps  # with the step that comes
         if limit is None or sent + beside < limit:

@@ -44,9 +44,10 @@ class NodeLimits:
     log_bytes: int = 64 << 20
     serving: Serving = SERVING
     max_lead: int | None = None
-    lead_among: int = 0  # steps; each who trains has its share of them, where that is more
+    age_of_lead: int = 0  # the fit's minibatches: each who trains has its share, where that is more
     max_staleness: int | None = None  # steps beyond that of the oldest uncommitted update
-    stale_among: int = 0  # the same for these
+    age_of_updates: int = 0  # the same, with the steps that an update holds
+    steps_each: int = 1  # that a publication holds
     publications_max: int | None = None  # uncommitted ones, beyond which the residual waits
     borrow_s: float = 0.0  # how long who joins late waits for another's updater state; 0: none
 

@@ -58,9 +58,7 @@ log = logging.getLogger(__name__)
 
 TRACE_CHARS_MAX = 8_000
 HEARD_S = 8.0  # how long a failing task waits for the master to have heard why
-# Minibatches of the fit: what is stable is a number of these, not of a worker's steps.
-LEAD_AMONG = 16  # that all together may be ahead of the slowest
-STALE_AMONG = 8  # that all together take while an update is under way
+AGE = 24  # the fit's minibatches: what is stable is a number of these, not of a worker's steps
 PUBLICATIONS_MAX = 1  # of a worker under way: the next one goes when the link has carried it
 
 
@@ -350,9 +348,10 @@ def bounds_of(master: SharedTrainingMaster) -> dict[str, Any]:
     lead, rounds = master.max_lead, master.max_staleness
     return {
         "max_lead": every if isinstance(lead, str) else lead,
-        "lead_among": LEAD_AMONG if isinstance(lead, str) else 0,
+        "age_of_lead": AGE if isinstance(lead, str) else 0,
         "max_staleness": 0 if isinstance(rounds, str) else rounds and rounds * every,
-        "stale_among": STALE_AMONG * every if isinstance(rounds, str) else 0,
+        "age_of_updates": AGE if isinstance(rounds, str) else 0,
+        "steps_each": every,
     }
 
 

@@ -84,9 +84,9 @@ class SharedTrainingMaster:
     publish_every: int | str = AUTO  # steps between two; "auto": when the last one is committed
     aggregation: str = "sum"  # weight s of an update: 1, 1/workers or 1/sqrt(workers)
     horizon: str = "fit"  # whose minibatches momentum and schedules count; "worker": each its own
-    # steps a worker may be ahead of the slowest; "auto": 16 / workers, at least 1; None: any number
+    # steps a worker may be ahead of the slowest; "auto": 24 / workers, at least 1; None: any number
     max_lead: int | str | None = AUTO
-    # rounds that others' learning may be late; "auto": 8 / workers; None: any number
+    # rounds that others' learning may be late; "auto": 24 / workers - 1; None: any number
     max_staleness: int | str | None = AUTO
     # How the data are spread
     repartition: str = "always"  # "always": random and balanced by seed; "never": rows stay put

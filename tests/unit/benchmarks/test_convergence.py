@@ -81,8 +81,8 @@ def test_who_has_an_update_under_way_takes_so_many_steps_beside_it() -> None:
 
 def test_by_default_all_together_are_so_far_ahead() -> None:
     leads = [Settings().lead(workers) for workers in (2, 4, 16, 32)]
-    assert leads == [8, 4, 1, 1]
-    assert [Settings().beside(workers) for workers in (2, 8, 9)] == [4, 1, 0]
+    assert leads == [12, 6, 1, 1]
+    assert [Settings().beside(workers) for workers in (2, 8, 12, 13)] == [11, 2, 1, 0]
     assert Settings.parse("max_lead=auto,max_staleness=none").beside(2) is None
 
 

@@ -185,7 +185,7 @@ def test_the_wanted_fraction_follows_the_link_between_its_bounds() -> None:
     assert auto.next_fraction(4e-3, 0.4, step_s) == 5e-3  # room: a quarter more
     assert auto.next_fraction(4e-3, 0.09, 0.001) == 5e-3  # steps are shorter than anybody waits
     assert auto.next_fraction(4e-3, 0.125, 0.001) == pytest.approx(3.2e-3)  # in proportion
-    assert auto.next_fraction(4e-3, 60.0, step_s) == 2e-3  # at most halved
+    assert auto.next_fraction(8e-3, 60.0, step_s) == pytest.approx(1.6e-3)  # a fifth at least
     assert auto.next_fraction(9e-3, 0.1, step_s) == 1e-2
     assert auto.next_fraction(1.5e-3, 9.0, step_s) == 1e-3
     assert AutoThreshold(1e-4, 1e-2).next_fraction(1.5e-3, 9.0, step_s) == 7.5e-4

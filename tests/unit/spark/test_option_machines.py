@@ -108,9 +108,9 @@ def test_window_bytes(running_node: RunningNode, window_bytes: int, order: Order
         ({"max_lead": 3}, 2, 3),
         ({"max_lead": 16}, 100, 16),
         ({"max_lead": None}, 2, None),
-        ({}, 2, 8),
-        ({}, 5, 3),
-        ({}, 17, 1),
+        ({}, 2, 12),
+        ({}, 5, 4),
+        ({}, 25, 1),
         ({"publish_every": 4}, 17, 4),
     ],
 )
@@ -131,10 +131,11 @@ def test_max_lead(
         ({"max_staleness": 3, "publish_every": 1}, 2, 4),
         ({"max_staleness": 1, "publish_every": 5}, 2, 6),
         ({"max_staleness": None}, 2, None),
-        ({}, 2, 5),
-        ({}, 8, 2),
-        ({}, 9, 1),
-        ({"publish_every": 5}, 8, 6),
+        ({}, 2, 12),
+        ({}, 8, 3),
+        ({}, 12, 2),
+        ({}, 13, 1),
+        ({"publish_every": 3}, 4, 4),
     ],
 )
 def test_max_staleness(
