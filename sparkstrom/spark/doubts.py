@@ -28,11 +28,12 @@ from sparkstrom.spark.shared import SharedTrainingMaster
 
 log = logging.getLogger(__name__)
 
-FAR = 4.0  # times beyond what was wanted of the sent fraction
+FAR = 5.0  # times beyond what was wanted of the sent fraction
 SETTLED = 10  # publications of a worker, before which a sent fraction says little
-WAITING_MAX = 0.25  # of the fit, in residuals
+CLIPPED_MAX = 0.1  # of what left residuals; where half was, accuracy fell, and at 5 % it did not
+WAITING_MAX = 0.5  # of the fit, in residuals; up to 0.4 was seen where nothing was lost
 MOMENTUM_MAX = 0.95  # that it acts like: more is rarely wanted, and 0.9 is there from three workers
-ROUNDS_MAX = 2.5  # two were harmless up to eight workers
+ROUNDS_MAX = 2.5  # two were harmless up to eight workers; max_staleness=1 makes 1.5 to 1.8
 LEVELS_REACH = 2.0  # thresholds by which an entry moves at once, where it has several levels
 
 BEFORE_THE_ARROW = re.compile(r"(\S+) -> ")  # as ``models.horizons.changed`` writes it
@@ -49,6 +50,7 @@ class Facts:
     tau: float  # mean of the workers' at the end
     staleness: float  # mean, in minibatches of the fit
     waiting: float  # in residuals, likewise
+    clipped: float  # share of the mass that left residuals, but nobody got
 
 
 def doubts(
@@ -72,6 +74,8 @@ def facts_of(outcome: Outcome, n_params: int, minibatches_before: int) -> Facts:
     stats = outcome.stats.values()
     workers = sum(rows > 0 for rows in outcome.rows)
     publications = sum(values.get("publications", 0.0) for values in stats)
+    left = sum(values.get("mass_left", 0.0) for values in stats)
+    clipped = sum(values.get("mass_clipped", 0.0) for values in stats)
     hits = sum(values.get("hits", 0.0) for values in stats)
     taus = [values["tau"] for values in stats if "tau" in values]
     minibatches = minibatches_before + outcome.minibatches
@@ -84,12 +88,11 @@ def facts_of(outcome: Outcome, n_params: int, minibatches_before: int) -> Facts:
         tau=sum(taus) / len(taus) if taus else 0.0,
         staleness=outcome.staleness_minibatches,
         waiting=waiting_in_residuals(stats, workers, outcome.minibatches),
+        clipped=clipped / left if left else 0.0,
     )
 
 
-def momentum_doubts(
-    master: SharedTrainingMaster, model: FlatModel, facts: Facts
-) -> list[str]:
+def momentum_doubts(master: SharedTrainingMaster, model: FlatModel, facts: Facts) -> list[str]:
     """Momentum that counts each worker's own steps."""
     k = facts.workers
     if master.horizon != "worker" or k <= 2 or not isinstance(model, Paced):
@@ -107,38 +110,50 @@ def momentum_doubts(
 
 def staleness_doubts(master: SharedTrainingMaster, facts: Facts) -> list[str]:
     """Others' learning that comes too late."""
-    k = facts.workers
+    k, publish_every = facts.workers, master.publish_every
     if k < 2 or facts.staleness <= ROUNDS_MAX * k:
         return []
-    loose = master.max_staleness is None or master.max_staleness > 1
-    remedy = (
-        f"max_staleness=1 (it was {master.max_staleness}) bounds it"
-        if loose
-        else "steps are short beside a message: a larger batch_size_per_worker, fewer workers or"
-        " max_lead=1 bring it down"
-    )
+    if master.max_staleness is None or master.max_staleness > 1:
+        remedy = f"max_staleness=1 bounds it (it was {master.max_staleness})"
+    elif isinstance(publish_every, int) and publish_every > 1:
+        remedy = f"publish_every='auto' holds back less (it was {publish_every})"
+    else:
+        remedy = (
+            "steps are short beside a message: a larger batch_size_per_worker, fewer workers or"
+            " max_lead=1 bring it down"
+        )
     return [
-        f"updates were {facts.staleness:.0f} minibatches old on average when they were committed,"
-        f" {facts.staleness / k:.1f} rounds of {k} workers; above two rounds accuracy suffers:"
-        f" {remedy}"
+        f"when an update was committed, its worker had not seen the others' last"
+        f" {facts.staleness:.0f} minibatches, {facts.staleness / k:.1f} rounds of {k} workers;"
+        f" above two rounds accuracy suffers: {remedy}"
     ]
 
 
 def density_doubts(master: SharedTrainingMaster, facts: Facts) -> list[str]:
-    """Too much or too little is sent, or what is sent cannot carry what is learnt: one of these."""
+    """Whether what is sent can carry what is learnt; the first of these that it can be blamed on.
+
+    Nothing sent at all is another warning.
+    """
     if not facts.sent_fraction:
-        return []  # that is told apart
+        return []
     waits_long = facts.waiting > WAITING_MAX * facts.minibatches
-    return (
-        fraction_doubts(master, facts, waits_long)
-        or (steps_doubts(master, facts) if waits_long else [])
-        or (tau_doubts(master, facts) if waits_long else [])
-    )
+    found = clipping_doubts(facts) or fraction_doubts(master, facts, waits_long)
+    if waits_long:
+        found = found or steps_doubts(master, facts) or tau_doubts(master, facts)
+    return found
 
 
-def fraction_doubts(
-    master: SharedTrainingMaster, facts: Facts, waits_long: bool
-) -> list[str]:
+def clipping_doubts(facts: Facts) -> list[str]:
+    """A tau so small that residuals grow until they are clipped."""
+    if facts.clipped <= CLIPPED_MAX:
+        return []
+    return [
+        f"{facts.clipped:.0%} of what was learnt was lost by clipping residuals: tau, {facts.tau:.2g}"
+        " at the end, is too small to carry it; take threshold='auto', a larger tau or levels=4"
+    ]
+
+
+def fraction_doubts(master: SharedTrainingMaster, facts: Facts, waits_long: bool) -> list[str]:
     """A sent fraction far from the wanted one.
 
     Too little only where learning waits: of a gradient that is sparse itself all may be sent.
@@ -148,14 +163,14 @@ def fraction_doubts(
         return []
     low, high = band
     too_much = facts.sent_fraction > FAR * high and master.warm_up is None
-    if not too_much and not (facts.sent_fraction < low / FAR and waits_long):
+    too_little = facts.sent_fraction < low / FAR and waits_long
+    if not too_much and not too_little:
         return []
-    wanted = f"{low:.0e}" if low == high else f"{low:.0e} to {high:.0e}"
-    change = f"larger than {facts.tau:.1e}" if too_much else f"smaller than {facts.tau:.1e}"
+    wanted = f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"
     return [
-        f"{facts.sent_fraction:.1e} of all parameters were sent in each publication, where"
-        f" {wanted} are wanted: take a tau {change} (the workers' mean at the end), or"
-        " threshold='auto', which finds it at once"
+        f"a publication sent {facts.sent_fraction:.2g} of all parameters, where {wanted} is wanted:"
+        f" take a {'larger' if too_much else 'smaller'} tau than {facts.tau:.2g}, which it was at"
+        " the end, or threshold='auto', which finds it at once"
     ]
 
 
@@ -175,23 +190,23 @@ def wanted_fractions(threshold: ThresholdAlgorithm) -> tuple[float, float] | Non
 def steps_doubts(master: SharedTrainingMaster, facts: Facts) -> list[str]:
     """A parameter that a worker sends less than once in the whole fit."""
     several = getattr(algorithm_of(master.threshold), "levels", 1) > 1
-    reach = LEVELS_REACH if several else 1.0
-    if facts.sent_fraction * facts.publications * reach >= 1:
+    needed = 1 / (facts.sent_fraction * (LEVELS_REACH if several else 1.0))
+    if facts.publications >= needed:
         return []
-    needed = 1 / (facts.sent_fraction * reach)
     return [
-        f"each worker published {facts.publications:.0f} times, and sent"
-        f" {facts.sent_fraction:.1e} of its parameters each time: of most it has sent little that"
-        f" it learnt. From {needed:.0f} publications on that is better: fewer workers, more epochs,"
-        " a smaller batch_size_per_worker, or a threshold that sends more"
+        f"each worker published {facts.publications:.0f} times and sent {facts.sent_fraction:.2g} of"
+        f" its parameters each time, so that most of what it learnt stayed with it; {needed:.0f}"
+        " publications are enough: fewer workers, more epochs, a smaller batch_size_per_worker, or a"
+        " threshold that sends more"
     ]
 
 
 def tau_doubts(master: SharedTrainingMaster, facts: Facts) -> list[str]:
-    """A tau that cannot carry what is learnt, so that residuals grow."""
-    auto = isinstance(algorithm_of(master.threshold), AutoThreshold)
-    remedy = "send more (sent_fraction_max)" if auto else "take threshold='auto' or a larger tau"
+    """A tau that does not carry what is learnt, although it is sent often enough."""
+    if isinstance(algorithm_of(master.threshold), AutoThreshold):
+        return []  # which follows what waits
     return [
-        f"what workers learnt waited {facts.waiting:.0f} of {facts.minibatches} minibatches in"
-        f" residuals on average: tau, {facts.tau:.1e} at the end, does not carry it; {remedy}"
+        f"what was learnt waited in residuals for {facts.waiting:,.0f} minibatches on average, of"
+        f" {facts.minibatches:,}: tau, {facts.tau:.2g} at the end, does not carry it; take"
+        " threshold='auto', a larger tau or levels=4"
     ]
