@@ -123,7 +123,7 @@ def staleness_doubts(master: SharedTrainingMaster, facts: Facts) -> list[str]:
             " max_lead=1 bring it down"
         )
     return [
-        f"when an update was committed, its worker had not seen the others' last"
+        "when an update was committed, its worker had not seen the others' last"
         f" {facts.staleness:.0f} minibatches, {facts.staleness / k:.1f} rounds of {k} workers;"
         f" above two rounds accuracy suffers: {remedy}"
     ]
@@ -148,8 +148,9 @@ def clipping_doubts(facts: Facts) -> list[str]:
     if facts.clipped <= CLIPPED_MAX:
         return []
     return [
-        f"{facts.clipped:.0%} of what was learnt was lost by clipping residuals: tau, {facts.tau:.2g}"
-        " at the end, is too small to carry it; take threshold='auto', a larger tau or levels=4"
+        f"{facts.clipped:.0%} of what was learnt was lost by clipping residuals: tau,"
+        f" {facts.tau:.2g} at the end, is too small to carry it; take threshold='auto',"
+        " a larger tau or levels=4"
     ]
 
 
@@ -194,10 +195,10 @@ def steps_doubts(master: SharedTrainingMaster, facts: Facts) -> list[str]:
     if facts.publications >= needed:
         return []
     return [
-        f"each worker published {facts.publications:.0f} times and sent {facts.sent_fraction:.2g} of"
-        f" its parameters each time, so that most of what it learnt stayed with it; {needed:.0f}"
-        " publications are enough: fewer workers, more epochs, a smaller batch_size_per_worker, or a"
-        " threshold that sends more"
+        f"each worker published {facts.publications:.0f} times and sent {facts.sent_fraction:.2g}"
+        " of its parameters each time, so that most of what it learnt stayed with it;"
+        f" {needed:.0f} publications are enough: fewer workers, more epochs, a smaller"
+        " batch_size_per_worker, or a threshold that sends more"
     ]
 
 

@@ -137,13 +137,10 @@ def summarize(
     reports: Iterable[str] = (),
 ) -> TrainingSummary:
     """Put a fit's outcome into figures; ``reports`` are those of its tasks."""
-    stats = outcome.stats.values()
 
     def total(name: str) -> float:
-        return sum(values.get(name, 0.0) for values in stats)
+        return sum(values.get(name, 0.0) for values in outcome.stats.values())
 
-    publications = total("publications")
-    last_examples = total("last_examples")
     breaches = outcome.breaches + int(total("breaches"))
     rows_trained = sum(max(0, rows) for rows in outcome.rows)
     held_out = sum(_by_partition(outcome, "rows_held_out").values())
@@ -151,7 +148,7 @@ def summarize(
         replicas_equal=len(set(outcome.hashes.values())) == 1 and not breaches,
         hashes=outcome.hashes,
         bytes_sent=int(total("update_bytes")),
-        bytes_wire=wire_bytes([outcome.wire, *stats]),
+        bytes_wire=wire_bytes([outcome.wire, *outcome.stats.values()]),
         bytes_dense=outcome.minibatches * 4 * n_params,
         seconds=ended_s - began_s,
         phase_seconds=_phases(outcome.phase_began_s, began_s, submitted_s, ended_s),
@@ -167,14 +164,12 @@ def summarize(
         export_directory=export_directory,
         spilled_bytes=sum(_by_partition(outcome, "spilled_bytes").values()),
         updates=outcome.commits,
-        loss=total("last_loss_sum") / last_examples if last_examples else float("nan"),
-        sent_fraction=total("hits") / (publications * n_params) if publications else 0.0,
+        loss=_mean_loss(total("last_loss_sum"), total("last_examples")),
+        sent_fraction=total("hits") / max(1.0, total("publications") * n_params),
         staleness=outcome.staleness,
         staleness_minibatches=outcome.staleness_minibatches,
         staleness_minibatches_max=outcome.staleness_minibatches_max,
-        residual_minibatches=waiting_in_residuals(
-            stats, sum(rows > 0 for rows in outcome.rows), outcome.minibatches
-        ),
+        residual_minibatches=_waiting(outcome),
         residual_norm=total("residual_square") ** 0.5,
         mass_clipped=total("mass_clipped"),
         mass_scaled_away=total("mass_scaled"),
@@ -193,6 +188,15 @@ def summarize(
         worker_seconds=_worker_seconds(outcome) if collect_stats else {},
         encoding=_encoding(outcome),
     )
+
+
+def _mean_loss(loss_sum: float, examples: float) -> float:
+    return loss_sum / examples if examples else float("nan")
+
+
+def _waiting(outcome: Outcome) -> float:
+    workers = sum(rows > 0 for rows in outcome.rows)
+    return waiting_in_residuals(outcome.stats.values(), workers, outcome.minibatches)
 
 
 def _tau(outcome: Outcome) -> float:

@@ -88,14 +88,12 @@ def test_memory_is_bounded_and_older_counts_as_the_oldest(monkeypatch: pytest.Mo
     assert len(lateness._at) == 8
 
 
-def test_the_master_counts_updates_and_what_was_told_without_one(
-    master: Any, make: Any
-) -> None:
+def test_the_master_counts_updates_and_what_was_told_without_one(master: Any, make: Any) -> None:
     master.running()
     lateness = master.machine.fit.lateness
     master.hear(1, make.update(1, 1, seen=0, batch=1))
     master.hear(2, make.update(2, 1, b"buffers", form=BUFFERS, batch=0))
-    master.hear(2, make.update(2, 2, seen=0, batch=2))  # two steps, and it had seen none of node 1's
+    master.hear(2, make.update(2, 2, seen=0, batch=2))  # two, and none of node 1's seen
     assert (lateness.mean, lateness.most) == (2 / 3, 1.0)
     master.say(1, after_seq=1, epoch=0, batch=2)  # a step that sent nothing
     master.hear(2, make.update(2, 3, seen=3, batch=3))
