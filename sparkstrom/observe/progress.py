@@ -25,6 +25,8 @@ class Line:
     examples: int
     updates: int
     bytes_sent: int
+    staleness: float  # the fit's minibatches on the way, and in residuals
+    waiting: float
 
 
 class ProgressLine:
@@ -67,11 +69,13 @@ class ProgressLine:
     def _text(self, line: Line, seconds: float) -> str:
         loss = "     -" if line.loss is None else f"{line.loss:.4f}"
         done = min(1.0, line.epoch / max(1, line.epochs))
+        waiting = f"+{line.waiting:.0f}" if round(line.waiting) else ""
         bar = "#" * round(BAR_CELLS * done)
         drawn = f"[{bar:<{BAR_CELLS}}] " if self._terminal else ""
         return (
             f"sparkstrom {line.phase:<9} {drawn}epoch {line.epoch:.1f}/{line.epochs}  loss {loss}"
             f"  {self._rate:,.0f} examples/s  {line.updates:,} updates"
-            f"  {line.bytes_sent / 1e6:.2f} MB  {line.workers}/{line.partitions} workers"
+            f"  {line.bytes_sent / 1e6:.2f} MB  staleness {line.staleness:.0f}{waiting}"
+            f"  {line.workers}/{line.partitions} workers"
             f"  {seconds:.0f} s"
         )

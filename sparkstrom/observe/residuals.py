@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +35,23 @@ def figures_of(residual: NDArray[np.float32], tau: float) -> Figures:
         "max": float(sizes.max()),
         **{f"p{point:g}": float(value) for point, value in zip(PERCENTILES, points, strict=True)},
     }
+
+
+def waiting_in_residuals(
+    counters: Iterable[Mapping[str, float]], workers: int, minibatches: int
+) -> float:
+    """How long what workers learn waits until it is sent, in minibatches of the fit; the mean.
+
+    By Little's law a mass waits ``mass_waited / mass_left`` of its worker's steps, and each of them
+    is as many minibatches of the fit as workers train. At most the fit itself: ``minibatches``.
+    """
+    waited = left = 0.0
+    for values in counters:
+        waited += values.get("mass_waited", 0.0)
+        left += values.get("mass_left", 0.0)
+    if not waited:
+        return 0.0
+    return min(workers * waited / left, float(minibatches)) if left else float(minibatches)
 
 
 def among_counters(figures: Figures) -> Figures:

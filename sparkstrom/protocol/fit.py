@@ -10,6 +10,7 @@ from sparkstrom.codec.messages import Join
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.family import SERVING, Family, Serving
 from sparkstrom.protocol.keeping import Keeping
+from sparkstrom.protocol.lateness import Lateness
 from sparkstrom.protocol.leases import Leases
 from sparkstrom.protocol.members import Departure, Member, Members
 from sparkstrom.protocol.partitions import Partition
@@ -66,6 +67,7 @@ class Fit:
     family: Family  # who stands right under the master
     tree: Tree
     members: Members = field(default_factory=Members)
+    lateness: Lateness = field(default_factory=Lateness)
     edges: int = 0  # ordered so far
     released_s: float = 0.0  # when a finished worker was last asked to give up its slot
     slowest: int = 0  # steps of the slowest live, unfinished worker, as last told
@@ -133,6 +135,7 @@ class Fit:
     def _close(self, member: Member, reason: str, now_s: float) -> list[ev.Effect]:
         node, partition = member.node, self.partition_of(member)
         self.sequencer.close(node)
+        self.lateness.forget(node)
         self.leases.drop(node)
         self.attaching.drop(node)
         self.moving.pop(node, None)

@@ -73,7 +73,7 @@ def count_pending(fit: Fit, member: Member) -> None:
         return
     after_seq, position = member.pending
     if fit.sequencer.last[member.node] >= after_seq:
-        fit.partition_of(member).advance(position)
+        fit.lateness.sent_nothing(member.node, fit.partition_of(member).advance(position))
         member.pending = None
 
 

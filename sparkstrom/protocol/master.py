@@ -264,7 +264,8 @@ class Master:
             ahead = update.seq > last + 1 and not fit.sequencer.frozen
             return fit.family.again(child, member.node, last, now_s) if ahead else []
         fit.phases.progress_s = now_s
-        fit.partition_of(member).advance(Position(update.epoch, update.batch))
+        taken = fit.partition_of(member).advance(Position(update.epoch, update.batch))
+        fit.lateness.committed(member.node, committed.commit, update.seen, taken)
         count_pending(fit, member)
         return [ev.Deliver(committed), *fit.family.feed_all(now_s)]
 

@@ -41,9 +41,11 @@ class Partition:
         """How many minibatches are committed."""
         return self.position.epoch * self.batches + self.position.batch
 
-    def advance(self, position: Position) -> None:
-        """Positions only grow; what is reported late changes nothing."""
+    def advance(self, position: Position) -> int:
+        """How many minibatches that adds: positions only grow, what is reported late adds none."""
+        before = self.minibatches
         self.position = max(self.position, position)
+        return self.minibatches - before
 
     def seen_before(self, rows: int, checksum: int, batches: int) -> bool:
         """Take the first attempt's data as the truth; is this the same data?"""

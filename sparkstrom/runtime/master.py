@@ -56,6 +56,7 @@ class Progress:
     minibatches: int  # committed
     minibatches_expected: int  # of the partitions joined
     commits: int
+    staleness: float  # mean so far: how many minibatches of the others an update had not seen
     stats: dict[int, Stats] = field(hash=False)  # by node, the departed too
     training: frozenset[int] = frozenset()  # partitions with rows and a live worker
 
@@ -79,7 +80,9 @@ class Outcome:
     rows: list[int]  # per partition; -1 where no worker came
     executors: set[str]  # that had a worker
     commits: int
-    staleness: Counter[int]
+    staleness: Counter[int]  # in commits
+    staleness_minibatches: float  # mean and max, as ``protocol.lateness`` counts
+    staleness_minibatches_max: float
     stats: dict[int, Stats]
     traffic: Traffic
     wire: Stats  # what left the driver program's interfaces, as ``runtime.wire`` tells it
@@ -210,6 +213,8 @@ class MasterThread(threading.Thread):
             executors=set(fit.members.executors.values()),
             commits=fit.sequencer.head,
             staleness=fit.sequencer.staleness,
+            staleness_minibatches=fit.lateness.mean,
+            staleness_minibatches_max=fit.lateness.most,
             stats=dict(self._stats),
             traffic=self._mail.traffic,
             wire=self._wire.look(self._mail.transport),
@@ -333,6 +338,7 @@ class MasterThread(threading.Thread):
             minibatches=sum(p.minibatches for p in fit.partitions),
             minibatches_expected=sum(p.epochs * p.batches for p in fit.partitions),
             commits=fit.sequencer.head,
+            staleness=fit.lateness.mean,
             stats=dict(self._stats),
             training=frozenset(
                 member.join.partition

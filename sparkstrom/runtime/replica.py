@@ -182,6 +182,10 @@ class Replica:
         """What another fit left: residuals add."""
         self.encoder.add_residual(residual, self._working)
 
+    def residual_mass(self) -> float:
+        """Sum of absolute values, in parameter units: one pass over it."""
+        return self.encoder.residual_norms(self._working, self.theta.values)[0]
+
     def residual_norm(self) -> float:
         """Euclidean, in parameter units."""
         return self.encoder.residual_norms(self._working, self.theta.values)[1]

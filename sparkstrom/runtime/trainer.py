@@ -21,6 +21,7 @@ from sparkstrom.runtime.lending import Lender
 from sparkstrom.runtime.pace import Pacemaker
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.station import Station
+from sparkstrom.runtime.unsent import Unsent
 
 LOOK_S = 0.2  # a waiting trainer looks around at least so often
 STATS_S = 0.25
@@ -76,7 +77,7 @@ class Trainer:
         self._lender = lender
         before = schedule.minibatches_before
         self._pacemaker = None if before is None else Pacemaker(before)
-        self.counts = Counts()
+        self.counts, self._unsent = Counts(), Unsent()
         self.epochs = EpochLog(schedule.partition, schedule.attempt)
         self._position = Position(0, 0)
         self._sent = (
@@ -265,6 +266,7 @@ class Trainer:
             self._unpublished, self._sent = 0, self._position
             self._follow_link()
             encoded = self._replica.publish()
+            self._unsent.look(self._replica, self.counts.steps)
         else:
             self._replica.hold_back()
         where = (self._sent.epoch, self._sent.batch, self._steps)
@@ -310,6 +312,8 @@ class Trainer:
         if not now and time.monotonic() < self._stats_due_s:
             return
         self._stats_due_s = time.monotonic() + STATS_S
+        if now:
+            self._unsent.measure(self._replica, self.counts.steps)
         counts, sent = self.counts, self._replica.encoder.counters
         values: dict[str, float] = {
             "epoch": self._position.epoch,
@@ -326,6 +330,8 @@ class Trainer:
             "hits": sent.hits,
             "mass_clipped": sent.mass_clipped,
             "mass_scaled": sent.mass_scaled_away,
+            "mass_left": sent.mass_sent + sent.mass_clipped + sent.mass_scaled_away,
+            "mass_waited": self._unsent.waited,
             "breaches": self._replica.theta.breaches + sent.breaches,
         }
         values |= {f"s_{name}": seconds for name, seconds in counts.seconds.items()}

@@ -12,7 +12,7 @@ from typing import Any
 from sparkstrom.base.errors import SetupError, TrainingError
 from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.progress import Line, ProgressLine
-from sparkstrom.observe.residuals import EncodingLog
+from sparkstrom.observe.residuals import EncodingLog, waiting_in_residuals
 from sparkstrom.runtime.master import MasterThread, Progress
 from sparkstrom.spark.watching import EpochWatch
 
@@ -204,6 +204,8 @@ def line_of(look: Progress, epochs: int) -> Line:
         examples=int(total("examples")),
         updates=look.commits,
         bytes_sent=int(total("update_bytes")),
+        staleness=look.staleness,
+        waiting=waiting_in_residuals(look.stats.values(), len(look.training), look.minibatches),
     )
 
 

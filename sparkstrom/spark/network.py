@@ -32,10 +32,11 @@ from sparkstrom.spark.addresses import driver_address, opener
 from sparkstrom.spark.cluster import check_conf, check_key, refuse_connect, slots_of, workers_for
 from sparkstrom.spark.columns import Chosen, Names
 from sparkstrom.spark.data import Spread
+from sparkstrom.spark.doubts import doubts
 from sparkstrom.spark.executor import forget_kept, run_partition
 from sparkstrom.spark.export import Exports
 from sparkstrom.spark.fitting import Fitting, SparkJob
-from sparkstrom.spark.horizons import horizon_warnings, horizons_of
+from sparkstrom.spark.horizons import horizons_of
 from sparkstrom.spark.initial import Handle, travelling
 from sparkstrom.spark.job import TrainingJob, message_bytes_max, serving_of
 from sparkstrom.spark.settings import resolve
@@ -138,7 +139,7 @@ class SparkNetwork(Using):
         self._minibatches_trained = job.minibatches_before + outcome.minibatches
         self._take(theta, outcome, watch.copy)
         self._epochs_trained += epochs if outcome.stop_reason is None else watch.finished
-        warnings += horizon_warnings(self._master, self._model, outcome.rows)
+        warnings += doubts(self._master, self._model, outcome, job.minibatches_before)
         return summarize(
             outcome,
             began_s=began_s,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
-from sparkstrom.observe.residuals import figures_in
+from sparkstrom.observe.residuals import figures_in, waiting_in_residuals
 from sparkstrom.runtime.master import Outcome
 from sparkstrom.runtime.wire import wire_bytes
 from sparkstrom.spark.horizons import Horizons, in_words
@@ -46,6 +46,11 @@ class TrainingSummary:
     loss: float  # mean over the examples of each worker's last epoch
     sent_fraction: float  # entries sent / (publications x n_params)
     staleness: Counter[int] = field(repr=False)  # commits between seen and applied -> updates
+    # How many minibatches of the others an update had not seen when it was committed, each step of
+    # it from where it was made. About as many as workers train are a round, which is good.
+    staleness_minibatches: float  # mean over minibatches
+    staleness_minibatches_max: float
+    residual_minibatches: float  # how long learning waits in residuals, mean, on top of that
     residual_norm: float  # Euclidean, over all workers, at the end
     mass_clipped: float
     mass_scaled_away: float
@@ -80,6 +85,13 @@ class TrainingSummary:
         figure = f"{self.best.metric} {self.best.value:.4f}"
         return [("best epoch", f"{self.best.epoch} ({figure}{delivered})")]
 
+    def _staleness_in_words(self) -> str:
+        return (
+            f"{self.staleness_minibatches:.1f} minibatches of others (max"
+            f" {self.staleness_minibatches_max:.0f}), {self.staleness_mean:.1f} commits (max"
+            f" {self.staleness_max}); {self.residual_minibatches:.0f} more in residuals"
+        )
+
     def table(self) -> str:
         """The figures, aligned, one per line; the hashes last."""
         ratio = self.bytes_dense / self.bytes_sent if self.bytes_sent else float("inf")
@@ -94,7 +106,7 @@ class TrainingSummary:
             ("bytes sent", f"{self.bytes_sent:,} (dense {self.bytes_dense:,}: {ratio:.0f} x)"),
             ("bytes on the wire", f"{self.bytes_wire:,}"),
             ("sent fraction", f"{self.sent_fraction:.2e}"),
-            ("staleness", f"mean {self.staleness_mean:.1f}, max {self.staleness_max}"),
+            ("staleness", self._staleness_in_words()),
             ("residual norm", f"{self.residual_norm:.4f}"),
             ("threshold", f"{self.tau:.2e}"),
             *([("horizons", in_words(self.horizons))] if self.horizons else []),
@@ -125,13 +137,10 @@ def summarize(
     reports: Iterable[str] = (),
 ) -> TrainingSummary:
     """Put a fit's outcome into figures; ``reports`` are those of its tasks."""
-    stats = outcome.stats.values()
 
     def total(name: str) -> float:
-        return sum(values.get(name, 0.0) for values in stats)
+        return sum(values.get(name, 0.0) for values in outcome.stats.values())
 
-    publications = total("publications")
-    last_examples = total("last_examples")
     breaches = outcome.breaches + int(total("breaches"))
     rows_trained = sum(max(0, rows) for rows in outcome.rows)
     held_out = sum(_by_partition(outcome, "rows_held_out").values())
@@ -139,7 +148,7 @@ def summarize(
         replicas_equal=len(set(outcome.hashes.values())) == 1 and not breaches,
         hashes=outcome.hashes,
         bytes_sent=int(total("update_bytes")),
-        bytes_wire=wire_bytes([outcome.wire, *stats]),
+        bytes_wire=wire_bytes([outcome.wire, *outcome.stats.values()]),
         bytes_dense=outcome.minibatches * 4 * n_params,
         seconds=ended_s - began_s,
         phase_seconds=_phases(outcome.phase_began_s, began_s, submitted_s, ended_s),
@@ -155,9 +164,12 @@ def summarize(
         export_directory=export_directory,
         spilled_bytes=sum(_by_partition(outcome, "spilled_bytes").values()),
         updates=outcome.commits,
-        loss=total("last_loss_sum") / last_examples if last_examples else float("nan"),
-        sent_fraction=total("hits") / (publications * n_params) if publications else 0.0,
+        loss=_mean_loss(total("last_loss_sum"), total("last_examples")),
+        sent_fraction=total("hits") / max(1.0, total("publications") * n_params),
         staleness=outcome.staleness,
+        staleness_minibatches=outcome.staleness_minibatches,
+        staleness_minibatches_max=outcome.staleness_minibatches_max,
+        residual_minibatches=_waiting(outcome),
         residual_norm=total("residual_square") ** 0.5,
         mass_clipped=total("mass_clipped"),
         mass_scaled_away=total("mass_scaled"),
@@ -176,6 +188,15 @@ def summarize(
         worker_seconds=_worker_seconds(outcome) if collect_stats else {},
         encoding=_encoding(outcome),
     )
+
+
+def _mean_loss(loss_sum: float, examples: float) -> float:
+    return loss_sum / examples if examples else float("nan")
+
+
+def _waiting(outcome: Outcome) -> float:
+    workers = sum(rows > 0 for rows in outcome.rows)
+    return waiting_in_residuals(outcome.stats.values(), workers, outcome.minibatches)
 
 
 def _tau(outcome: Outcome) -> float:

@@ -29,8 +29,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def line(examples: int = 0, loss: float | None = None) -> Line:
-    return Line("running", 3, 4, 1.5, 3, loss, examples, 1234, 5_000_000)
+def line(examples: int = 0, loss: float | None = None, waiting: float = 0.0) -> Line:
+    return Line("running", 3, 4, 1.5, 3, loss, examples, 1234, 5_000_000, 5.2, waiting)
 
 
 def test_a_log_gets_a_plain_line_now_and_then(clock: Clock) -> None:
@@ -43,7 +43,9 @@ def test_a_log_gets_a_plain_line_now_and_then(clock: Clock) -> None:
     assert len(lines) == 10 // progress.LOG_EVERY_S + 1
     assert "\r" not in stream.getvalue()
     assert "epoch 1.5/3  loss      -" in lines[0]
-    assert "1,234 updates  5.00 MB  3/4 workers" in lines[0]
+    assert "1,234 updates  5.00 MB  staleness 5  3/4 workers" in lines[0]
+    shown.show(line(waiting=71.4), force=True)
+    assert "  staleness 5+71  3/4 workers" in stream.getvalue().splitlines()[-1]
 
 
 def test_a_terminal_is_drawn_over_and_over(clock: Clock) -> None:

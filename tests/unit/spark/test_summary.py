@@ -25,6 +25,8 @@ STATS = {
     "hits": 50.0,
     "mass_clipped": 1.0,
     "mass_scaled": 2.0,
+    "mass_left": 4.0,
+    "mass_waited": 6.0,
     "residual_square": 9.0,
     "tau": 0.01,
     "update_bytes": 1000.0,
@@ -44,6 +46,8 @@ def outcome(**changes: Any) -> Outcome:
         "minibatches_expected": 20,
         "commits": 18,
         "staleness": Counter({0: 10, 3: 8}),
+        "staleness_minibatches": 1.5,
+        "staleness_minibatches_max": 3.0,
         "stats": {1: STATS, 2: OTHER},
         "traffic": Traffic(wire_bytes=999, rejected=Counter({"x": 3})),
         "wire": {"wire_driver 10.0.0.9:7/42": 400.0, "wire_own": 5.0},
@@ -112,6 +116,10 @@ def test_figures() -> None:
     assert (made.mass_clipped, made.mass_scaled_away, made.mass_lost) == (2.0, 4.0, 0.5)
     assert made.tau == pytest.approx(0.02)
     assert (made.staleness_mean, made.staleness_max) == (24 / 18, 3)
+    assert (made.staleness_minibatches, made.staleness_minibatches_max) == (1.5, 3.0)
+    assert made.residual_minibatches == 2 * 12 / 8
+    words = "1.5 minibatches of others (max 3), 1.3 commits (max 3); 3 more in residuals"
+    assert f"staleness           {words}" in made.table()
     assert made.rejected_frames == 5
     assert made.departures == ["node 3 (partition 1 on h): silent"]
     assert made.warnings == ["a warning", "a note"]

@@ -52,7 +52,8 @@ class Bench:
         self.master.commit += 1
         last = {"last_loss_sum": 1.0, "last_examples": 2.0}
         stats = {i: log.counters() | last for i, log in enumerate(self.logs)}
-        self.watch.look(Progress(phase, len(training), 2, 2, 0, 0, 0, stats, frozenset(training)))
+        known = frozenset(training)
+        self.watch.look(Progress(phase, len(training), 2, 2, 0, 0, 0, 0.0, stats, known))
 
 
 def test_an_epoch_counts_when_the_slowest_has_finished_it() -> None:
