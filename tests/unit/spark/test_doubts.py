@@ -211,7 +211,7 @@ def test_all_are_told_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
         rows=[5] * 4,
         stats={1: STATS | {"mass_clipped": 3.0}},
         staleness=Counter(),
-        staleness_minibatches=11.0,
+        staleness_minibatches=31.0,
     )
     with caplog.at_level(logging.WARNING, module.__name__):
         found = doubts(WORKER, model, late, 0)
