@@ -35,7 +35,7 @@ def test_a_healthy_fit_says_nothing(spark, make_network, digits, model):
     summary = network.fit(spark.sparkContext.parallelize(digits.rows(), 4), epochs=15)
     network.close()
     assert summary.warnings == []
-    assert 1 < summary.staleness_minibatches < 10
+    assert 1 < summary.staleness_minibatches < 30
     assert summary.staleness_minibatches_max >= summary.staleness_minibatches
     assert 0 < summary.residual_minibatches < summary.minibatches / 2
     assert f"{summary.staleness_minibatches:.1f} minibatches of others" in summary.table()
