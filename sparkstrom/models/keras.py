@@ -37,7 +37,7 @@ from sparkstrom.models.keras_objects import (
     revived,
     rows_loss_of,
 )
-from sparkstrom.models.keras_pacing import paced, told
+from sparkstrom.models.keras_pacing import paced, remembering, told
 from sparkstrom.models.xla import (
     Trial,
     first_rows,
@@ -163,7 +163,7 @@ class KerasModel:
 
     def horizons(self, workers: int) -> dict[str, str]:
         """What is changed where so many train, for people."""
-        return told(self._optimizer, workers)
+        return told(self._optimizer, self._model, workers)
 
     def predict(self, features: Columns) -> Any:
         """What the model puts out in inference, as NumPy arrays [rows, ...]."""
@@ -241,7 +241,8 @@ class KerasModel:
             return loss + sum(penalties), (loss, after)
 
         variables = self._variables(flat)
-        slopes, (loss, fixed) = jax.grad(objective, has_aux=True)(variables)
+        with remembering(self._model, pace):
+            slopes, (loss, fixed) = jax.grad(objective, has_aux=True)(variables)
         with paced(self._optimizer, pace):
             variables, updater = self._optimizer.stateless_apply(updater, slopes, variables)
         flat = jnp.concatenate([variable.reshape(-1) for variable in variables])

@@ -66,6 +66,30 @@ def paced(optimizer: Any, pace: tuple[Any, Any] | None) -> Iterator[None]:
             setattr(optimizer, name, value)
 
 
+@contextlib.contextmanager
+def remembering(model: Any, pace: tuple[Any, Any] | None) -> Iterator[None]:
+    """While this lasts, BatchNormalization's statistics forget as those of one among so many."""
+    workers = None if pace is None else pace[0]
+    own = [] if workers is None else [(layer, layer.momentum) for layer in statistics_of(model)]
+    try:
+        for layer, momentum in own:
+            layer.momentum = Above0(raised(momentum, workers))
+        yield
+    finally:
+        for layer, momentum in own:
+            layer.momentum = momentum
+
+
+def statistics_of(model: Any) -> list[Any]:
+    """Layers that keep means and variances, with a momentum above 0."""
+    layers = [
+        each
+        for each in model._flatten_layers()
+        if isinstance(each, keras.layers.BatchNormalization)
+    ]
+    return [layer for layer in layers if layer.momentum]
+
+
 def following(optimizer: Any) -> list[str]:
     """Attributes that count steps, but 0."""
     return [name for name in KERAS if getattr(optimizer, name, None)]
@@ -78,7 +102,10 @@ def schedule_of(optimizer: Any) -> Any:
     return rate if is_schedule else None
 
 
-def told(optimizer: Any, workers: int) -> dict[str, str]:
+def told(optimizer: Any, model: Any, workers: int) -> dict[str, str]:
     """What is changed where so many train, for people."""
     what = {name: changed(getattr(optimizer, name), workers) for name in following(optimizer)}
+    momenta = sorted({layer.momentum for layer in statistics_of(model)})
+    if momenta:
+        what["statistics"] = "; ".join(changed(momentum, workers) for momentum in momenta)
     return what if schedule_of(optimizer) is None else what | {"scheduler": BY_FIT}

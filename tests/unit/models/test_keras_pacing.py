@@ -78,3 +78,22 @@ def test_a_schedule_is_where_the_fit_is() -> None:
 def test_without_momentum_nothing_is_changed() -> None:
     model, _ = make(OPTIMIZERS.SGD(0.1))
     assert model.horizons(4) == {}
+
+
+def with_statistics(momentum: float) -> KerasModel:
+    keras.utils.set_random_seed(3)
+    layers = keras.layers.Dense(4), keras.layers.BatchNormalization(momentum=momentum)
+    module = keras.Sequential([keras.Input((6,)), *layers, keras.layers.Dense(3)])
+    model = KerasModel(module, LOSS, OPTIMIZERS.SGD(0.1))
+    model.bind(model.initial())
+    return model
+
+
+def test_statistics_forget_sooner_too() -> None:
+    four, by_hand = with_statistics(0.9), with_statistics(0.9**4)
+    four.keep_pace(4, 0, 0)
+    for model in (four, by_hand):
+        model.step(BATCH)
+    kept, wanted = (np.frombuffer(m.buffers_bytes(), np.float32) for m in (four, by_hand))
+    np.testing.assert_allclose(kept, wanted, rtol=1e-5)
+    assert four.horizons(4) == {"statistics": "0.9 -> 0.6561"}
