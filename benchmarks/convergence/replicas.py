@@ -177,7 +177,7 @@ class Fit:
         """As ``protocol.orders`` has it."""
         others = [each for each in self.workers if each is not worker and not each.finished]
         training = len(others) + 1
-        lead, beside = self._settings.lead(training), self._settings.beside(training)
+        lead, beside = self._settings.lead(), self._settings.beside(training)
         if lead is not None and others:
             slowest = min(self._known[each.number] for each in others)
             if worker.steps >= slowest + lead:

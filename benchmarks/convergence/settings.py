@@ -47,10 +47,9 @@ class Settings:
     def warm_up(self) -> WarmUp | None:
         return WarmUp(self.warm, self.warm_first, self.density) if self.warm else None
 
-    def lead(self, workers: int) -> int | None:
-        """Steps before the slowest, where so many train."""
-        among = max(1, AGE // workers)
-        return among if isinstance(self.max_lead, str) else self.max_lead
+    def lead(self) -> int | None:
+        """Steps before the slowest."""
+        return 1 if isinstance(self.max_lead, str) else self.max_lead
 
     def beside(self, workers: int) -> int | None:
         """Steps beside an update that is under way."""

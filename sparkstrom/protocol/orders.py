@@ -63,8 +63,7 @@ def _steps_max(me: Standing, state: State, workers: int) -> tuple[int | None, Co
     limits = me.limits
     limit, waits = None, AHEAD
     if limits.max_lead is not None:
-        lead = max(limits.max_lead, limits.age_of_lead // workers)
-        limit = state.slowest + lead - me.head_start
+        limit = state.slowest + limits.max_lead - me.head_start
     if limits.max_staleness is not None:
         beside = max(limits.max_staleness, limits.age_of_updates // workers - limits.steps_each)
         oldest = me.uplink.oldest

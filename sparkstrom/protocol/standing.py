@@ -44,9 +44,8 @@ class NodeLimits:
     log_bytes: int = 64 << 20
     serving: Serving = SERVING
     max_lead: int | None = None
-    age_of_lead: int = 0  # the fit's minibatches: each who trains has its share, where that is more
     max_staleness: int | None = None  # steps beyond that of the oldest uncommitted update
-    age_of_updates: int = 0  # the same, with the steps that an update holds
+    age_of_updates: int = 0  # in the fit's minibatches: each who trains has its share, where more
     steps_each: int = 1  # that a publication holds
     publications_max: int | None = None  # uncommitted ones, beyond which the residual waits
     borrow_s: float = 0.0  # how long who joins late waits for another's updater state; 0: none

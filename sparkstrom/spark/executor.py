@@ -348,7 +348,6 @@ def bounds_of(master: SharedTrainingMaster) -> dict[str, Any]:
     lead, rounds = master.max_lead, master.max_staleness
     return {
         "max_lead": every if isinstance(lead, str) else lead,
-        "age_of_lead": AGE if isinstance(lead, str) else 0,
         "max_staleness": 0 if isinstance(rounds, str) else rounds and rounds * every,
         "age_of_updates": AGE if isinstance(rounds, str) else 0,
         "steps_each": every,

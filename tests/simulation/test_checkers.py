@@ -301,7 +301,7 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (
         trains_on_after_its_last_update,
         "I3: node",
-        {"stop": 1.0, "late": 0.5, "failure": 0.0, "crashes": 0, "cuts": 4},
+        {"stop": 1.0, "late": 0.5, "failure": 0.0, "crashes": 0, "cuts": 4, "max_staleness": None},
     ),
     (ends_without_audit, "I3: p", ROUGH),
     (adds_its_grants_with_each_replica, "I1: p", {"kept_files": 4} | NARROW),
