@@ -256,6 +256,7 @@ class Hosts:
             assert holder.stdout is not None
             holder.stdout.close()
         for program in self._programs:
+            program.kill()  # its host ended it, unless it was only about to go there
             program.wait(END_S)
         self._holders.clear()
         self._programs.clear()
