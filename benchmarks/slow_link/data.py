@@ -90,15 +90,15 @@ def make_module(widths: tuple[int, ...], seed: int) -> Any:
 
 
 def optimizer_of(name: str, rate: float) -> Any:
-    """A factory that takes the parameters."""
+    """A factory that takes the parameters; torch's fastest on processors (``fused``) for everybody."""
     import torch
 
     makers = {
-        "adam": torch.optim.Adam,
-        "adamw": torch.optim.AdamW,
+        "adam": partial(torch.optim.Adam, fused=True),
+        "adamw": partial(torch.optim.AdamW, fused=True),
         "rmsprop": torch.optim.RMSprop,
-        "sgd": torch.optim.SGD,
-        "momentum": partial(torch.optim.SGD, momentum=0.9),
+        "sgd": partial(torch.optim.SGD, fused=True),
+        "momentum": partial(torch.optim.SGD, momentum=0.9, fused=True),
     }
     return partial(makers[name], lr=rate)
 

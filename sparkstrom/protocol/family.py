@@ -96,6 +96,7 @@ class Family:
         self.children: dict[int, Child] = {}
         self._under_way = 0  # bytes, to all
         self.narrow: list[Narrow] = []  # links that were found to be; whoever tells takes them out
+        self.is_brief = False  # some child hears the state within STATE_SPACING_S, by the next tick
         self._short = False  # somebody had to wait because of what is under way to the others
 
     # -- edges -----------------------------------------------------------------------------------
@@ -339,9 +340,14 @@ class Family:
         """Feed them; tell the state, with what there is here, if due."""
         out = self.feed_all(now_s)
         head = self._history.log.head if self._history.whole else 0
+        self.is_brief = False
         for child in self.children.values():
             self._look_at_link(child, now_s)
-            if child.state_due and now_s >= child.state_s + STATE_SPACING_S:
+            if not child.state_due:
+                continue
+            if now_s < child.state_s + STATE_SPACING_S:
+                self.is_brief = True
+            else:
                 child.state_due, child.state_s = False, now_s
                 told = {
                     "head": head,

@@ -97,7 +97,7 @@ class Node:
     @property
     def is_brief(self) -> bool:
         """It has news that it will tell within milliseconds, and wants a Tick for it."""
-        return self.standing.news
+        return self.standing.news or self.standing.family.is_brief
 
     # -- events ----------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # the least that a control stream's
 LOBBY = -1  # the sender of what is told to the master directly
 TELLERS_MAX = 1024  # of whom the lobby keeps what is not whole yet
 NEWEST_COUNTS = (Report, State)  # each says all that the one before it said, and more
-IDLE_WAIT_S = 0.005  # between two looks at what is due; frames and wakes come at once
+IDLE_WAIT_S = 0.02  # between two looks at what is due; frames and wakes come at once
 BRIEF_WAIT_S = 0.001  # where something is due soon, or the transport did not take all
 LOCAL = 2  # streams of an edge inside one media driver: so much above those for UDP
 
@@ -294,7 +294,7 @@ class Mailroom:
 
     # -- receiving -------------------------------------------------------------------------------
 
-    def patience_s(self, brief: bool = False) -> float:
+    def patience_s(self, brief: bool) -> float:
         """How long to wait for messages: what waits to be sent is offered again soon."""
         return BRIEF_WAIT_S if brief or self.waiting else IDLE_WAIT_S
 

@@ -256,7 +256,8 @@ class MasterThread(threading.Thread):
 
     def _exchange(self) -> None:
         """With the workers and the main thread; over a media driver, which may die at any point."""
-        for sender, message in self._mail.receive(self._mail.patience_s()):
+        wait_s = self._mail.patience_s(self._machine.fit.family.is_brief)
+        for sender, message in self._mail.receive(wait_s):
             self._step(ev.Received(sender, message))
         for sender, size in self._mail.arriving():
             self._step(ev.Arriving(sender, size))

@@ -237,7 +237,7 @@ class NodeThread(threading.Thread):
             while self._mail.flush() or self._mail.waiting:
                 if self._clock.monotonic_s() > until_s:
                     return
-                for _ in self._mail.receive(self._mail.patience_s()):
+                for _ in self._mail.receive(self._mail.patience_s(brief=False)):
                     pass  # whatever comes now comes too late
         except DriverLost as lost:
             log.warning("the media driver died before all was said at the end (%s)", lost)

@@ -364,7 +364,9 @@ def test_a_report_is_answered_with_the_state_but_not_too_often(parent: Any, make
     parent.report(0, stamp=3)
     parent.report(0, stamp=2)  # it was overtaken
     assert parent.family.tick(make.state(), 1.0 + STATE_SPACING_S / 2) == []
+    assert parent.family.is_brief, "who waits for frames has to look again before it is due"
     effects = parent.family.tick(make.state(), 1.0 + STATE_SPACING_S)
+    assert not parent.family.is_brief
     assert [s.heard for s in sent(effects, State)] == [3]
 
 
