@@ -90,7 +90,7 @@ def make_module(widths: tuple[int, ...], seed: int) -> Any:
 
 
 def optimizer_of(name: str, rate: float) -> Any:
-    """A factory that takes the parameters; torch's fastest on processors (``fused``) for everybody."""
+    """A factory that takes the parameters; ``fused``, which is fastest on processors, if it can."""
     import torch
 
     makers = {

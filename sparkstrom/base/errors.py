@@ -4,8 +4,7 @@
     ├── UsageError        fix the call: a value, a combination of options, the data
     ├── SetupError        fix the machine: shared memory, port, mask, library, Java
     ├── PeerError         another process misbehaved; the mesh copes
-    │   ├── WireError     bytes that are no frame of ours, or not for us
-    │   └── NodeLost      a peer let its lease run out
+    │   └── WireError     bytes that are no frame of ours, or not for us
     ├── TransportError    a C call of Aeron failed
     │   └── DriverLost    the media driver died or does not answer; another can be started
     └── TrainingError     stop: NaN, an exception in training, replicas lost
@@ -35,17 +34,6 @@ class PeerError(SparkstromError):
 
 class WireError(PeerError):
     """Bytes that are no message of this job. Decoders raise this and nothing else."""
-
-
-class NodeLost(PeerError):
-    """A peer let its lease run out. Its partition is free again; training goes on."""
-
-    def __init__(self, node: int, silent_s: float, lease_s: float) -> None:
-        super().__init__(node, silent_s, lease_s)
-        self.node, self.silent_s, self.lease_s = node, silent_s, lease_s
-
-    def __str__(self) -> str:
-        return f"node {self.node} silent for {self.silent_s:.1f} s, lease is {self.lease_s:.1f} s"
 
 
 class TransportError(SparkstromError):

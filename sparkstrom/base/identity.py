@@ -1,12 +1,10 @@
-"""Who made what: node ids, update keys, commits, positions."""
+"""Who made what: node ids, positions, endpoints."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, NewType
 
 NodeId = NewType("NodeId", int)  # u32, fresh at each join, never reused
-Commit = NewType("Commit", int)  # u64, from 1: the order in which the master numbered updates
-Sequence = NewType("Sequence", int)  # u64, from 1 per origin
 
 MASTER = NodeId(0)  # the driver's node: root of the tree, sequencer, origin of averaged buffers
 

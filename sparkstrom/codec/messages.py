@@ -31,7 +31,7 @@ class Phase(enum.IntEnum):
 
 
 class Activity(enum.IntEnum):
-    """What a worker is doing; only READING and STEPPING run against ``step_timeout``."""
+    """What a worker is doing; only STEPPING runs against ``step_timeout``."""
 
     CATCHING_UP = 0
     WAITING = 1  # for the start, the window, or the pace of the others

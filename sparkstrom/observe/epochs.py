@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-WINDOW = 16  # newest epochs whose figure is among the counters: a message has room for 64 names
+WINDOW = 16  # newest epochs whose figure is among the counters: a message has room for 256 names
 MARK = "held@"
 
 

@@ -29,7 +29,7 @@ def on_join(fit: Fit, join: Join, now_s: float) -> list[Effect]:
     """Answer a join, whoever sent it and however often."""
     if join.version != fit.version:
         reason = DIFFERENT_VERSIONS.format(fit.version, join.version, join.host)
-        return [ev.Abort(reason, "", join.host, join.partition, "setup")]
+        return [ev.Abort(reason, "", join.host, join.partition, ev.Failure.SETUP)]
     node = fit.members.of(join)
     if node is not None and node in fit.members.live:
         return _on_join_again(fit, fit.members.live[node], join, now_s)
@@ -81,7 +81,7 @@ def _admit(fit: Fit, join: Join, now_s: float) -> list[Effect]:
     try:
         find_place(fit, node, join.executor)
     except UsageError as error:
-        return [*effects, ev.Abort(str(error), "", join.host, join.partition, "usage")]
+        return [*effects, ev.Abort(str(error), "", join.host, join.partition, ev.Failure.USAGE)]
     fit.sequencer.admit(node)
     former = fit.members.former(join.token)
     for id_before in former:
@@ -107,7 +107,7 @@ def _different_rows(join: Join, partition: Partition) -> ev.Abort:
         f"{join.batches} (checksum {join.checksum:016x}) when its task is tried again: the "
         "data must not change between attempts; write it to files or persist it first"
     )
-    return ev.Abort(reason, "", join.host, join.partition, "usage")
+    return ev.Abort(reason, "", join.host, join.partition, ev.Failure.USAGE)
 
 
 DIFFERENT_VERSIONS = (

@@ -299,6 +299,14 @@ class Note(msgspec.Struct, frozen=True):
     text: str
 
 
+class Failure(enum.Enum):
+    """Whose the failure of a fit is: which error ``fit`` raises."""
+
+    USAGE = "usage"
+    SETUP = "setup"
+    TRAINING = "training"
+
+
 class Abort(msgspec.Struct, frozen=True):
     """The fit has failed: end the job and raise."""
 
@@ -306,7 +314,7 @@ class Abort(msgspec.Struct, frozen=True):
     trace: str = ""
     host: str = ""
     partition: int = -1
-    kind: str = "training"  # or "setup", "peer"
+    kind: Failure = Failure.TRAINING
 
 
 class Complete(msgspec.Struct, frozen=True):

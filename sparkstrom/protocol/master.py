@@ -346,7 +346,7 @@ class Master:
         waited_s = now_s - max(longest.unowned_s, self.fit.phases.running_s)
         if waited_s > self.fit.limits.rejoin_s:
             reason = NO_WORKER.format(longest.index, waited_s)
-            return [ev.Abort(reason, partition=longest.index, kind="setup")]
+            return [ev.Abort(reason, partition=longest.index, kind=ev.Failure.SETUP)]
         if min(waited_s, now_s - self.fit.released_s) > self.fit.limits.release_s:
             self._release_one(longest.index, now_s)
         return []

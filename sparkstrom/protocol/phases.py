@@ -100,7 +100,7 @@ class Phases:
             # Who cannot read its rows joins without any, and says why before it has a replica.
             if len(ready) < len(members.live) and waited_s <= self._start_s:
                 return []
-            return [ev.Abort(NO_ROWS.format(len(partitions)), kind="usage")]
+            return [ev.Abort(NO_ROWS.format(len(partitions)), kind=ev.Failure.USAGE)]
         there = {member.join.partition for member in ready}
         if all(p.trained or p.index in there for p in partitions):
             self._enter(Phase.RUNNING, now_s)
@@ -109,7 +109,7 @@ class Phases:
             return []
         if len(ready) < self._workers_min:
             reason = TOO_FEW.format(len(ready), waited_s, self._workers_min, len(partitions))
-            return [ev.Abort(reason, kind="setup")]
+            return [ev.Abort(reason, kind=ev.Failure.SETUP)]
         self._enter(Phase.RUNNING, now_s)
         return [ev.Note(f"began with {len(ready)} of {len(partitions)} workers")]
 

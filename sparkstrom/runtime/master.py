@@ -14,7 +14,6 @@ from functools import partial
 
 from sparkstrom.base.clock import Clock
 from sparkstrom.base.errors import (
-    PeerError,
     SetupError,
     SparkstromError,
     TrainingError,
@@ -352,11 +351,9 @@ class MasterThread(threading.Thread):
 def failure_of(abort: ev.Abort) -> SparkstromError:
     """The error that ``fit`` raises for it."""
     match abort.kind:
-        case "usage":
+        case ev.Failure.USAGE:
             return UsageError(abort.reason)
-        case "setup":
+        case ev.Failure.SETUP:
             return SetupError(abort.reason)
-        case "peer":
-            return PeerError(abort.reason)
-        case _:
+        case ev.Failure.TRAINING:
             return TrainingError(abort.reason, abort.host, abort.partition, abort.trace)

@@ -26,12 +26,10 @@ def keep(replica: Replica, directory: Path, network: str) -> Kept:
     residual = replica.residual()
     arrays = {"residual": residual}
     scalars: dict[str, dict[str, float | int]] = {}
-    for part, state in (
-        ("encoder", replica.encoder.state()),
-        ("updater", dict(replica.model.updater_state())),
-    ):
+    encoder = replica.encoder.state()
+    encoder.pop("residual", None)  # it is in the file already
+    for part, state in (("encoder", encoder), ("updater", replica.model.updater_state())):
         scalars[part] = {}
-        state.pop("residual", None)  # it is in the file already
         for name, value in state.items():
             if isinstance(value, np.ndarray):
                 arrays[f"{part}/{name}"] = value

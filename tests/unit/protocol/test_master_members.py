@@ -151,14 +151,14 @@ def test_when_all_is_done_a_join_is_answered_with_the_state(master: Any) -> None
 
 def test_another_version_ends_the_fit(master: Any) -> None:
     abort = aborted(master.join(0, version="w"))
-    assert (abort.kind, abort.partition) == ("setup", 0)
+    assert (abort.kind, abort.partition) == (ev.Failure.SETUP, 0)
     assert "v on the driver and w on the executor" in abort.reason
 
 
 def test_other_rows_in_a_second_attempt_end_the_fit(master: Any) -> None:
     master.running().evict(1)
     abort = aborted(master.join(0, attempt=50, token=7, rows=8))
-    assert (abort.kind, abort.host, abort.partition) == ("usage", "h", 0)
+    assert (abort.kind, abort.host, abort.partition) == (ev.Failure.USAGE, "h", 0)
     assert "partition 0 had 7 rows" in abort.reason
 
 

@@ -49,7 +49,7 @@ def test_too_few_workers_end_the_fit(master_with: Any) -> None:
         master.say(1, activity=Activity.WAITING)
         effects += master.tick(8.0)
     abort = aborted(effects)
-    assert abort.kind == "setup"
+    assert abort.kind == ev.Failure.SETUP
     assert "1 workers joined within 64 s, min_workers is 2 (of 2 partitions)" in abort.reason
 
 
@@ -153,7 +153,7 @@ def test_without_any_rows_there_is_nothing_to_train(master_with: Any) -> None:
     master = master_with(partitions=1)
     master.enter(0, rows=0, batches=0)
     abort = aborted(master.say(1, activity=Activity.FINISHED))
-    assert (abort.kind, abort.reason[:27]) == ("usage", "all 1 partitions are empty:")
+    assert (abort.kind, abort.reason[:27]) == (ev.Failure.USAGE, "all 1 partitions are empty:")
 
 
 def test_who_could_not_read_its_rows_says_so_first(master_with: Any) -> None:
@@ -251,7 +251,7 @@ def alive(master: Any) -> list[ev.Effect]:
 def test_a_partition_without_a_worker_has_a_deadline(master_with: Any, make: Any) -> None:
     master = one_waits(master_with(rejoin_s=30.0, release_s=1e9), make)
     abort = aborted(tick_alive(master, 31))
-    assert (abort.kind, abort.partition) == ("setup", 1)
+    assert (abort.kind, abort.partition) == (ev.Failure.SETUP, 1)
     assert abort.reason.startswith("partition 1 has been without a worker for 3")
 
 

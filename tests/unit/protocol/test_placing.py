@@ -158,7 +158,7 @@ def test_one_too_many_ends_the_fit_by_name(master_with: Any) -> None:
     master.enter(0)
     master.enter(1)
     abort = aborted(master.join(2))
-    assert (abort.kind, abort.partition) == ("usage", 2)
+    assert (abort.kind, abort.partition) == (ev.Failure.USAGE, 2)
     assert abort.reason.startswith("there is no place for worker 3: a mesh of fan-out 2")
 
 

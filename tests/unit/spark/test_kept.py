@@ -10,7 +10,7 @@ import pytest
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import AdaptiveThreshold
 from sparkstrom.models import DenseNetwork
-from sparkstrom.models.base import Batch
+from sparkstrom.models.base import Batch, State
 from sparkstrom.models.updaters import UPDATERS
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.theta import Theta
@@ -21,8 +21,10 @@ BATCH = Batch(np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32), n
 WAYS = pytest.mark.parametrize("train_on", ["local", "replica"])
 
 
-def replica_of(train_on: str, updater: str = "adam") -> Replica:
-    model = DenseNetwork([4, 5, 3], updater=UPDATERS[updater]())
+def replica_of(
+    train_on: str, updater: str = "adam", kind: type[DenseNetwork] = DenseNetwork
+) -> Replica:
+    model = kind([4, 5, 3], updater=UPDATERS[updater]())
     theta = Theta(model.n_params, 20)
     encoder = Encoder(model.n_params, 20, AdaptiveThreshold(1e-2), train_on=train_on)
     return Replica(model, theta, encoder, local=train_on == "local")
@@ -82,3 +84,22 @@ def test_a_failing_write_leaves_nothing_that_looks_whole(
     with pytest.raises(OSError, match="No space"):
         kept.keep(trained("local"), tmp_path, "n1")
     assert list(tmp_path.glob("*.npz")) == []
+
+
+class Remembering(DenseNetwork):
+    """A custom model, whose optimizer keeps an array with a name of ours."""
+
+    def updater_state(self) -> State:
+        return {**super().updater_state(), "residual": np.ones(3, np.float32)}
+
+    def load_updater_state(self, state: State) -> None:
+        self.remembered = state["residual"]
+        super().load_updater_state({k: v for k, v in state.items() if k != "residual"})
+
+
+@WAYS
+def test_an_updater_may_call_an_array_residual(tmp_path: Path, train_on: str) -> None:
+    before, after = (replica_of(train_on, kind=Remembering) for _ in range(2))
+    kept.restore(after, kept.keep(before, tmp_path, "n1").path)
+    assert isinstance(after.model, Remembering)
+    np.testing.assert_array_equal(after.model.remembered, np.ones(3))
