@@ -28,7 +28,7 @@ from sparkstrom.spark.summary import TrainingSummary
 
 LOOK_S = 0.02
 END_S = 30.0  # for a fit that was told to stop: it drains, and compares its replicas
-START_S = 240.0  # the initial parameters on a slow link
+START_S = 420.0  # the initial parameters on a slow link
 
 
 class Watched(SparkNetwork):

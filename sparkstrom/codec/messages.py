@@ -286,6 +286,7 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     nodes: U32  # live ones, in the whole mesh
     training: U32  # live workers that hold a replica and have rows left
     minibatches: U63  # committed in the whole fit
+    wait_ms: U32  # what is made now waits so long above you for the slowest link to a child
     closed: list[U32]  # ids closed a moment ago, whose owners may not know it
     heard: U63  # newest stamp of your reports
     sent: U63  # you were sent every commit up to here by this edge

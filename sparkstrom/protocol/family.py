@@ -31,13 +31,14 @@ from sparkstrom.codec.messages import (
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Effect, Send
 from sparkstrom.protocol.leases import Leases
-from sparkstrom.protocol.link import HEADER_BYTES, Link, entries_in_sum, sum_weight, weight
+from sparkstrom.protocol.link import HEADER_BYTES, QUEUE_S, Link, entries_in_sum, sum_weight, weight
 from sparkstrom.protocol.narrow import Backlog, Narrow
 from sparkstrom.protocol.replay import Entry, History, adds, last_of
 
 STATE_SPACING_S = 0.005
 AGAIN_FIRST_S = 1.0  # an origin answers at once, through links that may be slow
 AGAIN_LONGEST_S = 60.0
+WAIT_MS_MAX = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,11 +337,23 @@ class Family:
 
     # -- time ------------------------------------------------------------------------------------
 
+    @property
+    def wait_s(self) -> float:
+        """How much longer than usual what is made now takes over the slowest link, by its rate."""
+        return max((self._wait_s(child) for child in self.children.values()), default=0.0)
+
+    def _wait_s(self, child: Child) -> float:
+        log, link = self._history.log, child.link
+        if child.answer is None or child.catching or not link.rate or not log.reaches(child.sent):
+            return 0.0
+        queued = link.under_way + log.bytes_after(child.sent)
+        return max(0.0, queued / link.rate - QUEUE_S)
+
     def tick(self, state: State, now_s: float) -> list[Effect]:
         """Feed them; tell the state, with what there is here, if due."""
         out = self.feed_all(now_s)
         head = self._history.log.head if self._history.whole else 0
-        self.is_brief = False
+        self.is_brief, waits_s = False, self.wait_s
         for child in self.children.values():
             self._look_at_link(child, now_s)
             if not child.state_due:
@@ -351,6 +364,7 @@ class Family:
                 child.state_due, child.state_s = False, now_s
                 told = {
                     "head": head,
+                    "wait_ms": max(state.wait_ms, min(int(waits_s * 1000), WAIT_MS_MAX)),
                     "sent": child.sent,
                     "heard": child.heard,
                     "taken": child.taken + child.arriving,

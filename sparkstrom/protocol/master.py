@@ -317,6 +317,7 @@ class Master:
             nodes=len(fit.members.live),
             training=fit.training,
             minibatches=fit.minibatches,
+            wait_ms=0,
             closed=list(fit.goodbyes),
             heard=0,
             sent=0,

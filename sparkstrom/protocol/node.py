@@ -373,4 +373,6 @@ class Node:
 
 def _shared(state: State) -> State:
     """What of a state is the same for all who hear it, and they must hear at once."""
-    return msgspec.structs.replace(state, head=0, minibatches=0, heard=0, sent=0, taken=0, passed=0)
+    return msgspec.structs.replace(
+        state, head=0, minibatches=0, wait_ms=0, heard=0, sent=0, taken=0, passed=0
+    )

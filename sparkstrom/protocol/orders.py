@@ -51,7 +51,19 @@ def _while_running(me: Standing, state: State) -> Command:
         if limit is not None and me.steps >= limit:
             return waits
     publishes = most is None or len(me.uplink) < most
-    return _train(limit, publishes, me.uplink.round_s, workers, state.minibatches)
+    return _train(limit, publishes, _round_s(me, state), workers, state.minibatches)
+
+
+def _round_s(me: Standing, state: State) -> float:
+    """From a publication to its commit, lately. Or until the last one has it, where all wait.
+
+    Links that are too narrow for every update carry sums, late: what takes a step together then
+    waits for these, and has to send less, whoever's link it is.
+    """
+    if me.limits.max_lead is None or not me.uplink.round_s:
+        return me.uplink.round_s
+    waits_s = max(state.wait_ms / 1000, round(me.family.wait_s, 3))
+    return max(me.uplink.round_s, waits_s)
 
 
 def _steps_max(me: Standing, state: State, workers: int) -> tuple[int | None, Command]:

@@ -110,6 +110,7 @@ class Make:
         given |= {
             "training": 1,
             "minibatches": 0,
+            "wait_ms": 0,
             "closed": [],
             "heard": 0,
             "sent": 0,

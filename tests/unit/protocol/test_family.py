@@ -10,7 +10,7 @@ import pytest
 from sparkstrom.codec.messages import Again, Attached, Behind, Committed, MergedRange, State
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.family import AGAIN_FIRST_S, AGAIN_LONGEST_S, STATE_SPACING_S
-from sparkstrom.protocol.link import HEADER_BYTES, weight
+from sparkstrom.protocol.link import HEADER_BYTES, QUEUE_S, weight
 from tests.unit.protocol.parents import CHUNK_BYTES, ONE, fed
 from tests.unit.protocol.spoken import every, only, sent
 
@@ -346,6 +346,31 @@ def test_the_state_says_what_was_sent_and_what_came(parent: Any, make: Any) -> N
     parent.family.on_update(child, make.update(5, 2, b"12345"))
     (state,) = sent(parent.family.tick(make.state(), 3.0), State)
     assert state.taken == 2 * (HEADER_BYTES + 5)
+
+
+def test_the_state_says_how_long_updates_wait_for_the_slowest_link(
+    parent_with: Any, make: Any
+) -> None:
+    """By what is under way and waits, and the link's rate; or what comes from above, if more."""
+    parent = parent_with(window_bytes=2 * ONE)
+    parent.attach(node=5)
+    parent.commit(2)
+    assert tells(parent, make.state(), 1.0) == 0, "its rate is not known"
+    parent.now_s = 2.0
+    parent.report(2)
+    assert parent.child().link.rate == ONE
+    assert tells(parent, make.state(), 2.0) == 0
+    for _ in range(5):
+        parent.commit()
+    parent.child(6)  # it has not attached: nothing waits for it
+    assert tells(parent, make.state(), 3.0) == 5000 - 1000 * QUEUE_S
+    assert tells(parent, make.state(wait_ms=9000), 4.0) == 9000
+
+
+def tells(parent: Any, state: State, now_s: float) -> int:
+    parent.child().state_due = True
+    (told,) = sent(parent.family.tick(state, now_s), State, 5)
+    return told.wait_ms
 
 
 def test_the_state_goes_to_each_with_what_was_heard_of_it(parent: Any, make: Any) -> None:

@@ -251,6 +251,18 @@ def test_one_publication_at_a_time_where_the_link_sets_the_pace(node_with: Any, 
     assert node.machine.command.round_s == 5.0
 
 
+@pytest.mark.parametrize(("max_lead", "round_s"), [(3, 20.0), (None, 5.0)])
+def test_where_all_wait_for_the_slowest_link_a_round_is_as_long(
+    node_with: Any, make: Any, max_lead: int | None, round_s: float
+) -> None:
+    node = node_with(publications_max=1, max_lead=max_lead).training()
+    node.hear(make.state(wait_ms=20_000))
+    assert node.machine.command.round_s == 0.0, "nothing of it was committed"
+    node.step(make.published(1))
+    node.hear(make.committed(1, origin=1), 5.0)
+    assert node.machine.command.round_s == round_s
+
+
 def test_it_goes_no_further_ahead_than_allowed(node_with: Any, make: Any) -> None:
     node = node_with(max_lead=3).training()
     node.hear(make.state(training=2))

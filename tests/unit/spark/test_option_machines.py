@@ -53,7 +53,7 @@ def running_node(job_of: Callable[..., TrainingJob]) -> RunningNode:
 def state_at(beat: int, nodes: int = 1) -> State:
     return State(
         phase=Phase.RUNNING, beat=beat, head=0, final=0, slowest=0, nodes=nodes, closed=[],
-        training=2, minibatches=0, heard=0, sent=0, taken=0, passed=0,
+        training=2, minibatches=0, wait_ms=0, heard=0, sent=0, taken=0, passed=0,
     )  # fmt: skip
 
 
