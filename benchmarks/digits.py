@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+
+from benchmarks.sessions import local_cluster
 
 TRAIN_ROWS = 1437
 
@@ -33,8 +34,6 @@ def main() -> int:
     parser.add_argument("--train-on", default="local", choices=["local", "replica"])
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for workers in map(int, args.workers.split(",")):
         for result in runs(workers, args):
             print(json.dumps(result) if args.json else line(result), flush=True)
@@ -43,23 +42,9 @@ def main() -> int:
 
 def runs(workers: int, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """All seeds of one number of workers, in one Spark application."""
-    from pyspark.sql import SparkSession
-
-    executors, cores = (1, workers) if workers < 3 else (-(-workers // 2), 2)
-    session = (
-        SparkSession.builder.master(f"local-cluster[{executors},{cores},1024]")
-        .appName("sparkstrom benchmark")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    try:
+    with local_cluster(workers) as session:
         for seed in range(args.seeds):
             yield run(session, workers, seed, args)
-    finally:
-        session.stop()
 
 
 def run(session: Any, workers: int, seed: int, args: argparse.Namespace) -> dict[str, Any]:

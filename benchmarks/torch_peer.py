@@ -17,7 +17,6 @@ import argparse
 import inspect
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+
+from benchmarks.sessions import local_cluster
 
 PROCESSES = 2
 TRAIN_ROWS, BATCH_ROWS = 1437, 32
@@ -113,8 +114,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args()
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     for name, call in (("TorchDistributor", peer), ("sparkstrom", ours)):
         result = measured(name, call, args)
         print(json.dumps(result) if args.json else line(result), flush=True)
@@ -124,22 +123,9 @@ def main() -> int:
 @contextmanager
 def fresh_session() -> Iterator[Any]:
     """Spark whose executors are there, with Python workers that have imported nothing of ours."""
-    from pyspark.sql import SparkSession
-
-    session = (
-        SparkSession.builder.master(f"local-cluster[1,{PROCESSES},1024]")
-        .appName("sparkstrom benchmark")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    try:
+    with local_cluster(PROCESSES) as session:
         session.sparkContext.parallelize(range(PROCESSES), PROCESSES).count()
         yield session
-    finally:
-        session.stop()
 
 
 def peer(session: Any, rows: Any, module: Any, epochs: int) -> tuple[Any, dict[str, Any]]:

@@ -1,45 +1,17 @@
 """Ours on Spark's executors, by ``SparkNetwork.fit``, as a user writes it.
 
-A ``local-cluster`` with one executor per two workers, as in ``benchmarks.digits``; steps take what
-they take, and messages too, so a variant's ``latency`` and ``jitter`` say nothing here.
+Steps take what they take, and messages too, so a variant's ``latency`` and ``jitter`` say nothing
+here.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 from benchmarks.convergence.settings import Settings
 from benchmarks.convergence.tasks import BATCH_ROWS
 from benchmarks.convergence.trial import Outcome, Trial, outcome
+from benchmarks.sessions import local_cluster
 from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.models.torch import TorchModel
-
-
-@contextmanager
-def session_for(workers: int) -> Iterator[Any]:
-    """A Spark application with a task slot for each worker."""
-    from pyspark.sql import SparkSession
-
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    executors, cores = (1, workers) if workers < 3 else (-(-workers // 2), 2)
-    session = (
-        SparkSession.builder.master(f"local-cluster[{executors},{cores},1024]")
-        .appName("sparkstrom convergence")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.ui.enabled", "false")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.log.level", "ERROR")
-        .getOrCreate()
-    )
-    try:
-        yield session
-    finally:
-        session.stop()
 
 
 def train(trial: Trial, settings: Settings) -> Outcome:
@@ -64,7 +36,7 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         scheduler=trial.task.scheduler(),
         clip_norm=settings.clip_norm,
     )
-    with session_for(trial.workers) as session:
+    with local_cluster(trial.workers) as session:
         rows = session.sparkContext.parallelize(list(zip(features, labels, strict=True)))
         network = SparkNetwork(session, model, master, progress=False, keep=False)
         summary = network.fit(rows.repartition(trial.workers), epochs=trial.epoch_count)

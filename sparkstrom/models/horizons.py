@@ -4,7 +4,8 @@ Momentum m remembers about 1 / (1 - m) steps. Where k workers train side by side
 move k times between two steps of one of them, so that its momentum would remember k times as much
 of the fit as on one machine (asynchrony begets momentum: Mitliagkas et al. 2016). m to the power of
 k remembers the same number of the fit's minibatches. Learning rates, second moments, weight decay,
-clipping and dampening stay as they are. What BatchNorm keeps follows in ``torch.statistics``.
+clipping and dampening stay as they are. What BatchNorm keeps follows, too: see
+``torch.statistics`` and ``keras_pacing``.
 
 This is the one list of what follows; the models know how to set it.
 """

@@ -28,7 +28,8 @@ def kept_for_the_next_step() -> Iterator[None]:
     if not hasattr(libc, "mallopt"):
         yield
         return
-    libc.mallopt(M_MMAP_THRESHOLD, LARGEST) or libc.mallopt(M_MMAP_THRESHOLD, LARGEST_OF_OLD)
+    if not libc.mallopt(M_MMAP_THRESHOLD, LARGEST):
+        libc.mallopt(M_MMAP_THRESHOLD, LARGEST_OF_OLD)
     libc.mallopt(M_TRIM_THRESHOLD, NEVER)
     try:
         yield

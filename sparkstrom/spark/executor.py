@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -340,16 +340,29 @@ def limits_of(job: TrainingJob) -> NodeLimits:
     )
 
 
-def bounds_of(master: SharedTrainingMaster) -> dict[str, Any]:
+class Bounds(TypedDict):
+    """How far workers may be apart; fields of ``NodeLimits``."""
+
+    max_lead: int | None
+    max_staleness: int | None
+    age_of_updates: int
+    steps_each: int
+
+
+def bounds_of(master: SharedTrainingMaster) -> Bounds:
     """``max_lead`` and ``max_staleness`` in a worker's own steps, of which a publication may hold
     several.
     """
     every = 1 if isinstance(master.publish_every, str) else master.publish_every
-    lead, rounds = master.max_lead, master.max_staleness
+    lead, rounds, age = master.max_lead, master.max_staleness, 0
+    if isinstance(lead, str):
+        lead = every
+    if isinstance(rounds, str):
+        rounds, age = 0, AGE
     return {
-        "max_lead": every if isinstance(lead, str) else lead,
-        "max_staleness": 0 if isinstance(rounds, str) else rounds and rounds * every,
-        "age_of_updates": AGE if isinstance(rounds, str) else 0,
+        "max_lead": lead,
+        "max_staleness": None if rounds is None else rounds * every,
+        "age_of_updates": age,
         "steps_each": every,
     }
 

@@ -84,7 +84,8 @@ class SharedTrainingMaster:
     publish_every: int | str = AUTO  # steps between two; "auto": when the last one is committed
     aggregation: str = "sum"  # weight s of an update: 1, 1/workers or 1/sqrt(workers)
     horizon: str = "fit"  # whose minibatches momentum and schedules count; "worker": each its own
-    # steps a worker may be ahead of the slowest; "auto": as many as it publishes; None: any number
+    # steps a worker may be ahead of the slowest; "auto": 1, or publish_every where it is a number;
+    # None: any number
     max_lead: int | str | None = AUTO
     # rounds that others' learning may be late; "auto": 24 / workers - 1; None: any number
     max_staleness: int | str | None = AUTO

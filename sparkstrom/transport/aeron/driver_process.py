@@ -69,7 +69,8 @@ SETTINGS: tuple[tuple[str, Any], ...] = (
     ("publication_unblock_timeout_ns", 40_000 * MS),
     ("driver_timeout_ms", 10_000),
     # A receiver asks for what it misses each 100 us; for so long one answer does, as long as a slow
-    # link's queue may be. With 2 ms a lost datagram went out a hundred times on 10 Mbit/s.
+    # link's queue may be. With 2 ms a lost datagram went out a hundred times on 10 Mbit/s. Only an
+    # answer that is lost, too, costs the wait: the next gap's request takes the one place over.
     ("retransmit_unicast_linger_ns", 250 * MS),
     ("counters_buffer_length", 1 * MIB),
     ("error_buffer_length", 4 * MIB),

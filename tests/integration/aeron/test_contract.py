@@ -141,9 +141,13 @@ def test_poll_without_anything_returns_nothing(pair: Pair) -> None:
 def test_a_wake_ends_a_wait_and_is_good_for_one(pair: Pair) -> None:
     """Whether it comes before the wait or meanwhile; the wait would last far beyond the test."""
     here, _ = pair
+    early, waiter = (
+        threading.Thread(target=here.poll, args=(3600.0,), daemon=True) for _ in range(2)
+    )
     here.wake()
-    assert here.poll(3600.0) == []
-    waiter = threading.Thread(target=here.poll, args=(3600.0,), daemon=True)
+    early.start()
+    early.join(20)
+    assert not early.is_alive()
     waiter.start()
     waiter.join(0.05)
     assert waiter.is_alive()

@@ -1,0 +1,32 @@
+"""Spark applications for benchmarks on one machine, with executors that are processes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def local_cluster(workers: int) -> Iterator[Any]:
+    """A session with a task slot for each worker: one executor per two of them."""
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    executors, cores = (1, workers) if workers < 3 else (-(-workers // 2), 2)
+    session = (
+        SparkSession.builder.master(f"local-cluster[{executors},{cores},1024]")
+        .appName("sparkstrom benchmark")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    try:
+        yield session
+    finally:
+        session.stop()
