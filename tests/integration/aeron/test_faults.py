@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,9 @@ import pytest
 from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.client import AeronTransport
-from sparkstrom.transport.aeron.driver_process import SETTINGS
 from sparkstrom.transport.base import Offer
 
 KIB, MIB = 1024, 1024 * 1024
-STREAM_LIVES_S = dict(SETTINGS)["image_liveness_timeout_ns"] / 1e9
 
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "poll": lambda transport, sender: transport.poll(60),
@@ -138,29 +135,6 @@ def test_content_is_exact_though_datagrams_are_lost(drivers: Any, exchange: Any)
     arrivals = exchange(here, sender, frames, there)
     assert [arrival.frame for arrival in arrivals] == frames
     assert there.counters()["driver_naks_sent"] > 0  # there was something to repair
-
-
-def test_a_stream_whose_driver_stood_still_is_excused(drivers: Any, exchange: Any) -> None:
-    """The sender's media driver gets no processor for longer than a receiver waits for a stream."""
-    here, there = drivers.transport("a"), drivers.transport("b")
-    there.open_receiver(1)
-    sender = here.open_sender(there.endpoint, 1, control=True)
-    exchange(here, sender, [b"up"], there)
-    pid, still_s = here._handle.pid, STREAM_LIVES_S + 2
-    os.kill(pid, signal.SIGSTOP)
-    again = threading.Timer(still_s, os.kill, (pid, signal.SIGCONT))
-    again.start()
-    with pytest.raises(pytest.skip.Exception, match="stood still for"):
-        exchange(here, sender, [b"in vain"], there, deadline_s=still_s + 2)
-    again.join()
-    drivers.wait_until(lambda: sender.offer([b"x"])[1] is Offer.UNCONNECTED)  # it broke, for good
-
-
-def test_a_stream_that_brings_nothing_fails_its_test(drivers: Any, exchange: Any) -> None:
-    here, there = drivers.transport("a"), drivers.transport("b")
-    sender = here.open_sender(there.endpoint, 1, control=True)  # nobody receives
-    with pytest.raises(pytest.fail.Exception, match="0 went, 0 came of 1"):
-        exchange(here, sender, [b"x"], there, deadline_s=0.5)
 
 
 def test_counters_count(drivers: Any, exchange: Any) -> None:
