@@ -142,8 +142,8 @@ def exchange() -> Exchange:
         end_s = time.monotonic() + DEADLINE_S
         while len(arrivals) < len(frames):
             assert time.monotonic() < end_s, (
-                f"{sent} went, {len(arrivals)} came of {len(frames)}; of the media drivers one has "
-                f"stood still for {stood_still_s(here, there):.1f} s; streams bear {STREAM_LIVES_S:g}"
+                f"{sent} went, {len(arrivals)} came of {len(frames)}; one of the media drivers "
+                f"was still for {stood_still_s(here, there):.1f} s, streams bear {STREAM_LIVES_S:g}"
             )
             sent += sender.offer(frames[sent:])[0]
             if here is not there:
