@@ -6,10 +6,10 @@ they take, and messages too, so a variant's ``latency`` and ``jitter`` say nothi
 
 from __future__ import annotations
 
+import atexit
+import math
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.convergence.settings import Settings
@@ -18,16 +18,20 @@ from benchmarks.convergence.trial import Outcome, Trial, outcome
 from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.models.torch import TorchModel
 
+_open: dict[int, Any] = {}  # the one application that is open, by its workers
 
-@contextmanager
-def session_for(workers: int) -> Iterator[Any]:
-    """A Spark application with a task slot for each worker."""
+
+def session_for(workers: int) -> Any:
+    """The application with a task slot for each worker; the one for another number ends."""
     from pyspark.sql import SparkSession
 
+    if workers in _open:
+        return _open[workers]
+    close()
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     executors, cores = (1, workers) if workers < 3 else (-(-workers // 2), 2)
-    session = (
+    _open[workers] = (
         SparkSession.builder.master(f"local-cluster[{executors},{cores},1024]")
         .appName("sparkstrom convergence")
         .config("spark.driver.host", "127.0.0.1")
@@ -36,14 +40,18 @@ def session_for(workers: int) -> Iterator[Any]:
         .config("spark.log.level", "ERROR")
         .getOrCreate()
     )
-    try:
-        yield session
-    finally:
-        session.stop()
+    return _open[workers]
+
+
+@atexit.register
+def close() -> None:
+    """End the application that is open, if any."""
+    while _open:
+        _open.popitem()[1].stop()
 
 
 def train(trial: Trial, settings: Settings) -> Outcome:
-    """One fit in an application of its own."""
+    """One fit. Only the first of an application waits for imports, before it trains."""
     features, labels = trial.task.split().train
     master = SharedTrainingMaster(
         batch_size_per_worker=BATCH_ROWS,
@@ -53,6 +61,7 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         warm_up=settings.warm_up(),
         aggregation=settings.aggregation,
         train_on=settings.train_on,
+        publish_every=settings.publish_every,
         max_lead=settings.max_lead,
         max_staleness=settings.max_staleness,
         horizon=settings.horizon,
@@ -64,15 +73,17 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         scheduler=trial.task.scheduler(),
         clip_norm=settings.clip_norm,
     )
-    with session_for(trial.workers) as session:
-        rows = session.sparkContext.parallelize(list(zip(features, labels, strict=True)))
-        network = SparkNetwork(session, model, master, progress=False, keep=False)
-        summary = network.fit(rows.repartition(trial.workers), epochs=trial.epoch_count)
-        trained = network.module
-        network.close()
+    session = session_for(trial.workers)
+    rows = session.sparkContext.parallelize(list(zip(features, labels, strict=True)))
+    network = SparkNetwork(session, model, master, progress=False, keep=False)
+    summary = network.fit(rows.repartition(trial.workers), epochs=trial.epoch_count)
+    trained = network.module
+    network.close()
     figures = {
         "staleness_mean": summary.staleness_mean,
+        "staleness_rounds": summary.staleness_minibatches / trial.workers,
         "sent_fraction": summary.sent_fraction,
+        "residual_norm": summary.residual_norm / math.sqrt(trial.workers),
         "publications": float(summary.updates),
         "seconds_training": summary.phase_seconds["train"],
         "replicas_equal": float(bool(summary.replicas_equal)),
