@@ -74,9 +74,10 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         clip_norm=settings.clip_norm,
     )
     session = session_for(trial.workers)
-    rows = session.sparkContext.parallelize(list(zip(features, labels, strict=True)))
+    pairs = list(zip(features, labels, strict=True))
+    rows = session.sparkContext.parallelize(pairs, trial.workers)  # as many from each to each
     network = SparkNetwork(session, model, master, progress=False, keep=False)
-    summary = network.fit(rows.repartition(trial.workers), epochs=trial.epoch_count)
+    summary = network.fit(rows, epochs=trial.epoch_count)
     trained = network.module
     network.close()
     figures = {
@@ -85,6 +86,7 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         "sent_fraction": summary.sent_fraction,
         "residual_norm": summary.residual_norm / math.sqrt(trial.workers),
         "publications": float(summary.updates),
+        "minibatches": float(summary.minibatches),
         "seconds_training": summary.phase_seconds["train"],
         "replicas_equal": float(bool(summary.replicas_equal)),
     }
