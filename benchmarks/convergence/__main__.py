@@ -40,7 +40,6 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     """The options; exits with what is wrong with them."""
     from benchmarks.convergence.baselines import BASELINES
 
-    systems = (OURS, BEST, *BASELINES)
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.convergence",
         description=benchmarks.convergence.__doc__,
@@ -54,7 +53,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--workers", default="1,2,4,8,16,32", help="numbers, by comma")
     parser.add_argument("--seeds", type=int, default=3, help="runs of each")
     parser.add_argument("--first-seed", type=int, default=0)
-    parser.add_argument("--systems", default=list(systems), type=words("--systems", systems))
+    parser.add_argument("--systems", default=[OURS, BEST, *BASELINES], type=systems)
     parser.add_argument(
         "--set", action="append", type=settings, dest="variants", metavar="NAME=VALUE,...",
         help="a variant of ours; repeatable",
@@ -90,6 +89,19 @@ def words_of(parser: argparse.ArgumentParser) -> Callable[..., Callable[[str], l
     return of
 
 
+def systems(text: str) -> list[str]:
+    """Known ones; DiLoCo and SparseLoCo with any numbers."""
+    from benchmarks.convergence.baselines import baseline
+
+    names = text.split(",")
+    try:
+        for name in names:
+            _ = name in (OURS, BEST) or baseline(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return names
+
+
 def settings(text: str) -> tuple[str, Settings]:
     """A variant, and its text, which is its name."""
     try:
@@ -123,16 +135,16 @@ def runs(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def planned(trial: Trial, args: argparse.Namespace) -> Iterator[tuple[str, str, Trial, Train]]:
     """Settings, system, trial and how it is trained."""
-    from benchmarks.convergence.baselines import BASELINES
+    from benchmarks.convergence.baselines import baseline
 
     for system in args.systems:
         if system == OURS:
             for name, variant in args.variants:
                 yield name, OURS, trial, partial(ours, variant)
         elif trial.workers > 1 and system == BEST:
-            yield "", BEST, replace(trial, rate=best_rate(replace(trial, seed=0))), BASELINES["ddp"]
+            yield "", BEST, replace(trial, rate=best_rate(replace(trial, seed=0))), baseline("ddp")
         elif trial.workers > 1:
-            yield "", system, trial, BASELINES[system]
+            yield "", system, trial, baseline(system)
     if trial.workers in args.executors:
         for name, variant in args.variants:
             yield name, EXECUTORS, trial, partial(on_executors, variant)
@@ -172,9 +184,9 @@ def alone(trial: Trial) -> Outcome:
 @cache
 def best_rate(trial: Trial) -> float:
     """Of DDP: chosen once for each number of workers."""
-    from benchmarks.convergence.baselines import BASELINES
+    from benchmarks.convergence.baselines import ddp
 
-    found = scores([trial], BASELINES["ddp"], [trial.rate * times for times in BEST_TIMES])
+    found = scores([trial], ddp, [trial.rate * times for times in BEST_TIMES])
     return next(iter(found))
 
 

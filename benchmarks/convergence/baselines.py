@@ -13,9 +13,9 @@ Bytes are what workers hand over, each message once, as ours are.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from sparkstrom.models.base import Batch
 
 DILOCO_RATE, DILOCO_MOMENTUM = 0.7, 0.9
 SPARSELOCO_STEPS, SPARSELOCO_FEEDBACK, SPARSELOCO_RATE = 15, 0.95, 1.0
+
+Train = Callable[[Trial], Outcome]
 
 
 def gradient(module: Any, loss_of: Any, batch: Batch, share: float = 1.0) -> None:
@@ -159,16 +161,27 @@ class SparseLoCo(Drifting):
             self.bytes_sent += message.size
 
 
-def _sparseloco(percent: float) -> Callable[[Trial], Outcome]:
+def _sparseloco(percent: float, every: int) -> Train:
     keep = 8 * max(1, round(percent / 100 * sparse.CHUNK / 8))
-    return lambda trial: SparseLoCo(trial, SPARSELOCO_STEPS, keep).run()
+    return lambda trial: SparseLoCo(trial, every, keep).run()
 
 
-BASELINES: dict[str, Callable[[Trial], Outcome]] = {
-    "ddp": ddp,
-    "powersgd": partial(powersgd, rank=2),
-    "diloco-5": lambda trial: DiLoCo(trial, 5).run(),
-    "diloco-20": lambda trial: DiLoCo(trial, 20).run(),
-    "sparseloco-1": _sparseloco(1.0),
-    "sparseloco-3": _sparseloco(3.0),
-}
+def baseline(name: str) -> Train:
+    """Also with other numbers than those of ``BASELINES``; raises ValueError for another name."""
+    if not KNOWN.fullmatch(name):
+        known = ", ".join(BASELINES)
+        raise ValueError(f"{name!r}: known are {known}, diloco-STEPS, sparseloco-PERCENT-STEPS")
+    kind, *numbers = name.split("-")
+    match kind:
+        case "ddp":
+            return ddp
+        case "powersgd":
+            return powersgd
+        case "diloco":
+            return lambda trial: DiLoCo(trial, int(numbers[0])).run()
+    every = int(numbers[1]) if numbers[1:] else SPARSELOCO_STEPS
+    return _sparseloco(float(numbers[0]), every)
+
+
+BASELINES = ("ddp", "powersgd", "diloco-5", "diloco-20", "sparseloco-1", "sparseloco-3")
+KNOWN = re.compile(r"ddp|powersgd|diloco-[1-9]\d*|sparseloco-\d+(\.\d+)?(-[1-9]\d*)?")

@@ -6,6 +6,11 @@ here.
 
 from __future__ import annotations
 
+import atexit
+import math
+from contextlib import ExitStack
+from typing import Any
+
 from benchmarks.convergence.settings import Settings
 from benchmarks.convergence.tasks import BATCH_ROWS
 from benchmarks.convergence.trial import Outcome, Trial, outcome
@@ -13,9 +18,27 @@ from benchmarks.sessions import local_cluster
 from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.models.torch import TorchModel
 
+_application = ExitStack()  # the one that is open
+_sessions: dict[int, Any] = {}  # its session, by its workers
+
+
+def session_for(workers: int) -> Any:
+    """The application with a task slot for each worker; the one for another number ends."""
+    if workers not in _sessions:
+        close()
+        _sessions[workers] = _application.enter_context(local_cluster(workers))
+    return _sessions[workers]
+
+
+@atexit.register
+def close() -> None:
+    """End the application that is open, if any."""
+    _sessions.clear()
+    _application.close()
+
 
 def train(trial: Trial, settings: Settings) -> Outcome:
-    """One fit in an application of its own."""
+    """One fit. Only the first of an application waits for imports, before it trains."""
     features, labels = trial.task.split().train
     master = SharedTrainingMaster(
         batch_size_per_worker=BATCH_ROWS,
@@ -25,6 +48,7 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         warm_up=settings.warm_up(),
         aggregation=settings.aggregation,
         train_on=settings.train_on,
+        publish_every=settings.publish_every,
         max_lead=settings.max_lead,
         max_staleness=settings.max_staleness,
         horizon=settings.horizon,
@@ -36,16 +60,20 @@ def train(trial: Trial, settings: Settings) -> Outcome:
         scheduler=trial.task.scheduler(),
         clip_norm=settings.clip_norm,
     )
-    with local_cluster(trial.workers) as session:
-        rows = session.sparkContext.parallelize(list(zip(features, labels, strict=True)))
-        network = SparkNetwork(session, model, master, progress=False, keep=False)
-        summary = network.fit(rows.repartition(trial.workers), epochs=trial.epoch_count)
-        trained = network.module
-        network.close()
+    session = session_for(trial.workers)
+    pairs = list(zip(features, labels, strict=True))
+    rows = session.sparkContext.parallelize(pairs, trial.workers)  # as many from each to each
+    network = SparkNetwork(session, model, master, progress=False, keep=False)
+    summary = network.fit(rows, epochs=trial.epoch_count)
+    trained = network.module
+    network.close()
     figures = {
         "staleness_mean": summary.staleness_mean,
+        "staleness_rounds": summary.staleness_minibatches / trial.workers,
         "sent_fraction": summary.sent_fraction,
+        "residual_norm": summary.residual_norm / math.sqrt(trial.workers),
         "publications": float(summary.updates),
+        "minibatches": float(summary.minibatches),
         "seconds_training": summary.phase_seconds["train"],
         "replicas_equal": float(bool(summary.replicas_equal)),
     }

@@ -4,8 +4,8 @@ A step takes 1, give or take: workers differ by up to ``jitter``, and so do thei
 worker publishes has its commit number and has reached everybody ``latency`` later; it is added at
 the next batch boundary. With a latency of 0 the others' updates are still one round old, k - 1
 commits: that many end while a step is under way. Who publishes when is as in ``runtime.trainer``:
-when the last publication is committed, and at the end; who must wait, as ``max_staleness`` and
-``max_lead`` have it.
+when the last publication is committed (or every so many steps), and at the end; who must wait, as
+``max_staleness`` and ``max_lead`` have it.
 """
 
 from __future__ import annotations
@@ -220,10 +220,16 @@ class Fit:
 
     def _end_step(self, worker: Worker, at: float) -> None:
         self._plan(at + self._settings.latency, "news", worker.number)
-        if worker.under_way <= at or worker.finished:
+        if self._is_due(worker, at) or worker.finished:
             self._publish(worker, at)
         else:
             worker.replica.hold_back()
+
+    def _is_due(self, worker: Worker, at: float) -> bool:
+        every = self._settings.publish_every
+        if isinstance(every, str):
+            return worker.under_way <= at
+        return worker.steps - worker.published >= every
 
     def _publish(self, worker: Worker, at: float) -> None:
         encoder, settings = worker.replica.encoder, self._settings

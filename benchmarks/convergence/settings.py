@@ -20,6 +20,7 @@ class Settings:
 
     horizon: str = "fit"  # whose minibatches momentum and statistics count; "worker": each its own
     beta2: str = "worker"  # the same for the second moments of Adam
+    publish_every: int | str = AUTO  # steps; AUTO: when the last publication has arrived
     max_lead: int | str | None = AUTO
     max_staleness: int | str | None = AUTO  # steps that go on while an own update is under way
     latency: float = 0.1  # steps from a publication until everybody has it
@@ -47,14 +48,19 @@ class Settings:
     def warm_up(self) -> WarmUp | None:
         return WarmUp(self.warm, self.warm_first, self.density) if self.warm else None
 
+    def every(self) -> int:
+        """Steps that a publication holds at least."""
+        return 1 if isinstance(self.publish_every, str) else self.publish_every
+
     def lead(self) -> int | None:
         """Steps before the slowest."""
-        return 1 if isinstance(self.max_lead, str) else self.max_lead
+        return self.every() if isinstance(self.max_lead, str) else self.max_lead
 
     def beside(self, workers: int) -> int | None:
         """Steps beside an update that is under way."""
-        among = max(0, AGE // workers - 1)
-        return among if isinstance(self.max_staleness, str) else self.max_staleness
+        if isinstance(self.max_staleness, str):
+            return max(0, AGE // workers - self.every())
+        return self.max_staleness and self.max_staleness * self.every()
 
     def beta2_power(self, workers: int) -> int:
         """What the second beta is raised to."""

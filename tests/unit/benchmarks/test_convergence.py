@@ -12,7 +12,7 @@ pytest.importorskip("sklearn")
 
 from benchmarks.convergence import texts  # noqa: E402
 from benchmarks.convergence.__main__ import parsed, runs  # noqa: E402
-from benchmarks.convergence.baselines import BASELINES, ddp, unchanged_buffers  # noqa: E402
+from benchmarks.convergence.baselines import BASELINES, baseline, ddp, unchanged_buffers  # noqa: E402
 from benchmarks.convergence.powersgd import PowerSGD  # noqa: E402
 from benchmarks.convergence.replicas import Fit, train  # noqa: E402
 from benchmarks.convergence.settings import Settings  # noqa: E402
@@ -33,11 +33,30 @@ def fitted(settings: Settings, trial: Trial = DIGITS) -> Fit:
 @pytest.mark.parametrize("system", BASELINES)
 def test_each_baseline_learns_and_counts_its_bytes(system: str) -> None:
     before = measured(DIGITS.task.module(0), DIGITS.task, DIGITS.task.split().test)
-    outcome = BASELINES[system](DIGITS)
+    outcome = baseline(system)(DIGITS)
     assert outcome.test["loss"] < 0.95 * before["loss"]
     assert outcome.bytes_dense == 4 * 9610 * 64
     assert outcome.factor is not None
     assert (outcome.factor > 1) == (system != "ddp")
+
+
+def test_of_drifting_workers_any_numbers_may_be_asked_for() -> None:
+    """Messages are those of 3 chunks of 4,096, with 40 or 80 entries in 14 bits each."""
+    often, seldom, dense = (
+        baseline(name)(DIGITS).factor for name in ("sparseloco-1-2", "sparseloco-2-8", "diloco-8")
+    )
+    assert (often, seldom) == (4 * 9610 * 16 / (3 * 78 * 8), 4 * 9610 * 16 / (3 * 148 * 2))
+    assert dense == 8
+    words = parsed(["--systems", "ours,diloco-8,sparseloco-0.5-4"]).systems
+    assert words == ["ours", "diloco-8", "sparseloco-0.5-4"]
+
+
+@pytest.mark.parametrize("name", ["diloco", "diloco-0", "sparseloco-x", "ddp-2", "fedavg"])
+def test_unknown_baselines_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}': known are ddp, .* diloco-STEPS"):
+        baseline(name)
+    with pytest.raises(SystemExit):
+        parsed(["--systems", f"ours,{name}"])
 
 
 def test_ours_learns_and_sends_little() -> None:
@@ -84,6 +103,17 @@ def test_by_default_all_together_are_so_far_ahead() -> None:
     assert Settings().lead() == 1
     assert [Settings().beside(workers) for workers in (2, 8, 12, 13)] == [11, 2, 1, 0]
     assert Settings.parse("max_lead=auto,max_staleness=none").beside(2) is None
+    assert Settings.parse("publish_every=4").lead() == 4
+    assert [Settings.parse("publish_every=4").beside(workers) for workers in (2, 8)] == [8, 0]
+    assert Settings.parse("publish_every=4,max_staleness=2").beside(8) == 8
+
+
+def test_a_publication_may_hold_several_steps() -> None:
+    """Three hold 5 of the 16, and the last one is what is left."""
+    outcome = train(DIGITS, Settings(publish_every=5))
+    assert outcome.figures["publications"] == 4 * 4
+    assert outcome.factor is not None
+    assert outcome.factor > 1000
 
 
 def test_a_lead_of_one_is_a_step_together() -> None:

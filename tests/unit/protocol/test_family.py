@@ -348,29 +348,25 @@ def test_the_state_says_what_was_sent_and_what_came(parent: Any, make: Any) -> N
     assert state.taken == 2 * (HEADER_BYTES + 5)
 
 
-def test_the_state_says_how_long_updates_wait_for_the_slowest_link(
-    parent_with: Any, make: Any
-) -> None:
-    """By what is under way and waits, and the link's rate; or what comes from above, if more."""
+def test_the_state_says_how_long_updates_wait(parent_with: Any, make: Any) -> None:
+    """For the slowest link, by its rate and what it has to carry; or for one further up."""
     parent = parent_with(window_bytes=2 * ONE)
-    parent.attach(node=5)
+    parent.attach()
+
+    def tells(state: State, now_s: float) -> int:
+        parent.child().state_due = True
+        return sent(parent.family.tick(state, now_s), State, 5)[0].wait_ms
+
     parent.commit(2)
-    assert tells(parent, make.state(), 1.0) == 0, "its rate is not known"
+    assert tells(make.state(), 1.0) == 0, "its rate is not known"
     parent.now_s = 2.0
     parent.report(2)
-    assert parent.child().link.rate == ONE
-    assert tells(parent, make.state(), 2.0) == 0
+    assert (parent.child().link.rate, tells(make.state(), 2.0)) == (ONE, 0)
     for _ in range(5):
         parent.commit()
     parent.child(6)  # it has not attached: nothing waits for it
-    assert tells(parent, make.state(), 3.0) == 5000 - 1000 * QUEUE_S
-    assert tells(parent, make.state(wait_ms=9000), 4.0) == 9000
-
-
-def tells(parent: Any, state: State, now_s: float) -> int:
-    parent.child().state_due = True
-    (told,) = sent(parent.family.tick(state, now_s), State, 5)
-    return told.wait_ms
+    assert tells(make.state(), 3.0) == 5000 - 1000 * QUEUE_S
+    assert tells(make.state(wait_ms=9000), 4.0) == 9000
 
 
 def test_the_state_goes_to_each_with_what_was_heard_of_it(parent: Any, make: Any) -> None:
