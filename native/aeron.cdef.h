@@ -143,6 +143,8 @@ int aeron_driver_context_set_error_buffer_length(aeron_driver_context_t *context
 int aeron_driver_context_set_to_conductor_buffer_length(aeron_driver_context_t *context, size_t value);
 int aeron_driver_context_set_to_clients_buffer_length(aeron_driver_context_t *context, size_t value);
 int aeron_driver_context_set_loss_report_buffer_length(aeron_driver_context_t *context, size_t value);
+int aeron_driver_context_set_nak_unicast_delay_ns(aeron_driver_context_t *context, uint64_t value);
+int aeron_driver_context_set_nak_unicast_retry_delay_ratio(aeron_driver_context_t *context, uint64_t value);
 int aeron_driver_context_set_retransmit_unicast_linger_ns(aeron_driver_context_t *context, uint64_t value);
 int aeron_driver_context_set_stream_session_limit(aeron_driver_context_t *context, int32_t value);
 int aeron_driver_context_set_rejoin_stream(aeron_driver_context_t *context, bool value);

@@ -67,4 +67,6 @@ class Narrow:
 
 
 def _mega(rate: float) -> str:
-    return f"{rate / 1e6:.1f}" if rate < 9.95e6 else f"{rate / 1e6:.0f}"
+    """Two digits, but all before the point."""
+    mega = rate / 1e6
+    return f"{mega:.2g}" if mega < 0.095 else f"{mega:.1f}" if mega < 9.95 else f"{mega:.0f}"

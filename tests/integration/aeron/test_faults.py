@@ -137,6 +137,20 @@ def test_content_is_exact_though_datagrams_are_lost(drivers: Any, exchange: Any)
     assert there.counters()["driver_naks_sent"] > 0  # there was something to repair
 
 
+def test_what_is_lost_is_asked_for_again_and_again_but_not_all_the_time(drivers: Any) -> None:
+    """Most answers are lost, too. Requests each 100 us fill a link of 1 Mbit/s."""
+    loss = "rate=0.9|seed=7|recv-msg-mask=0x2"  # of data
+    here, there = drivers.transport("a"), drivers.transport("b", datagram_loss=loss)
+    there.open_receiver(1)
+    sender = here.open_sender(there.endpoint, 1, control=False)
+    frame = bytes(here.max_frame_bytes)
+    drivers.wait_until(lambda: sender.offer([frame])[0] or here.poll(0))
+    drivers.wait_until(lambda: there.counters()["driver_naks_sent"] or there.poll(0.01))
+    before = there.counters()["driver_naks_sent"]
+    assert there.poll(1.0) == []
+    assert 1 <= there.counters()["driver_naks_sent"] - before <= 60
+
+
 def test_counters_count(drivers: Any, exchange: Any) -> None:
     here, there = drivers.transport("a"), drivers.transport("b")
     there.open_receiver(1)

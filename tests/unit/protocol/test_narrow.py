@@ -43,6 +43,9 @@ def test_what_people_are_told() -> None:
         "the link to node 3 (host7) carries 1.2 MB/s, training would fill 9.4: "
         "updates are summed, staleness 41"
     )
+    assert "carries 0.041 MB/s, training would fill 12" in Narrow(3, 41_200, 12.3e6, 4, True).text(
+        "h"
+    )
     assert "updates are delayed" in Narrow(3, 1.2e6, 9.4e6, 41, False).text("host7")
 
 
