@@ -60,7 +60,7 @@ class Settings:
         """Steps beside an update that is under way."""
         if isinstance(self.max_staleness, str):
             return max(0, AGE // workers - self.every())
-        return self.max_staleness and self.max_staleness * self.every()
+        return None if self.max_staleness is None else self.max_staleness * self.every()
 
     def beta2_power(self, workers: int) -> int:
         """What the second beta is raised to."""

@@ -21,6 +21,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol import events as ev
 from sparkstrom.protocol.events import Order
+from sparkstrom.protocol.family import Family
 from sparkstrom.protocol.following import ASK_SPACING_S
 from sparkstrom.protocol.joining import ATTACH_RETRY_S
 from tests.unit.protocol.spoken import every, only, said, sent
@@ -261,6 +262,16 @@ def test_where_all_wait_for_the_slowest_link_a_round_is_as_long(
     node.step(make.published(1))
     node.hear(make.committed(1, origin=1), 5.0)
     assert node.machine.command.round_s == round_s
+
+
+def test_a_relay_reckons_with_its_own_children_too(
+    node_with: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Family, "wait_s", property(lambda family: 7.0))
+    node = node_with(publications_max=1, max_lead=3).training()
+    node.step(make.published(1))
+    node.hear(make.committed(1, origin=1), 5.0)
+    assert node.machine.command.round_s == 7.0
 
 
 def test_it_goes_no_further_ahead_than_allowed(node_with: Any, make: Any) -> None:
