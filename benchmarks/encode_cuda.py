@@ -52,7 +52,7 @@ def main() -> int:
     except SetupError as error:
         print(f"nothing measured: {error}", file=sys.stderr)
         return 2
-    from sparkstrom.encoding.cuda_device import SIMULATED
+    from sparkstrom.encoding.cuda.cuda_device import SIMULATED
 
     if SIMULATED:
         print("nothing measured: the simulator's times say nothing of a GPU", file=sys.stderr)

@@ -31,11 +31,11 @@ import numpy as np
 from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.store import MEMORY_MIN_BYTES, Store
-from sparkstrom.spark.columns import Chosen
-from sparkstrom.spark.data import Spread, source_of, spread_out
-from sparkstrom.spark.export import export, exported, remove
-from sparkstrom.spark.parcels import Blocks
+from sparkstrom.runtime.row_store import MEMORY_MIN_BYTES, Store
+from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.spark.data.export import export, exported, remove
+from sparkstrom.spark.data.partitioning import Spread, source_of, spread_out
+from sparkstrom.spark.data.shuffle_blocks import Blocks
 
 BATCH_ROWS = 64
 WORKERS = 2

@@ -22,12 +22,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sparkstrom.codec.messages import Phase
-from sparkstrom.protocol.tree import DEPTH, FAN_OUT
+from sparkstrom.protocol.common.topology import DEPTH, FAN_OUT
 from sparkstrom.simulation.faults import NO_FAULTS
-from sparkstrom.simulation.network import Network
-from sparkstrom.simulation.process import SimProcess
-from sparkstrom.simulation.replica import TAU, SimLearner
-from sparkstrom.simulation.sizes import Size
+from sparkstrom.simulation.run_sizes import Size
+from sparkstrom.simulation.sim_network import Network
+from sparkstrom.simulation.sim_process import SimProcess
+from sparkstrom.simulation.sim_replica import TAU, SimLearner
 from sparkstrom.simulation.world import World
 
 NODES = (8, 64, 512, 4_096, 32_768)

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from sparkstrom.encoding.thresholds import FixedThreshold as FixedThreshold
     from sparkstrom.encoding.thresholds import TargetSparsityThreshold as TargetSparsityThreshold
     from sparkstrom.observe.stopping import EarlyStopping as EarlyStopping
-    from sparkstrom.spark.network import SparkNetwork as SparkNetwork
-    from sparkstrom.spark.shared import SharedTrainingMaster as SharedTrainingMaster
-    from sparkstrom.spark.void import VoidConfiguration as VoidConfiguration
+    from sparkstrom.spark.driver.discovery import VoidConfiguration as VoidConfiguration
+    from sparkstrom.spark.driver.network import SparkNetwork as SparkNetwork
+    from sparkstrom.spark.driver.training_master import SharedTrainingMaster as SharedTrainingMaster
 
 _HOMES = {
     "AdaptiveThreshold": "sparkstrom.encoding.thresholds",
@@ -35,13 +35,13 @@ _HOMES = {
     "FixedThreshold": "sparkstrom.encoding.thresholds",
     "ResidualClipping": "sparkstrom.encoding.residuals",
     "SetupError": "sparkstrom.base.errors",
-    "SharedTrainingMaster": "sparkstrom.spark.shared",
-    "SparkNetwork": "sparkstrom.spark.network",
+    "SharedTrainingMaster": "sparkstrom.spark.driver.training_master",
+    "SparkNetwork": "sparkstrom.spark.driver.network",
     "SparkstromError": "sparkstrom.base.errors",
     "TargetSparsityThreshold": "sparkstrom.encoding.thresholds",
     "TrainingError": "sparkstrom.base.errors",
     "UsageError": "sparkstrom.base.errors",
-    "VoidConfiguration": "sparkstrom.spark.void",
+    "VoidConfiguration": "sparkstrom.spark.driver.discovery",
     "WarmUp": "sparkstrom.encoding.schedules",
 }
 

@@ -26,9 +26,9 @@ from sparkstrom.encoding.encoded import Encoded
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import first_exponent, round_to_grid
 from sparkstrom.models.torch import TorchModel
-from sparkstrom.protocol.events import Command, Order
+from sparkstrom.protocol.common.events import Directive, Order
 from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.pace import Pacemaker
+from sparkstrom.runtime.pacemaker import Pacemaker
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.theta import Theta
 
@@ -69,7 +69,7 @@ class Worker:
     def step(self, training: int | None) -> None:
         """Train on the next minibatch; so many train now, or None: momentum counts own steps."""
         if training is not None:
-            command = Command(Order.TRAIN, workers=training, minibatches=sum(self.heard.values()))
+            command = Directive(Order.TRAIN, workers=training, minibatches=sum(self.heard.values()))
             self.pacemaker.keep(self.replica.model, command, self.steps)
         self.stepping.step(self.batches.get(*self.position))
         epoch, batch = self.position

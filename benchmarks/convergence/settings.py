@@ -11,7 +11,7 @@ from typing import Any, Self
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import AUTO, AutoThreshold
-from sparkstrom.spark.executor import AGE
+from sparkstrom.spark.executor.tasks import AGE
 
 
 @dataclass(frozen=True, slots=True)

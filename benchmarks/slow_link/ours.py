@@ -24,7 +24,7 @@ from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.base.errors import SparkstromError
 from sparkstrom.codec.messages import Phase
 from sparkstrom.models.torch import TorchModel
-from sparkstrom.spark.summary import TrainingSummary
+from sparkstrom.spark.driver.summary import TrainingSummary
 
 LOOK_S = 0.02
 END_S = 30.0  # for a fit that was told to stop: it drains, and compares its replicas

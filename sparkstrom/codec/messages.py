@@ -115,7 +115,7 @@ class Attach(msgspec.Struct, frozen=True, tag="attach", kw_only=True):
     ids: list[U32]  # all that its process has had
 
 
-class Kept(msgspec.Struct, frozen=True):
+class ResidualCheckpoint(msgspec.Struct, frozen=True):
     """What a worker left on its executor's scratch for the next fit."""
 
     path: Text
@@ -127,7 +127,7 @@ class AuditAnswer(msgspec.Struct, frozen=True):
 
     commit: U63
     digest: Annotated[str, msgspec.Meta(max_length=64)]
-    kept: Kept | None
+    kept: ResidualCheckpoint | None
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -157,11 +157,11 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return self.edge, self.count
 
 
-class Report(msgspec.Struct, frozen=True, tag="report", kw_only=True):
+class Heartbeat(msgspec.Struct, frozen=True, tag="report", kw_only=True):
     """Lease renewal, acknowledgement, and news of the subtree; idempotent, the newest counts."""
 
     received: U63  # every commit up to here has been received in order
-    taken: U63  # bytes that came from you by this edge, by their weight (protocol/link)
+    taken: U63  # bytes that came from you by this edge, by their weight (``SendWindow``)
     catching: bool  # it takes a snapshot
     stamp: U63  # the parent has heard all news up to here once it has this
     news: list[Status]  # since the last stamp that the parent has acknowledged
@@ -192,7 +192,7 @@ class Leaving(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
 
     node: U32
     reason: Text
-    kept: Kept | None
+    kept: ResidualCheckpoint | None
 
 
 # -- direct: from the master to a node ---------------------------------------------------------
@@ -290,7 +290,7 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     closed: list[U32]  # ids closed a moment ago, whose owners may not know it
     heard: U63  # newest stamp of your reports
     sent: U63  # you were sent every commit up to here by this edge
-    taken: U63  # bytes that came from you by this edge, by their weight (protocol/link)
+    taken: U63  # bytes that came from you by this edge, by their weight (``SendWindow``)
     passed: U63  # of those, what has gone on: the rest waits at your parent
 
 
@@ -366,7 +366,7 @@ class UpdaterChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Control = (
-    Join | Silent | Here | Failed | Attach | Report | AskAfter | AskChunk | AskUpdater | Leaving
+    Join | Silent | Here | Failed | Attach | Heartbeat | AskAfter | AskChunk | AskUpdater | Leaving
     | Welcome | Adopt | Disown | Probe | Refused | Closed | Release
     | Attached | State | Again | Behind
 )  # fmt: skip

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.encoding.cuda_dlpack import is_on_cuda
+from sparkstrom.encoding.cuda.cuda_dlpack import is_on_cuda
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -23,11 +23,11 @@ U8 = NDArray[np.uint8]
 
 BACKENDS = {  # for arrays in host memory
     "reference": "sparkstrom.encoding.reference",
-    "cpu": "sparkstrom.encoding.kernels_cpu",
+    "cpu": "sparkstrom.encoding.cpu.kernels_cpu",
 }
 
 CUDA = "cuda"  # for arrays on a device
-CUDA_KERNELS = "sparkstrom.encoding.kernels_cuda"
+CUDA_KERNELS = "sparkstrom.encoding.cuda.kernels_cuda"
 
 SCRATCH_BYTES = 512  # working memory of the bitmap kernels
 
@@ -167,7 +167,7 @@ def kernels(name: str = "cpu") -> Kernels:
 
 def _cuda_kernels() -> Kernels:
     try:
-        device = importlib.import_module("sparkstrom.encoding.cuda_device")
+        device = importlib.import_module("sparkstrom.encoding.cuda.cuda_device")
     except (ImportError, ValueError) as error:  # the latter: NUMBA_CUDA_DRIVER leads nowhere
         raise SetupError(
             f"backend='cuda': numba.cuda cannot be imported: {error}. Install the package"

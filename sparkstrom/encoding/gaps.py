@@ -20,8 +20,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.encoding.compiled import BYTES, helper, kernel
-from sparkstrom.encoding.intrinsics import load_word, lowest_bit, store_word
+from sparkstrom.encoding.cpu.compiled import BYTES, helper, kernel
+from sparkstrom.encoding.cpu.intrinsics import load_word, lowest_bit, store_word
 
 I32 = NDArray[np.int32]
 U8 = NDArray[np.uint8]

@@ -20,7 +20,7 @@ import math
 import numpy as np
 
 from sparkstrom.encoding import gaps
-from sparkstrom.encoding.compiled import BYTES, helper, kernel
+from sparkstrom.encoding.cpu.compiled import BYTES, helper, kernel
 from sparkstrom.encoding.gaps import FLUSH_BYTES, I32, RICE_MAX, U8
 from sparkstrom.encoding.thresholds import LEVELS_MAX
 

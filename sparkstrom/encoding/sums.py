@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.encoding import gaps
-from sparkstrom.encoding.compiled import BYTES, helper, kernel
-from sparkstrom.encoding.intrinsics import load_word, lowest_bit, store_word
+from sparkstrom.encoding.cpu.compiled import BYTES, helper, kernel
+from sparkstrom.encoding.cpu.intrinsics import load_word, lowest_bit, store_word
 from sparkstrom.encoding.totals import I32, Total
 
 U8 = NDArray[np.uint8]

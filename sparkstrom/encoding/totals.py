@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.encoding import backends
-from sparkstrom.encoding.compiled import kernel
+from sparkstrom.encoding.cpu.compiled import kernel
 
 I32 = NDArray[np.int32]
 Hits = tuple[I32, I32]  # ascending indices, no index twice; quanta to add

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.layers import F32
+from sparkstrom.models.activations import F32
 
 Labels = NDArray[Any]  # whole numbers [rows], or numbers [rows, outputs]
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.models.activations import ACTIVATIONS, F32
 from sparkstrom.models.base import Batch, Columns, Flat, State
 from sparkstrom.models.flat import bindable, one_array
 from sparkstrom.models.horizons import changed
-from sparkstrom.models.layers import ACTIVATIONS, F32
 from sparkstrom.models.losses import LOSSES
 from sparkstrom.models.updaters import UPDATERS, Sgd, Updater, following, paced
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.models.base import Batch, Columns
 from sparkstrom.runtime.records import arrays_in, form_of
-from sparkstrom.runtime.store import Ordered, Store
+from sparkstrom.runtime.row_store import Ordered, Store
 
 PAGE_BYTES = 64 << 10  # read at once; a disk takes longer to find it than to read it
 WINDOW_BYTES = 4 << 20  # shuffled at once, in memory

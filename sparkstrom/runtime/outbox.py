@@ -1,7 +1,8 @@
 """Outboxes: frames that wait until the transport takes them; no edge's is dropped for want of room.
 
-Of data no more is handed over than a link takes soon (``protocol/link``). Of control, what the
-newest word makes worthless is replaced by it. So what waits is bounded without a limit here.
+Of data no more is handed over than a link takes soon (``protocol/common/send_window``). Of control,
+what the newest word makes worthless is replaced by it. So what waits is bounded without a limit
+here.
 
 What the master says directly goes to many places, to each of them seldom, so only a few senders
 are open at a time. A place whose turn has not come keeps its frames: closing a sender that has
@@ -16,7 +17,7 @@ from collections.abc import Callable, Hashable
 from itertools import islice
 
 from sparkstrom.codec.messages import Address
-from sparkstrom.transport.base import Offer, Sender
+from sparkstrom.transport.contract import Offer, Sender
 
 OFFERED_FRAMES = 256  # at a time: a long queue that is stuck costs no more than this to look at
 ANSWERS_MAX = 32  # senders kept for those who have no edge

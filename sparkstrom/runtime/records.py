@@ -42,7 +42,7 @@ class Leaf(NamedTuple):
         return math.prod(self.shape) * np.dtype(self.stored).itemsize
 
 
-class Form(NamedTuple):
+class RowFormat(NamedTuple):
     """How a record is laid out: features, labels, then weight and held-out flag where there are."""
 
     leaves: tuple[Leaf, ...]
@@ -111,7 +111,7 @@ class Form(NamedTuple):
         flags: NDArray[np.bool_] = records[:, -1] != 0
         return flags
 
-    def joined(self, other: Form) -> Form:
+    def joined(self, other: RowFormat) -> RowFormat:
         """The form that has room for records of both. Raise UsageError where there is none."""
         if self == other:
             return self
@@ -127,7 +127,7 @@ class Form(NamedTuple):
         )
         return self._replace(leaves=tuple(leaves))
 
-    def widened(self, records: Records, to: Form) -> Records:
+    def widened(self, records: Records, to: RowFormat) -> Records:
         """Records of this form in another one with more room for entries."""
         if self == to:
             return records
@@ -145,14 +145,14 @@ class Form(NamedTuple):
         return splitmix(keys)
 
 
-def form_of(batch: Batch) -> Form:
+def form_of(batch: Batch) -> RowFormat:
     """The form that keeps a batch's arrays as they are."""
     features, labels, weights = batch
     arrays = [*arrays_of(features), *arrays_of(labels)] + ([] if weights is None else [weights])
     leaves = [
         Leaf(f"array {i}", a.shape[1:], a.dtype.str, a.dtype.str) for i, a in enumerate(arrays)
     ]
-    return Form(tuple(leaves), nest_of(features), nest_of(labels), weights is not None)
+    return RowFormat(tuple(leaves), nest_of(features), nest_of(labels), weights is not None)
 
 
 def arrays_in(batch: Batch) -> list[NDArray[Any]]:

@@ -23,9 +23,9 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.totals import Hits, Total
 from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel
 from sparkstrom.models.outputs import measured
-from sparkstrom.protocol.events import DeliverMerged, Install
-from sparkstrom.runtime.inbox import Merged
+from sparkstrom.protocol.common.events import DeliverMerged, Install
 from sparkstrom.runtime.theta import Theta
+from sparkstrom.runtime.trainer_inbox import Merged
 
 
 @dataclass(slots=True)

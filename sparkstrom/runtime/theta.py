@@ -28,7 +28,7 @@ from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.totals import Hits, Total
 from sparkstrom.models.base import Flat
-from sparkstrom.protocol.events import DeliverMerged, SendMerged
+from sparkstrom.protocol.common.events import DeliverMerged, SendMerged
 
 CHUNK_PARAMS = 65_536  # 256 KiB of parameters in one chunk of a snapshot
 

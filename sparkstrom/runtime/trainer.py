@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 
 from sparkstrom.base.errors import PeerError
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import BUFFERS, Activity, Kept
+from sparkstrom.codec.messages import BUFFERS, Activity, ResidualCheckpoint
 from sparkstrom.codec.states import decode_state_untrusted
 from sparkstrom.observe.epochs import EpochLog, Finished
-from sparkstrom.observe.residuals import among_counters, figures_of
+from sparkstrom.observe.residual_figures import among_counters, figures_of
 from sparkstrom.observe.stopping import LOSS
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Command, Order
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Directive, Order
 from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.inbox import Item, Merged
-from sparkstrom.runtime.lending import Lender
-from sparkstrom.runtime.pace import Pacemaker
+from sparkstrom.runtime.optimizer_lending import OptimizerLender
+from sparkstrom.runtime.pacemaker import Pacemaker
 from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.station import Station
-from sparkstrom.runtime.unsent import Unsent
+from sparkstrom.runtime.residual_age import ResidualAge
+from sparkstrom.runtime.trainer_channel import TrainerChannel
+from sparkstrom.runtime.trainer_inbox import Item, Merged
 
 LOOK_S = 0.2  # a waiting trainer looks around at least so often
 STATS_S = 0.25
@@ -54,7 +54,7 @@ class Schedule:
     minibatches_before: int | None = None  # of earlier fits; None: models count their own steps
 
 
-Keep = Callable[[Replica], Kept | None]
+Keep = Callable[[Replica], ResidualCheckpoint | None]
 Grant = Callable[[Replica, tuple[str, ...]], None]
 
 
@@ -63,21 +63,21 @@ class Trainer:
 
     def __init__(
         self,
-        station: Station,
+        station: TrainerChannel,
         replica: Replica,
         batches: Batches,
         schedule: Schedule,
         *,
         keep: Keep,
         grant: Grant,
-        lender: Lender,
+        lender: OptimizerLender,
     ) -> None:
         self._station, self._replica, self._batches = station, replica, batches
         self._schedule, self._keep, self._grant = schedule, keep, grant
         self._lender = lender
         before = schedule.minibatches_before
         self._pacemaker = None if before is None else Pacemaker(before)
-        self.counts, self._unsent = Counts(), Unsent()
+        self.counts, self._unsent = Counts(), ResidualAge()
         self.epochs = EpochLog(schedule.partition, schedule.attempt)
         self._position = Position(0, 0)
         self._sent = (
@@ -110,7 +110,7 @@ class Trainer:
     def _finished(self) -> bool:
         return self._batches.rows == 0 or self._position >= Position(self._schedule.epochs, 0)
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, command: Directive) -> None:
         beyond = command.steps_max is not None and self._steps >= command.steps_max
         match command.order:
             case Order.TRAIN if not (self._finished or beyond):
@@ -133,7 +133,7 @@ class Trainer:
                 pass
         self._rest(command)
 
-    def _rest(self, command: Command) -> None:
+    def _rest(self, command: Directive) -> None:
         """Say what is waited for, and wait."""
         if self._activity is not Activity.CATCHING_UP and command.order is not Order.PAUSE:
             self._say(Activity.FINISHED if self._finished else Activity.WAITING)
@@ -147,7 +147,7 @@ class Trainer:
             self._activity = activity
             self._station.post(ev.Busy(activity))
 
-    def _once(self, command: Command, event: ev.Event) -> None:
+    def _once(self, command: Directive, event: ev.Event) -> None:
         key = (command.order, command.commit, command.number)
         if key not in self._said:
             self._said.add(key)
@@ -204,7 +204,7 @@ class Trainer:
 
     # -- training --------------------------------------------------------------------------------
 
-    def _step(self, command: Command) -> None:
+    def _step(self, command: Directive) -> None:
         began_s = time.monotonic()
         batch = self._batches.get(*self._position)
         read_s = time.monotonic()

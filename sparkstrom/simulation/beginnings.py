@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkstrom.protocol.master import Master
-from sparkstrom.simulation.replica import CHUNKS, SIZE, average, mass
+from sparkstrom.protocol.master.master import Master
+from sparkstrom.simulation.sim_replica import CHUNKS, SIZE, average, mass
 
 if TYPE_CHECKING:
     from sparkstrom.simulation.world import World

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sparkstrom.codec.messages import Phase
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.waiting import JOIN_FAILED, MASTER_SILENT
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.worker.deadlines import JOIN_FAILED, MASTER_SILENT
 from sparkstrom.simulation.deaths import Doom
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.linked import LinkedNetwork
-from sparkstrom.simulation.network import Split
-from sparkstrom.simulation.process import Cut, SimProcess
+from sparkstrom.simulation.sim_network import Split
+from sparkstrom.simulation.sim_process import Cut, SimProcess
 
 if TYPE_CHECKING:
     from sparkstrom.simulation.world import World

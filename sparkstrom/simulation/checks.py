@@ -10,13 +10,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from sparkstrom.codec.messages import BUFFERS, Committed, Phase
-from sparkstrom.protocol.events import Abort
-from sparkstrom.protocol.fit import Fit
-from sparkstrom.protocol.link import HEADER_BYTES
-from sparkstrom.protocol.master import Master
-from sparkstrom.protocol.placing import SUPERSEDED
-from sparkstrom.simulation.process import FAILURE, UPDATER, SimProcess
-from sparkstrom.simulation.replica import INITIAL, SimReplica, Theta, add, average
+from sparkstrom.protocol.common.events import Abort
+from sparkstrom.protocol.common.send_window import HEADER_BYTES
+from sparkstrom.protocol.master.fit import Fit
+from sparkstrom.protocol.master.master import Master
+from sparkstrom.protocol.master.placement import SUPERSEDED
+from sparkstrom.simulation.sim_process import FAILURE, UPDATER, SimProcess
+from sparkstrom.simulation.sim_replica import INITIAL, SimReplica, Theta, add, average
 
 DISMISSED = "its partition is trained already"
 LACKING = ("workers joined within", "has been without a worker for")

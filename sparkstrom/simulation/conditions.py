@@ -10,10 +10,10 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from sparkstrom.protocol.tree import DEPTH
+from sparkstrom.protocol.common.topology import DEPTH
 from sparkstrom.simulation.faults import NO_FAULTS, Faults
-from sparkstrom.simulation.process import STEP_S_MIN
-from sparkstrom.simulation.sizes import Size
+from sparkstrom.simulation.run_sizes import Size
+from sparkstrom.simulation.sim_process import STEP_S_MIN
 
 LINKS = "links"
 CALM_SHARE = 0.05

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 
 from sparkstrom.base.errors import DriverLost
-from sparkstrom.protocol import performing
-from sparkstrom.protocol.events import CloseEdge, Effect, OpenEdge, Reopen
-from sparkstrom.protocol.performing import BY_DRIVER
+from sparkstrom.protocol.common import performing
+from sparkstrom.protocol.common.events import CloseEdge, Effect, OpenEdge, Reopen
+from sparkstrom.protocol.common.performing import BY_DRIVER
 
 EDGES = frozenset({OpenEdge, CloseEdge, Reopen})
 

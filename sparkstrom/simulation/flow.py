@@ -20,9 +20,9 @@ from sparkstrom.codec.messages import (
     Update,
     UpdaterChunk,
 )
-from sparkstrom.protocol.events import Order
+from sparkstrom.protocol.common.events import Order
 from sparkstrom.simulation.links import Host, Stream, body_bytes
-from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.sim_process import SimProcess
 
 if TYPE_CHECKING:
     from sparkstrom.simulation.world import World

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from sparkstrom.codec.messages import Message
 from sparkstrom.codec.wire import is_data
-from sparkstrom.protocol import events as ev
-from sparkstrom.runtime.mailroom import NEWEST_COUNTS
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.runtime.message_endpoint import NEWEST_COUNTS
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.flow import Flow
 from sparkstrom.simulation.links import (
@@ -23,8 +23,8 @@ from sparkstrom.simulation.links import (
     body_bytes,
     frames_of,
 )
-from sparkstrom.simulation.network import Arrive, Network
-from sparkstrom.simulation.process import SimProcess
+from sparkstrom.simulation.sim_network import Arrive, Network
+from sparkstrom.simulation.sim_process import SimProcess
 from sparkstrom.simulation.timeline import Timeline
 
 DRIVER = "driver"

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from sparkstrom.codec.frames import OVERHEAD_BYTES
 from sparkstrom.codec.messages import Data, Message
 from sparkstrom.codec.wire import encode
-from sparkstrom.runtime.mailroom import CONTROL_PIECE_BYTES
+from sparkstrom.runtime.message_endpoint import CONTROL_PIECE_BYTES
 from sparkstrom.runtime.outbox import Outbox
 from sparkstrom.simulation.timeline import Timeline
 from sparkstrom.transport.aeron.sizes import TERMS, WINDOW_MAX
-from sparkstrom.transport.base import Offer
+from sparkstrom.transport.contract import Offer
 
 DATA_TERM, CONTROL_TERM = TERMS[0]
 DATA_PIECE_BYTES = DATA_TERM // 16 - OVERHEAD_BYTES

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.protocol.fit import Fit
-from sparkstrom.protocol.master import Master
-from sparkstrom.protocol.standing import NOBODY
-from sparkstrom.protocol.tree import Tree
-from sparkstrom.simulation.process import SimProcess
+from sparkstrom.protocol.common.topology import Topology
+from sparkstrom.protocol.master.fit import Fit
+from sparkstrom.protocol.master.master import Master
+from sparkstrom.protocol.worker.state import NOBODY
+from sparkstrom.simulation.sim_process import SimProcess
 
 CALM_LEASES = 2  # so long after the last trouble everybody goes on: one until the parent complains,
 CALM_MARGIN_S = 1.5  # one until the master is sure; then some orders and attaches, level by level
@@ -41,7 +41,7 @@ class Shape:
         self._placed_s = 0.0  # when somebody was last added to them
         self._moving: set[int] = set()  # tokens of those whose place is not confirmed, or above
         self._ids: dict[int, int] = {}  # token -> the live id that the master has for it
-        self._tree: Tree | None = None
+        self._tree: Topology | None = None
         self.pace_s = 0.0  # beside that: what narrow links may take, see ``Flow.pace_s``
         self.trouble_s = 0.0  # until then something went wrong, or was on its way back
 

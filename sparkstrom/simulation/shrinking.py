@@ -13,8 +13,8 @@ from typing import Any
 
 from sparkstrom.simulation.conditions import changed, drawn
 from sparkstrom.simulation.faults import NO_FAULTS, Faults
+from sparkstrom.simulation.run_sizes import Size
 from sparkstrom.simulation.runs import Result, play
-from sparkstrom.simulation.sizes import Size
 
 SHRINK_S = 20.0  # of the clock on the wall
 WIDE = {"log_bytes": 1_000_000, "window_bytes": 10_000, "downlink_bytes": 10_000, "max_lead": 1000}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sparkstrom.protocol.link import SUM_ENTRY_BYTES
+from sparkstrom.protocol.common.send_window import SUM_ENTRY_BYTES
 
 ENTRY_BITS = 10  # of an encoded update, about: a sign and a gap
 PARAM_BYTES = 4

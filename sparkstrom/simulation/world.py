@@ -10,24 +10,19 @@ import itertools
 import math
 
 from sparkstrom.codec.messages import Address, Failed, MergedRange, Message, Phase, Release
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import ENDS, Effect, Order, Send
-from sparkstrom.protocol.node import Identity
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import ENDS, Effect, Order, Send
+from sparkstrom.protocol.worker.node import Identity
 from sparkstrom.simulation.beginnings import new_master
 from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.checks import Checks
 from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.linked import new_network
-from sparkstrom.simulation.process import STEP_S_MIN, SimProcess
-from sparkstrom.simulation.replica import (
-    SimReplica,
-    Theta,
-    mass,
-    merged_range,
-)
+from sparkstrom.simulation.run_sizes import Size
 from sparkstrom.simulation.shape import Shape
-from sparkstrom.simulation.sizes import Size
+from sparkstrom.simulation.sim_process import STEP_S_MIN, SimProcess
+from sparkstrom.simulation.sim_replica import SimReplica, Theta, mass, merged_range
 from sparkstrom.simulation.timeline import Timeline
 
 TICK = ev.Tick()

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.base import Arrival, Offer, Sent, open_as_other_kind
+from sparkstrom.transport.contract import Arrival, Offer, Sent, open_as_other_kind
 
 FRAME_BYTES_MAX = 65_536
 CONTROL_FRAME_BYTES_MAX = 16_384
@@ -24,7 +24,7 @@ QUEUE_BYTES_MAX = 524_288  # like half a term: what a peer that does not poll le
 POLL_FRAMES_MAX = 1024
 
 
-class Place(NamedTuple):
+class Mailbox(NamedTuple):
     """Where frames go."""
 
     endpoint: Endpoint
@@ -42,7 +42,7 @@ class MemoryNetwork:
         self._random = random.Random(seed)
         self._break_fraction = break_fraction
         self._ports = 0
-        self._receivers: dict[Place, _Receiver] = {}
+        self._receivers: dict[Mailbox, _Receiver] = {}
         self.changed = threading.Condition()
 
     def open(
@@ -58,17 +58,17 @@ class MemoryNetwork:
             self._ports += 1
             return MemoryTransport(self, Endpoint(host, self._ports))
 
-    def add(self, place: Place) -> _Receiver:
+    def add(self, place: Mailbox) -> _Receiver:
         """The receiver there, made if need be. Hold ``changed``."""
         return self._receivers.setdefault(place, _Receiver())
 
-    def remove(self, place: Place) -> None:
+    def remove(self, place: Mailbox) -> None:
         """Drop the receiver there, with what it holds. Hold ``changed``."""
         receiver = self._receivers.pop(place, None)
         if receiver is not None:
             receiver.is_open = False
 
-    def find(self, place: Place) -> _Receiver | None:
+    def find(self, place: Mailbox) -> _Receiver | None:
         """The receiver there. Hold ``changed``."""
         return self._receivers.get(place)
 
@@ -89,7 +89,7 @@ class _Receiver:
 class MemorySender:
     """See ``transport.base.Sender``."""
 
-    def __init__(self, network: MemoryNetwork, place: Place, frame_max: int) -> None:
+    def __init__(self, network: MemoryNetwork, place: Mailbox, frame_max: int) -> None:
         self._network, self._place, self._frame_max = network, place, frame_max
         self._receiver: _Receiver | None = None  # bound at the first offer that finds one
         self._is_closed = False
@@ -140,7 +140,7 @@ class MemoryTransport:
     def __init__(self, network: MemoryNetwork, endpoint: Endpoint) -> None:
         self._network = network
         self._endpoint = endpoint
-        self._streams: dict[int, tuple[Place, _Receiver]] = {}
+        self._streams: dict[int, tuple[Mailbox, _Receiver]] = {}
         self._senders: list[MemorySender] = []
         self._is_closed = self._is_awake = False
 
@@ -165,7 +165,7 @@ class MemoryTransport:
         """A sender that is connected as soon as somebody listens there; see the contract."""
         self._require_open("opening a sender")
         limit = CONTROL_FRAME_BYTES_MAX if control else FRAME_BYTES_MAX
-        place = Place(self._endpoint if local else endpoint, stream, local)
+        place = Mailbox(self._endpoint if local else endpoint, stream, local)
         sender = MemorySender(self._network, place, limit)
         self._senders.append(sender)
         return sender
@@ -175,7 +175,7 @@ class MemoryTransport:
         self._require_open("opening a receiver")
         with self._network.changed:
             if stream not in self._streams:
-                place = Place(self._endpoint, stream, local)
+                place = Mailbox(self._endpoint, stream, local)
                 self._streams[stream] = place, self._network.add(place)
             elif self._streams[stream][0].local != local:
                 raise open_as_other_kind(stream, local)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from sparkstrom.encoding import cuda_bitmaps, cuda_device, cuda_memory, cuda_scan, cuda_steps
-from sparkstrom.encoding.cuda_device import SIMULATED
+from sparkstrom.encoding.cuda import cuda_bitmaps, cuda_device, cuda_memory, cuda_scan, cuda_steps
+from sparkstrom.encoding.cuda.cuda_device import SIMULATED
 
 settings.register_profile("gpu", deadline=None, max_examples=10 if SIMULATED else 100)
 

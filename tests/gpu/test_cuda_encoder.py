@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.encoding import backends
-from sparkstrom.encoding.cuda_device import is_usable
+from sparkstrom.encoding.cuda.cuda_device import is_usable
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.layers import Layers

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding import backends, reference
-from sparkstrom.encoding.cuda_device import SIMULATED, TILE, is_usable
+from sparkstrom.encoding.cuda.cuda_device import SIMULATED, TILE, is_usable
 
 # What floats overflow to is what is tested; NumPy, which simulates, warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

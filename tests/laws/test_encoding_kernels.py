@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from sparkstrom.encoding import backends, kernels_cpu, reference
+from sparkstrom.encoding import backends, reference
+from sparkstrom.encoding.cpu import kernels_cpu
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec import payload as codec
-from sparkstrom.encoding import backends, gaps, kernels_cpu, levels, reference
+from sparkstrom.encoding import backends, gaps, levels, reference
+from sparkstrom.encoding.cpu import kernels_cpu
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.layers import Layers

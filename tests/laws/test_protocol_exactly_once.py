@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sparkstrom.codec.messages import Committed, Update
-from sparkstrom.protocol.sequencer import Sequencer
-from sparkstrom.protocol.uplink import Uplink
+from sparkstrom.protocol.master.sequencer import Sequencer
+from sparkstrom.protocol.worker.in_flight import InFlight
 
 ORIGINS = 3
 Numbered = tuple[int, int]
@@ -19,7 +19,7 @@ class Origin:
 
     def __init__(self, name: int) -> None:
         self.name, self.node = name, -1
-        self.uplink = Uplink(10**9)
+        self.uplink = InFlight(10**9)
         self.made = 0
         self.closed: dict[int, int] = {}  # its former ids
 

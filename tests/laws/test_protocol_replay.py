@@ -15,14 +15,15 @@ from sparkstrom.codec.messages import (
     Behind,
     Chunk,
     Committed,
+    Heartbeat,
     MergedRange,
-    Report,
 )
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.family import Child, Family, Serving
-from sparkstrom.protocol.leases import Leases
-from sparkstrom.protocol.link import weight
-from sparkstrom.protocol.replay import History, Log, before, cost
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.child import Child, Serving
+from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.history import History, Log, before, cost
+from sparkstrom.protocol.common.leases import Leases
+from sparkstrom.protocol.common.send_window import weight
 
 LOG_BYTES = 1500
 SERVING = Serving(window_max=400, total_max=600, n_params=50, chunk_bytes=100)
@@ -37,7 +38,7 @@ class Below:
 
     def __init__(self) -> None:
         self.flying: deque[Committed | MergedRange | Chunk | Behind] = deque()
-        self.reports: deque[Report] = deque()
+        self.reports: deque[Heartbeat] = deque()
         self.received = self.taken = self.base = 0
         self.missing: set[int] = set()  # chunks of the snapshot that it takes
         self.sums: list[MergedRange] = []
@@ -54,7 +55,7 @@ class DownMachine(RuleBasedStateMachine):
         super().__init__()
         self.now_s = 0.0
         self.history = History(Log(LOG_BYTES), whole=True)
-        self.family = Family(SERVING, self.history, Leases(10.0, 0.0))
+        self.family = Children(SERVING, self.history, Leases(10.0, 0.0))
         self.edge = 0
         self.below = {node: Below() for node in NODES}
         for node in NODES:
@@ -159,7 +160,7 @@ class DownMachine(RuleBasedStateMachine):
             assert not halves, "a chunk has all of a sum or nothing"
         catching = bool(mine.missing)
         mine.reports.append(
-            Report(received=mine.received, taken=mine.taken, catching=catching, stamp=0, news=[])
+            Heartbeat(received=mine.received, taken=mine.taken, catching=catching, stamp=0, news=[])
         )
 
     @precondition(lambda self: any(b.reports for b in self.below.values()))

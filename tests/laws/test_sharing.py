@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkstrom.protocol.sharing import BLOCK, Shared
+from sparkstrom.protocol.common.persistent_map import BLOCK, PersistentMap
 
 keys = st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, 10**6])
 steps = st.lists(st.tuples(keys, st.integers(0, 9) | st.none()))  # None: without this key
@@ -15,7 +15,7 @@ steps = st.lists(st.tuples(keys, st.integers(0, 9) | st.none()))  # None: withou
 def test_each_version_stays_as_it_was_and_answers_as_a_dict(
     steps: list[tuple[int, int | None]],
 ) -> None:
-    shared, plain = Shared(), dict[int, int]()
+    shared, plain = PersistentMap(), dict[int, int]()
     versions = [(shared, plain)]
     for key, value in steps:
         if value is not None:
@@ -32,6 +32,6 @@ def test_each_version_stays_as_it_was_and_answers_as_a_dict(
 
 
 def test_keys_come_in_the_order_in_which_they_were_put_within_a_block() -> None:
-    shared = Shared().put(3, 0).put(1, 0).put(2, 0).without(3).put(3, 1)
+    shared = PersistentMap().put(3, 0).put(1, 0).put(2, 0).without(3).put(3, 1)
     assert list(shared) == [1, 2, 3]
     assert "1" not in shared

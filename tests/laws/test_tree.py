@@ -11,22 +11,22 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import MASTER
-from sparkstrom.protocol.tree import DEPTH, FAN_OUT, FLAT, Tree
+from sparkstrom.protocol.common.topology import DEPTH, FAN_OUT, FLAT, Topology
 
 SHAPES = [(1, 4), (2, 3), (3, 2), (8, 5), FLAT]
 
 Frozen = tuple[int, dict[int, int], dict[int, int]]
 
 
-def frozen(tree: Tree) -> Frozen:
+def frozen(tree: Topology) -> Frozen:
     return tree.version, dict(tree.nodes), dict(tree.places)
 
 
-def parents(tree: Tree) -> dict[int, int]:
+def parents(tree: Topology) -> dict[int, int]:
     return {node: tree.parent(node) for node in tree.places if node != MASTER}
 
 
-def check(tree: Tree, live: set[int]) -> None:
+def check(tree: Topology, live: set[int]) -> None:
     """It is one tree over exactly these, within its bounds, and all its answers agree."""
     above = parents(tree)
     assert set(above) == live
@@ -60,12 +60,12 @@ class TreeMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tree = Tree(*self.shape)
+        self.tree = Topology(*self.shape)
         self.live: list[int] = []
         self.next_id = 1
-        self.past: list[tuple[Tree, Frozen]] = []
+        self.past: list[tuple[Topology, Frozen]] = []
 
-    def changed(self, tree: Tree, versions: int) -> None:
+    def changed(self, tree: Topology, versions: int) -> None:
         assert tree.version == self.tree.version + versions
         self.past.append((self.tree, frozen(self.tree)))
         self.tree = tree
@@ -109,7 +109,7 @@ class TreeMachine(RuleBasedStateMachine):
         self.live = [node for node in self.live if node not in gone]
         self.only_successors_moved(before, gone)
 
-    def only_successors_moved(self, before: Tree, gone: set[int]) -> None:
+    def only_successors_moved(self, before: Topology, gone: set[int]) -> None:
         """One for each that is gone at most, and up into the place of one that it stood under."""
         moved = [n for n in self.live if before.places[n] != self.tree.places[n]]
         assert len(moved) <= len(gone)
@@ -144,7 +144,7 @@ TestChain, TestSmall, TestWide, TestMesh, TestFlat = map(machine, SHAPES)
 def test_a_full_tree_refuses_one_more_by_number_and_takes_it_once_one_is_gone(
     shape: tuple[int, int], seed: object
 ) -> None:
-    tree = filled(Tree(*shape), range(1, Tree(*shape).capacity + 1))
+    tree = filled(Topology(*shape), range(1, Topology(*shape).capacity + 1))
     check(tree, set(range(1, tree.capacity + 1)))
     with pytest.raises(UsageError, match=f"worker {tree.capacity + 1}: a mesh of fan-out"):
         tree.attach(10**6)
@@ -155,14 +155,14 @@ def test_a_full_tree_refuses_one_more_by_number_and_takes_it_once_one_is_gone(
     assert gone not in tree
 
 
-def filled(tree: Tree, nodes: Iterable[int]) -> Tree:
+def filled(tree: Topology, nodes: Iterable[int]) -> Topology:
     for node in nodes:
         tree = tree.attach(node)
     return tree
 
 
 def test_a_mesh_has_room_for_37448_workers_and_says_so_to_the_next() -> None:
-    tree = Tree()
+    tree = Topology()
     assert (tree.fan_out, tree.depth_max) == (FAN_OUT, DEPTH) == (8, 5)
     assert tree.capacity == 37_448
     full = filled(tree, range(1, tree.capacity + 1))
@@ -181,7 +181,7 @@ def test_a_mesh_has_room_for_37448_workers_and_says_so_to_the_next() -> None:
 
 
 def test_the_place_of_a_lost_inner_node_goes_to_a_deepest_leaf_below_it() -> None:
-    tree = filled(Tree(2, 3), range(1, 15))  # 1 2 | 3 4 5 6 | 7 8 9 10 11 12 13 14
+    tree = filled(Topology(2, 3), range(1, 15))  # 1 2 | 3 4 5 6 | 7 8 9 10 11 12 13 14
     after = tree.detach([1])
     assert after.nodes[1] == 10  # the last of those at depth 3 under 1
     assert list(after.children(10)) == [3, 4]
@@ -190,14 +190,14 @@ def test_the_place_of_a_lost_inner_node_goes_to_a_deepest_leaf_below_it() -> Non
 
 
 def test_a_successor_is_not_one_of_those_that_are_gone() -> None:
-    tree = filled(Tree(2, 3), range(1, 15))
+    tree = filled(Topology(2, 3), range(1, 15))
     after = tree.detach([1, 10, 9, 4])
     assert set(after.nodes.values()) == set(range(15)) - {1, 4, 9, 10}
     assert after.nodes[1] in (7, 8)
 
 
 def test_whoever_is_in_doubt_succeeds_nobody_unless_all_are() -> None:
-    tree = filled(Tree(2, 3), range(1, 15))
+    tree = filled(Topology(2, 3), range(1, 15))
     assert tree.detach([1], {10}).nodes[1] == 9
     assert tree.detach([1], {10, 9, 8, 7}).nodes[1] == 10  # 3 and 4 are no leaves
     spread = tree.detach([10, 9])
@@ -206,11 +206,11 @@ def test_whoever_is_in_doubt_succeeds_nobody_unless_all_are() -> None:
 
 def test_a_node_has_one_place() -> None:
     with pytest.raises(AssertionError, match="one place"):
-        Tree().attach(1).attach(1)
+        Topology().attach(1).attach(1)
 
 
 def test_everybody_stands_under_the_master_of_a_flat_one() -> None:
-    tree = filled(Tree(*FLAT), range(1, 300))
+    tree = filled(Topology(*FLAT), range(1, 300))
     assert {tree.parent(node) for node in range(1, 300)} == {MASTER}
     assert set(tree.detach(range(2, 300, 2)).children(MASTER)) == set(range(1, 300, 2))
     assert tree.attach(300, near=1).parent(300) == MASTER  # nobody stands under a worker

@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol import node, performing
-from sparkstrom.protocol.events import Effect
-from sparkstrom.simulation.replica import SIZE, SimLearner
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import performing
+from sparkstrom.protocol.common.events import Effect
+from sparkstrom.protocol.worker import node
 from sparkstrom.simulation.runs import play
 from sparkstrom.simulation.shape import Shape
+from sparkstrom.simulation.sim_replica import SIZE, SimLearner
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 SEEDS = range(60)  # one of them must catch it; most bugs show in the first

@@ -8,26 +8,25 @@ import msgspec
 import pytest
 
 from sparkstrom.codec.messages import Activity, Committed, Update
-from sparkstrom.protocol import (
-    borrowing,
-    following,
-    hearing,
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.master import master, statuses
+from sparkstrom.protocol.master.fit import Fit
+from sparkstrom.protocol.master.master import Master
+from sparkstrom.protocol.master.members import Member
+from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
+from sparkstrom.protocol.master.sequencer import Sequencer
+from sparkstrom.protocol.worker import (
+    directives,
+    heartbeats,
     joining,
-    master,
     node,
-    orders,
-    reporting,
+    optimizer_transfer,
+    replication,
 )
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.catchup import Catchup
-from sparkstrom.protocol.fit import Fit
-from sparkstrom.protocol.keeping import Keeping
-from sparkstrom.protocol.master import Master
-from sparkstrom.protocol.members import Member
-from sparkstrom.protocol.sequencer import Sequencer
-from sparkstrom.simulation import process
-from sparkstrom.simulation.process import SimProcess
-from sparkstrom.simulation.replica import SimReplica
+from sparkstrom.protocol.worker.snapshot_fetch import SnapshotFetch
+from sparkstrom.simulation import sim_process
+from sparkstrom.simulation.sim_process import SimProcess
+from sparkstrom.simulation.sim_replica import SimReplica
 from tests.simulation.planted import (
     DEATHS,
     NARROW,
@@ -42,25 +41,25 @@ from tests.simulation.planted import (
 
 
 def grants_a_file_twice(patch: pytest.MonkeyPatch) -> None:
-    def generous(self: Keeping, executor: str, joiner: int) -> None:
+    def generous(self: ResidualCheckpoints, executor: str, joiner: int) -> None:
         files = self._free.get(executor)
         if files:
             path = min(files)
             self._granted[joiner] = {path: files[path]}
 
-    patch.setattr(Keeping, "grant", generous)
+    patch.setattr(ResidualCheckpoints, "grant", generous)
 
 
 def counts_no_lost_mass(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Keeping, "finish", lambda self: None)
+    patch.setattr(ResidualCheckpoints, "finish", lambda self: None)
 
 
 def forgets_what_was_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Keeping, "keep", lambda self, executor, owner, kept: None)
+    patch.setattr(ResidualCheckpoints, "keep", lambda self, executor, owner, kept: None)
 
 
 def grants_again_on_return(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Keeping, "returned", lambda self, former, joiner: None)
+    patch.setattr(ResidualCheckpoints, "returned", lambda self, former, joiner: None)
 
 
 def adds_its_grants_with_each_replica(patch: pytest.MonkeyPatch) -> None:
@@ -75,7 +74,7 @@ def adds_its_grants_with_each_replica(patch: pytest.MonkeyPatch) -> None:
 
 
 def keeps_what_was_used_on_its_list(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Keeping, "used", lambda self, node: None)
+    patch.setattr(ResidualCheckpoints, "used", lambda self, node: None)
 
 
 # -- I2: each update once, each minibatch once ---------------------------------------------------
@@ -118,7 +117,7 @@ def counts_positions_before_their_updates(patch: pytest.MonkeyPatch) -> None:
         if member.pending is not None:
             fit.partition_of(member).advance(member.pending[1])
 
-    for module in (hearing, master):
+    for module in (statuses, master):
         patch.setattr(module, "count_pending", hasty)
 
 
@@ -157,7 +156,7 @@ def forgets_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def applies_its_own_updates_twice(patch: pytest.MonkeyPatch) -> None:
-    on_committed = following.on_committed
+    on_committed = replication.on_committed
 
     def delivering(me: Any, committed: Committed, now_s: float) -> list[ev.Effect]:
         own = committed.origin in me.ids and committed.commit == me.received + 1
@@ -182,7 +181,7 @@ def applies_out_of_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def begins_with_other_parameters(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(process, "SimReplica", lambda *given, whole: SimReplica(*given, whole=False))
+    patch.setattr(sim_process, "SimReplica", lambda *given, whole: SimReplica(*given, whole=False))
 
 
 def claims_a_replica_that_it_lacks(patch: pytest.MonkeyPatch) -> None:
@@ -216,19 +215,19 @@ def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
 
 
 def installs_without_its_own_updates(patch: pytest.MonkeyPatch) -> None:
-    catch_up = following.catch_up
+    catch_up = replication.catch_up
 
     def hasty(me: Any, now_s: float) -> list[ev.Effect]:
         effects = catch_up(me, now_s)
         lossy = msgspec.structs.replace
         return [lossy(e, own=()) if isinstance(e, ev.Install) else e for e in effects]
 
-    for module in (node, following, joining):
+    for module in (node, replication, joining):
         patch.setattr(module, "catch_up", hasty)
 
 
 def installs_chunks_that_grew_old(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Catchup, "forget_useless", lambda self: None)
+    patch.setattr(SnapshotFetch, "forget_useless", lambda self: None)
 
 
 def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
@@ -240,12 +239,12 @@ def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
 
 
 def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
-    order = orders.order
+    order = directives.order
 
-    def hasty(me: Any) -> ev.Command:
+    def hasty(me: Any) -> ev.Directive:
         command = order(me)
         if command.order is ev.Order.AUDIT:
-            return ev.Command(ev.Order.END, "done")
+            return ev.Directive(ev.Order.END, "done")
         return command
 
     patch.setattr(node, "order", hasty)
@@ -256,12 +255,12 @@ def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
         catching_up = me.activity is Activity.CATCHING_UP or me.borrowing is not None
         return me.history.whole and me.steps > 0 and not catching_up
 
-    for module in (borrowing, reporting):
+    for module in (optimizer_transfer, heartbeats):
         patch.setattr(module, "can_lend", generous)
 
 
 def claims_what_it_has_not_applied(patch: pytest.MonkeyPatch) -> None:
-    on_committed = following.on_committed
+    on_committed = replication.on_committed
 
     def hasty(me: Any, committed: Committed, now_s: float) -> list[ev.Effect]:
         effects = on_committed(me, committed, now_s)

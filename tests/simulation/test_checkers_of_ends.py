@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Here
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol import node, orders
-from sparkstrom.protocol.fit import Fit
-from sparkstrom.protocol.master import Master
-from sparkstrom.protocol.partitions import Partition
-from sparkstrom.protocol.phases import Phases
-from sparkstrom.protocol.replay import Entry, Log, cost
-from sparkstrom.protocol.uplink import Uplink
-from sparkstrom.simulation.process import SimProcess
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.history import Entry, Log, cost
+from sparkstrom.protocol.master.fit import Fit
+from sparkstrom.protocol.master.master import Master
+from sparkstrom.protocol.master.partitions import Partition
+from sparkstrom.protocol.master.phases import Phases
+from sparkstrom.protocol.worker import directives, node
+from sparkstrom.protocol.worker.in_flight import InFlight
+from sparkstrom.simulation.sim_process import SimProcess
 from tests.simulation.planted import (
     DEATHS,
     NARROW,
@@ -35,7 +35,7 @@ def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
 
 
 def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Uplink, "again", lambda self, origin, now_s, force=False: [])
+    patch.setattr(InFlight, "again", lambda self, origin, now_s, force=False: [])
 
 
 def trusts_an_edge_on_which_something_is_heard(patch: pytest.MonkeyPatch) -> None:
@@ -52,16 +52,16 @@ def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignores_its_window(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Uplink, "has_room", lambda self: True)
+    patch.setattr(InFlight, "has_room", lambda self: True)
 
 
 def ignores_the_slowest(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(orders, "_while_running", lambda me, state: ev.Command(ev.Order.TRAIN))
+    patch.setattr(directives, "_while_running", lambda me, state: ev.Directive(ev.Order.TRAIN))
 
 
 def looks_at_no_commit(patch: pytest.MonkeyPatch) -> None:
-    steps_max = orders._steps_max
-    patch.setattr(orders, "_steps_max", lambda *given: (10 + steps_max(*given)[0], None))
+    steps_max = directives._steps_max
+    patch.setattr(directives, "_steps_max", lambda *given: (10 + steps_max(*given)[0], None))
 
 
 def tells_more_than_is_committed(patch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.protocol import uplink
-from sparkstrom.protocol.link import Link
-from sparkstrom.protocol.sequencer import Sequencer
-from sparkstrom.protocol.uplink import Uplink
+from sparkstrom.protocol.common.send_window import SendWindow
+from sparkstrom.protocol.master.sequencer import Sequencer
+from sparkstrom.protocol.worker import in_flight
+from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.runtime.outbox import Outbox
 from sparkstrom.simulation.runs import play
 from tests.simulation.planted import Plant
@@ -38,9 +38,9 @@ def test_what_comes_slowly_is_not_asked_for_again(seed: int, nodes: int) -> None
 
 
 def sends_again_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Uplink, "overdue", lambda self, now_s: len(self) > 0)
-    patch.setattr(uplink, "AGAIN_LEAST_S", 0.0)
-    patch.setattr(uplink, "ROUNDS", 0)
+    patch.setattr(InFlight, "overdue", lambda self, now_s: len(self) > 0)
+    patch.setattr(in_flight, "AGAIN_LEAST_S", 0.0)
+    patch.setattr(in_flight, "ROUNDS", 0)
 
 
 def numbers_nothing_after_the_tenth(patch: pytest.MonkeyPatch) -> None:
@@ -53,7 +53,7 @@ def numbers_nothing_after_the_tenth(patch: pytest.MonkeyPatch) -> None:
 
 
 def hands_over_all_that_there_is(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Link, "has_room", lambda self, size: True)
+    patch.setattr(SendWindow, "has_room", lambda self, size: True)
 
 
 def drops_what_does_not_fit(patch: pytest.MonkeyPatch) -> None:

@@ -12,17 +12,18 @@ import pytest
 
 from sparkstrom.codec import copies
 from sparkstrom.codec.messages import Committed, Status, Update
-from sparkstrom.protocol import borrowing, joining, master, node
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.family import Family
-from sparkstrom.protocol.fit import Fit
-from sparkstrom.protocol.sequencer import Sequencer
-from sparkstrom.protocol.tree import Tree
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.topology import Topology
+from sparkstrom.protocol.master import master
+from sparkstrom.protocol.master.fit import Fit
+from sparkstrom.protocol.master.sequencer import Sequencer
+from sparkstrom.protocol.worker import joining, node, optimizer_transfer
 from sparkstrom.simulation.faults import NO_FAULTS
-from sparkstrom.simulation.process import UPDATER
-from sparkstrom.simulation.replica import SimReplica
 from sparkstrom.simulation.runs import play
 from sparkstrom.simulation.shape import Shape
+from sparkstrom.simulation.sim_process import UPDATER
+from sparkstrom.simulation.sim_replica import SimReplica
 from tests.simulation.planted import (
     SEEDS,
     Plant,
@@ -92,7 +93,7 @@ def keeps_the_edge_to_its_former_parent(patch: pytest.MonkeyPatch) -> None:
 
 
 def stands_under_the_master(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Tree, "parent", lambda self, node: 0)
+    patch.setattr(Topology, "parent", lambda self, node: 0)
 
 
 def skips_a_lost_update(patch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,7 @@ def skips_a_lost_update(patch: pytest.MonkeyPatch) -> None:
 
 
 def overruns_a_child(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Family, "_has_room", lambda self, child, size: True)
+    patch.setattr(Children, "_has_room", lambda self, child, size: True)
 
 
 def adds_its_own_again_with_a_sum(patch: pytest.MonkeyPatch) -> None:
@@ -127,7 +128,7 @@ def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
     def by_steps(content: bytes) -> int:
         return 1 + UPDATER.unpack_from(content)[1]
 
-    for module in (copies, borrowing):
+    for module in (copies, optimizer_transfer):
         patch.setattr(module, "number_of", by_steps)
 
 
@@ -207,7 +208,7 @@ def test_the_same_meshes_are_clean_without_the_bug(given: dict[str, Any]) -> Non
 
 def test_a_tree_of_others_than_the_living_and_one_that_is_too_deep_are_seen() -> None:
     found: list[str] = []
-    tree = Tree(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
+    tree = Topology(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
 
     def fit(live: list[int], depth: int) -> Any:
         limits = SimpleNamespace(fan_out=1, depth=depth)

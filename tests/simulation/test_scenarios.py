@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Chunk, Message, Phase
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Order
-from sparkstrom.protocol.node import Identity
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.worker.node import Identity
 from sparkstrom.simulation.conditions import changed
 from sparkstrom.simulation.faults import NO_FAULTS, Faults
-from sparkstrom.simulation.network import Network
-from sparkstrom.simulation.process import Cut, SimProcess
+from sparkstrom.simulation.run_sizes import Size
 from sparkstrom.simulation.runs import play
-from sparkstrom.simulation.sizes import Size
+from sparkstrom.simulation.sim_network import Network
+from sparkstrom.simulation.sim_process import Cut, SimProcess
 from sparkstrom.simulation.world import World
 
 

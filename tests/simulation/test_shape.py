@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.protocol.standing import NOBODY
-from sparkstrom.protocol.tree import Tree
+from sparkstrom.protocol.common.topology import Topology
+from sparkstrom.protocol.worker.state import NOBODY
 from sparkstrom.simulation.shape import Shape
 
 HEAD, LEASE_S = 100, 2.0
@@ -71,7 +71,7 @@ def test_who_waits_for_its_place_is_lost_once_nobody_gets_one(
 ) -> None:
     violations: list[str] = []
     shape = Shape(violations.append, LEASE_S)
-    below, tree = seen("below", 2, 1, received=5), Tree(fan_out=1, depth_max=3)
+    below, tree = seen("below", 2, 1, received=5), Topology(fan_out=1, depth_max=3)
     tree = tree.attach(1).attach(2)
     for second in range(20):
         live = {
@@ -97,7 +97,7 @@ def test_who_has_no_edge_waits_for_the_copy_above_its_place(copies: bool) -> Non
     middle.node.standing.history.whole = middle.installed = False
     middle.node.standing.attached = last.node.standing.attached = False
     last.node.node = 9  # which is closed
-    tree = Tree(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
+    tree = Topology(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
     live = {
         node: SimpleNamespace(placed=node == 1, join=SimpleNamespace(token=node))
         for node in (1, 2, 3)

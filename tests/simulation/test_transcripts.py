@@ -26,11 +26,11 @@ from sparkstrom.codec.messages import (
     Silent,
     Welcome,
 )
-from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.common import events as ev
 from sparkstrom.simulation.faults import NO_FAULTS
-from sparkstrom.simulation.network import Network
-from sparkstrom.simulation.process import Cut, SimProcess
-from sparkstrom.simulation.sizes import Size
+from sparkstrom.simulation.run_sizes import Size
+from sparkstrom.simulation.sim_network import Network
+from sparkstrom.simulation.sim_process import Cut, SimProcess
 from sparkstrom.simulation.world import World
 
 KEPT = Path(__file__).parents[1] / "transcripts"

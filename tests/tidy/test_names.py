@@ -114,7 +114,7 @@ def test_the_options_need_no_pyspark() -> None:
 import sys
 sys.modules["pyspark"] = None
 from sparkstrom import SharedTrainingMaster
-import sparkstrom.spark.settings
+import sparkstrom.spark.driver.settings
 print(SharedTrainingMaster().batch_size_per_worker)
 """
     done = subprocess.run(

@@ -19,8 +19,8 @@ from sparkstrom.encoding.thresholds import (
     FixedThreshold,
     TargetSparsityThreshold,
 )
-from sparkstrom.spark.shared import SharedTrainingMaster
-from sparkstrom.spark.void import VoidConfiguration
+from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 TESTS = Path(__file__).parents[1]
 

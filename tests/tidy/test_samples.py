@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkstrom.spark import shared, void
-from sparkstrom.spark.settings import resolve
-from sparkstrom.spark.shared import SharedTrainingMaster
-from sparkstrom.spark.void import VoidConfiguration
+from sparkstrom.spark.driver import discovery, training_master
+from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.settings import resolve
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 ROOT = Path(__file__).parents[2]
 CONF = ROOT / "conf"
@@ -77,7 +77,12 @@ def names() -> set[str]:
         for option in dataclasses.fields(owner)
         if option.init
     }
-    return ours | shared.REFUSED.keys() | void.REFUSED.keys() | shared.ALIASES.keys()
+    return (
+        ours
+        | training_master.REFUSED.keys()
+        | discovery.REFUSED.keys()
+        | training_master.ALIASES.keys()
+    )
 
 
 @pytest.mark.parametrize("name", sorted(names()))

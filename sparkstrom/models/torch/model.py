@@ -21,8 +21,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, Flat, Share, State, rows_of
 from sparkstrom.models.flat import Layout, bindable
-from sparkstrom.models.torch import buffers, statistics
-from sparkstrom.models.torch.losses import Loss, number_of, outputs_kind, weighted
+from sparkstrom.models.torch import module_buffers, statistics
+from sparkstrom.models.torch.optimizer_options import check_options, device_name, device_of
 from sparkstrom.models.torch.optimizers import (
     Groups,
     OptimizerFactory,
@@ -34,7 +34,6 @@ from sparkstrom.models.torch.optimizers import (
     state_of,
     stepped,
 )
-from sparkstrom.models.torch.options import check_options, device_name, device_of
 from sparkstrom.models.torch.pacing import Pacing, told
 from sparkstrom.models.torch.parameters import (
     Views,
@@ -59,6 +58,7 @@ from sparkstrom.models.torch.tensors import (
     parts_of,
     slices_of,
 )
+from sparkstrom.models.torch.torch_losses import Loss, number_of, outputs_kind, weighted
 from sparkstrom.models.torch.travel import awakened, refuse_holders, without_storage
 
 PREDICT_ROWS = 1024  # at once, so that activations of a large table do not fill the memory
@@ -270,15 +270,15 @@ class TorchModel:
 
     def buffers_bytes(self) -> bytes:
         """BatchNorm's statistics and their like, as they are now."""
-        return buffers.packed(buffers.named_buffers(self._module))
+        return module_buffers.packed(module_buffers.named_buffers(self._module))
 
     def load_buffers_bytes(self, data: bytes) -> None:
         """Take what ``buffers_bytes`` of an equal model returned."""
-        buffers.load(buffers.named_buffers(self._module), data)
+        module_buffers.load(module_buffers.named_buffers(self._module), data)
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
         """Means in float64, in the given order; whole numbers take the largest."""
-        return buffers.averaged(buffers.named_buffers(self._module), reports)
+        return module_buffers.averaged(module_buffers.named_buffers(self._module), reports)
 
     def exported(self) -> tuple[str, bytes]:
         """``.pt`` and a state_dict with the user's own keys: ``torch.load`` opens it alone."""

@@ -49,7 +49,7 @@ from sparkstrom.transport.aeron.inbox import Inbox
 from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.aeron.receiver import OpeningReceiver
 from sparkstrom.transport.aeron.sender import FRAME_HEADER, AeronSender
-from sparkstrom.transport.base import Arrival, Sent, open_as_other_kind
+from sparkstrom.transport.contract import Arrival, Sent, open_as_other_kind
 
 MS: Final = 1_000_000  # ns
 HEADERS: Final = 42  # bytes of a datagram: Ethernet 14, IPv4 20, UDP 8; IPv6 takes 20 more

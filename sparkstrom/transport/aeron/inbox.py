@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sparkstrom.base.errors import TransportError
 from sparkstrom.transport.aeron import kernels as k
 from sparkstrom.transport.aeron.checked import Aeron, address
-from sparkstrom.transport.base import Arrival
+from sparkstrom.transport.contract import Arrival
 
 FRAMES_MAX: Final = 1024  # of one poll: what the caller must hold at once
 CAPACITY_FRAMES: Final = 16  # room for so many of the longest

@@ -33,7 +33,7 @@ from numba import carray, cfunc, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from sparkstrom.encoding.compiled import helper, kernel
+from sparkstrom.encoding.cpu.compiled import helper, kernel
 
 INBOX_FRAMES = 0
 INBOX_CAPACITY = 1

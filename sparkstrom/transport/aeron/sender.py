@@ -10,7 +10,7 @@ import numpy as np
 from sparkstrom.base.errors import DriverLost, SetupError, TransportError, UsageError
 from sparkstrom.transport.aeron import kernels
 from sparkstrom.transport.aeron.checked import STORAGE_SPACE, Aeron, address, ffi
-from sparkstrom.transport.base import Offer
+from sparkstrom.transport.contract import Offer
 
 FRAME_HEADER: Final = 32  # bytes, of each fragment
 FRAMES_PER_CALL: Final = 64  # a long queue that is stuck costs no more than this to offer

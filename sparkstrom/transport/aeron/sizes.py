@@ -57,7 +57,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogDirectory:
     """A directory that could hold logs, and the bytes free there."""
 
     root: Path
@@ -77,7 +77,7 @@ def needed_bytes(edges: int, data_term: int, control_term: int) -> int:
     return DRIVER_BYTES + edges * 2 * (log_bytes(data_term) + log_bytes(control_term))
 
 
-def choose_place(places: list[Place], edges: int) -> tuple[Place, tuple[int, int]]:
+def choose_place(places: list[LogDirectory], edges: int) -> tuple[LogDirectory, tuple[int, int]]:
     """The first place, with the longest terms, that has room. Raise SetupError if none has."""
     for place in places:
         for terms in TERMS:
@@ -109,10 +109,10 @@ def choose_sizes(edges: int, terms: tuple[int, int], limits: tuple[int, int]) ->
     return Sizes(data_term, control_term, window, receive_buffer, send_buffer)
 
 
-def place(root: Path) -> Place:
+def place(root: Path) -> LogDirectory:
     """Measure ``root``."""
     status = os.statvfs(root)
-    return Place(root, status.f_bavail * status.f_frsize)
+    return LogDirectory(root, status.f_bavail * status.f_frsize)
 
 
 def socket_limits(proc: Path = Path("/proc/sys/net/core")) -> tuple[int, int]:

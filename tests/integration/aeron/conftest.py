@@ -17,7 +17,7 @@ from sparkstrom.transport.aeron.driver import DriverHandle, DriverOptions, ensur
 from sparkstrom.transport.aeron.driver_process import SETTINGS
 from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.aeron.processes import watched
-from sparkstrom.transport.base import Arrival, Sender, Transport
+from sparkstrom.transport.contract import Arrival, Sender, Transport
 
 DEADLINE_S = 30.0  # what a busy machine never needs: beyond it something hangs or leaks
 # A driver that stands still for longer has lost its streams for good.

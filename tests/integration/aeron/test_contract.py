@@ -14,7 +14,7 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.base import Offer, Transport
+from sparkstrom.transport.contract import Offer, Transport
 from sparkstrom.transport.memory import MemoryNetwork
 
 Pair = tuple[Transport, Transport]

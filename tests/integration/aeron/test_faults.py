@@ -15,7 +15,7 @@ import pytest
 from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.client import AeronTransport
-from sparkstrom.transport.base import Offer
+from sparkstrom.transport.contract import Offer
 
 KIB, MIB = 1024, 1024 * 1024
 

@@ -16,7 +16,7 @@ import pytest
 from sparkstrom.base.errors import DriverLost, UsageError
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.sizes import DRIVER_BYTES, needed_bytes
-from sparkstrom.transport.base import Offer, Sender, Transport
+from sparkstrom.transport.contract import Offer, Sender, Transport
 
 THERE, BACK = 11, 12  # streams to the neighbour and from it
 

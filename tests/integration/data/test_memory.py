@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from sparkstrom.models import DenseNetwork
 from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.store import Store
-from sparkstrom.spark.parcels import deal
-from sparkstrom.spark.blocks import blocks_of_rows, check_block
+from sparkstrom.runtime.row_store import Store
+from sparkstrom.spark.data.shuffle_blocks import deal
+from sparkstrom.spark.data.row_blocks import blocks_of_rows, check_block
 
 def peak():
     lines = Path("/proc/self/status").read_text().splitlines()

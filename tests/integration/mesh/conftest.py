@@ -24,12 +24,12 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.identity import MASTER
 from sparkstrom.base.version import __version__
 from sparkstrom.encoding.backends import warm_up
-from sparkstrom.protocol.admission import DISMISSED
-from sparkstrom.protocol.fit import Fit
-from sparkstrom.runtime.master import MasterThread, Outcome, Plan
+from sparkstrom.protocol.master.admission import DISMISSED
+from sparkstrom.protocol.master.fit import Fit
+from sparkstrom.runtime.master_thread import MasterThread, Outcome, Plan
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.addresses import opener
-from sparkstrom.spark.network import limits_of
+from sparkstrom.spark.driver.network import limits_of
+from sparkstrom.spark.executor.interfaces import opener
 from sparkstrom.transport.aeron.driver import DriverHandle, DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.processes import Watched, is_alive, watched
 

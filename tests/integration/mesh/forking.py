@@ -24,9 +24,9 @@ from sparkstrom.base.version import __version__
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.base import Batch, Flat, State
-from sparkstrom.spark.blocks import blocks_of_rows
-from sparkstrom.spark.executor import Place, run
-from sparkstrom.spark.job import TrainingJob
+from sparkstrom.spark.data.row_blocks import blocks_of_rows
+from sparkstrom.spark.executor.job import TrainingJob
+from sparkstrom.spark.executor.tasks import TaskPlace, run
 from sparkstrom.transport.aeron.library import load_library
 
 WORKERS, EXECUTORS = 16, 4
@@ -132,7 +132,7 @@ class Order:
         """Be that task."""
         first = self.partition * ROWS
         rows = [(np.zeros(1, np.float32), first + i) for i in range(ROWS)]
-        place = Place(self.partition, self.attempt, "here", self.executor, Path(self.scratch))
+        place = TaskPlace(self.partition, self.attempt, "here", self.executor, Path(self.scratch))
         return run(self.training(), place, blocks_of_rows(self.partition, rows))
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.models import DenseNetwork, Sgd
-from sparkstrom.spark.blocks import blocks_of_rows
-from sparkstrom.spark.columns import Chosen
-from sparkstrom.spark.data import source_of, spread_out
+from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.spark.data.partitioning import source_of, spread_out
+from sparkstrom.spark.data.row_blocks import blocks_of_rows
 
 
 def rows_of(source, spread=None):
@@ -227,7 +227,7 @@ def test_exported_rows_are_computed_once_for_all_fits(spark, digits, make_networ
 
 def test_an_export_holds_the_rows_of_direct_training(table, spark, tmp_path):
     """Every kind of column goes through Parquet unharmed, to the same worker."""
-    from sparkstrom.spark.export import export, exported
+    from sparkstrom.spark.data.export import export, exported
 
     several = {"a": "x", "b": "nested", "c": "raw", "d": "wide", "e": "mixed"}
     for chosen in (Chosen(several, "label", "label", "held"), Chosen("wide", "x")):
@@ -240,7 +240,7 @@ def records_of(spread):
     blocks = spread.blocks
 
     def read(index, items):
-        from sparkstrom.runtime.store import Store
+        from sparkstrom.runtime.row_store import Store
 
         store = Store()
         for block in blocks(index, items):

@@ -16,8 +16,8 @@ from sklearn import metrics as sk
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.outputs import predict_in_blocks
-from sparkstrom.spark.columns import Chosen, wanted_columns
-from sparkstrom.spark.data import source_of
+from sparkstrom.spark.data.columns import Chosen, wanted_columns
+from sparkstrom.spark.data.partitioning import source_of
 
 
 @pytest.fixture(scope="module")

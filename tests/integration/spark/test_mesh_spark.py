@@ -14,8 +14,8 @@ import pytest
 from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
 from sparkstrom.base.identity import MASTER
 from sparkstrom.models import DenseNetwork, Sgd
-from sparkstrom.protocol.fit import Fit
-from sparkstrom.runtime.master import MasterThread
+from sparkstrom.protocol.master.fit import Fit
+from sparkstrom.runtime.master_thread import MasterThread
 
 EPOCHS, BATCHES = 20, (45, 48)  # minibatches of all partitions in an epoch, by how rows fall
 

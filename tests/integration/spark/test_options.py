@@ -15,7 +15,7 @@ import pytest
 
 from sparkstrom import AdaptiveThreshold, SparkNetwork, VoidConfiguration
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.spark.addresses import driver_address, executor_address, opener
+from sparkstrom.spark.executor.interfaces import driver_address, executor_address, opener
 
 # -- sockets ---------------------------------------------------------------------------------------
 

@@ -14,9 +14,9 @@ import pytest
 from sparkstrom import VoidConfiguration
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import KEY_BYTES, Header, Seal
-from sparkstrom.codec.messages import Leaving, Report
+from sparkstrom.codec.messages import Heartbeat, Leaving
 from sparkstrom.codec.wire import encode
-from sparkstrom.protocol.placing import FIRST_STREAM, STREAMS_PER_EDGE
+from sparkstrom.protocol.master.placement import FIRST_STREAM, STREAMS_PER_EDGE
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver import ensure_driver
 
@@ -95,7 +95,7 @@ def forged_frame(i: int) -> bytes:
     message = (
         Leaving(node=1, reason="done", kept=None)
         if i % 2
-        else Report(received=10**6, taken=0, catching=False, stamp=10**6, news=[])
+        else Heartbeat(received=10**6, taken=0, catching=False, stamp=10**6, news=[])
     )
     kind, body = encode(message)
     return seal.close(Header(kind, 1 + i // 2, 0, 1, 10**6 + i, 0, 1), body)

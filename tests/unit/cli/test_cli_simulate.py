@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sparkstrom.cli.main import main
-from sparkstrom.protocol.keeping import Keeping
+from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
 
 CALM = ["--calm", "--nodes", "2", "--jobs", "1"]
 
@@ -38,7 +38,7 @@ def test_seeds_on_several_cores_come_in_their_order(capsys: pytest.CaptureFixtur
 def test_a_violation_gives_exit_code_1_and_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Keeping, "keep", lambda self, executor, owner, kept: None)
+    monkeypatch.setattr(ResidualCheckpoints, "keep", lambda self, executor, owner, kept: None)
     given = ["simulate", "--seeds", "0:2", "--epochs", "1", "--json", *CALM]
     assert main(given) == 1
     out, err = capsys.readouterr()
@@ -52,7 +52,7 @@ def test_a_violation_gives_exit_code_1_and_the_command_that_repeats_it(
 def test_an_exception_inside_a_run_is_a_violation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Keeping, "keep", lambda self: None)
+    monkeypatch.setattr(ResidualCheckpoints, "keep", lambda self: None)
     assert main(["simulate", "--seeds", "0", "--json", *CALM]) == 1
     assert "TypeError" in json.loads(capsys.readouterr().out)["violations"][0]
 
@@ -88,7 +88,7 @@ def test_a_bad_seed_is_shrunk_and_told_as_a_story(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What has nothing to do with the bug is gone; the shrunk run repeats by its own command."""
-    monkeypatch.setattr(Keeping, "keep", lambda self, executor, owner, kept: None)
+    monkeypatch.setattr(ResidualCheckpoints, "keep", lambda self, executor, owner, kept: None)
     given = ["simulate", "--seeds", "0", "--mode", "mesh", "--nodes", "4", "--jobs", "1"]
     assert main([*given, "--loss", "0.1", "--stop", "0", "--failure", "0"]) == 1
     err = capsys.readouterr().err.splitlines()
@@ -106,7 +106,7 @@ def test_a_bad_seed_is_shrunk_and_told_as_a_story(
 def test_json_is_not_shrunk_unless_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Keeping, "keep", lambda self, executor, owner, kept: None)
+    monkeypatch.setattr(ResidualCheckpoints, "keep", lambda self, executor, owner, kept: None)
     assert main(["simulate", "--seeds", "0", "--json", *CALM]) == 1
     assert "shrunk" not in capsys.readouterr().err
     assert main(["simulate", "--seeds", "0", "--json", "--shrink", *CALM]) == 1

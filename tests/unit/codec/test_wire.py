@@ -13,9 +13,9 @@ from sparkstrom.codec.messages import (
     Attached,
     Chunk,
     Committed,
+    Heartbeat,
     Here,
     MergedRange,
-    Report,
     Status,
     Update,
     UpdaterChunk,
@@ -87,7 +87,7 @@ def test_a_status_in_a_report_is_an_array_without_names() -> None:
     status = Status(
         node=1, edge=2, count=3, after_seq=4, epoch=5, batch=6, steps=7, activity=Activity.STEPPING
     )
-    _, body = encode(Report(received=9, taken=0, catching=False, stamp=8, news=[status]))
+    _, body = encode(Heartbeat(received=9, taken=0, catching=False, stamp=8, news=[status]))
     assert body.endswith(b"\x91\x9e\x01\x02\x03\x04\x05\x06\x07\x02\xc0\xc0\xc0\x00\xc2\xc2")
 
 
@@ -198,7 +198,7 @@ def test_what_is_no_chunk_of_an_updaters_state_is_refused(
         decode_untrusted(Kind.UPDATER, body)
 
 
-def control_without_its_list(message: Attached | Report) -> bytes:
+def control_without_its_list(message: Attached | Heartbeat) -> bytes:
     """Its last field is an empty list; here it announces 2^32 - 1 entries."""
     return encode(message)[1][:-1] + b"\xdd" + b"\xff" * 4
 
@@ -215,7 +215,9 @@ def control_without_its_list(message: Attached | Report) -> bytes:
         ),
         (
             Kind.CONTROL,
-            control_without_its_list(Report(received=1, taken=1, catching=False, stamp=1, news=[])),
+            control_without_its_list(
+                Heartbeat(received=1, taken=1, catching=False, stamp=1, news=[])
+            ),
         ),
         (Kind.CONTROL, b"\xdf" + b"\xff" * 4),
     ],

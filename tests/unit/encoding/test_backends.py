@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.encoding import backends, cuda_dlpack
+from sparkstrom.encoding import backends
+from sparkstrom.encoding.cuda import cuda_dlpack
 
 
 class Posing:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparkstrom.encoding import intrinsics, kernels_cpu, reference
-from sparkstrom.encoding.compiled import kernel
-from sparkstrom.encoding.kernels_cpu import BLOCK
+from sparkstrom.encoding import reference
+from sparkstrom.encoding.cpu import intrinsics, kernels_cpu
+from sparkstrom.encoding.cpu.compiled import kernel
+from sparkstrom.encoding.cpu.kernels_cpu import BLOCK
 
 TAU = 0.5
 EDGES = [0, 1, 63, 64, 65, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK, 3 * BLOCK + 65]

@@ -19,8 +19,8 @@ from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.networks import DenseNetwork
-from sparkstrom.spark.settings import resolve
-from sparkstrom.spark.shared import SharedTrainingMaster
+from sparkstrom.spark.driver.settings import resolve
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 F32 = NDArray[np.float32]
 K = 3  # q = 1/8

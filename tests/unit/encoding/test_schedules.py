@@ -14,8 +14,8 @@ from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.samples import SAMPLE_PARAMS, tau_reached_by
 from sparkstrom.encoding.schedules import WarmUp, shakes
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
-from sparkstrom.spark.settings import resolve
-from sparkstrom.spark.shared import SharedTrainingMaster
+from sparkstrom.spark.driver.settings import resolve
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 F32 = NDArray[np.float32]
 K = 20

@@ -11,7 +11,7 @@ import pytest
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch
-from sparkstrom.spark.shipping import need_picklable
+from sparkstrom.spark.driver.pickling import need_picklable
 
 torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"

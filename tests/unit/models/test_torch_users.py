@@ -23,7 +23,7 @@ from torch.nn import functional  # noqa: E402
 from torch.nn.utils import parametrizations  # noqa: E402
 
 from sparkstrom.models.torch import TorchModel  # noqa: E402
-from sparkstrom.models.torch.options import device_of  # noqa: E402
+from sparkstrom.models.torch.optimizer_options import device_of  # noqa: E402
 
 CHANCE = np.random.default_rng(5)
 ROWS = CHANCE.normal(size=(8, 4)).astype(np.float32)

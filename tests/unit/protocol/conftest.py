@@ -17,21 +17,21 @@ from sparkstrom.codec.messages import (
     Chunk,
     Closed,
     Committed,
+    Heartbeat,
     Join,
     MergedRange,
     Message,
     Phase,
-    Report,
     State,
     Status,
     Update,
     Welcome,
 )
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.fit import MasterLimits
-from sparkstrom.protocol.master import Master
-from sparkstrom.protocol.members import Member
-from sparkstrom.protocol.node import Identity, Node, NodeLimits
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.master.master import Master
+from sparkstrom.protocol.master.members import Member
+from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
 from tests.unit.protocol.parents import Parent
 
 HERE = Address("here", 7, 10, 11)
@@ -101,9 +101,9 @@ class Make:
         }  # fmt: skip
         return Status(node=node, **(given | fields))
 
-    def report(self, *news: Status, **fields: Any) -> Report:
+    def report(self, *news: Status, **fields: Any) -> Heartbeat:
         given: dict[str, Any] = {"received": 0, "taken": 0, "catching": False, "stamp": 0} | fields
-        return Report(news=list(news), **given)
+        return Heartbeat(news=list(news), **given)
 
     def state(self, phase: Phase = Phase.RUNNING, **fields: Any) -> State:
         given: dict[str, Any] = {"beat": 0, "head": 0, "final": 0, "slowest": 0, "nodes": 1}

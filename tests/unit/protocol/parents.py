@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from sparkstrom.codec.messages import Committed
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.family import Child, Family, Serving
-from sparkstrom.protocol.leases import Leases
-from sparkstrom.protocol.link import HEADER_BYTES
-from sparkstrom.protocol.replay import History, Log
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.child import Child, Serving
+from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.history import History, Log
+from sparkstrom.protocol.common.leases import Leases
+from sparkstrom.protocol.common.send_window import HEADER_BYTES
 from tests.unit.protocol.spoken import sent
 
 PLENTY = 10**6
@@ -33,7 +34,7 @@ class Parent:
         self.history = History(Log(log_bytes), whole=True)
         self.leases = Leases(10.0, 0.0)
         serving = Serving(window_bytes, total_bytes, n_params, CHUNK_BYTES)
-        self.family = Family(serving, self.history, self.leases)
+        self.family = Children(serving, self.history, self.leases)
         self.now_s = 0.0
 
     def child(self, node: int = 5, edge: int = 50) -> Child:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Activity, Closed, Disown, Here, Probe, Welcome
-from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.common import events as ev
 from tests.unit.protocol.spoken import answers, every
 
 ATTACH_S = 40.0

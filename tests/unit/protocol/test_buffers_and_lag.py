@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from sparkstrom.codec.messages import BUFFERS
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.hearing import LAG_LEAST
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.master.statuses import LAG_LEAST
 from tests.unit.protocol.spoken import every
 
 

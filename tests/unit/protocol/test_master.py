@@ -20,8 +20,8 @@ from sparkstrom.codec.messages import (
     State,
     Welcome,
 )
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.link import weight
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.send_window import weight
 from tests.unit.protocol.spoken import aborted, answers, every, sent
 
 LOBBY = -1

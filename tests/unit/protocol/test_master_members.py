@@ -9,13 +9,13 @@ from sparkstrom.codec.messages import (
     Attached,
     Closed,
     Committed,
-    Kept,
     Leaving,
     Phase,
+    ResidualCheckpoint,
     State,
     Welcome,
 )
-from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.common import events as ev
 from tests.unit.protocol.spoken import aborted, answers, every, only, sent
 
 # -- losing and returning ----------------------------------------------------------------------
@@ -125,7 +125,7 @@ def test_whoever_asks_again_and_again_is_not_closed(master: Any) -> None:
 
 
 def test_a_goodbye_in_the_middle_closes_the_id_and_is_answered(master: Any) -> None:
-    leaving = Leaving(node=1, reason="released", kept=Kept("p", 2.0))
+    leaving = Leaving(node=1, reason="released", kept=ResidualCheckpoint("p", 2.0))
     assert master.running().lobby(leaving) == []  # nobody has asked it to
     assert list(master.fit.members.live) == [1, 2]
     assert master.fit.sequencer.dropped["was not asked to leave"] == 1

@@ -11,13 +11,13 @@ from sparkstrom.codec.messages import (
     AuditAnswer,
     Closed,
     Failed,
-    Kept,
     Leaving,
     Phase,
     Release,
+    ResidualCheckpoint,
     State,
 )
-from sparkstrom.protocol import events as ev
+from sparkstrom.protocol.common import events as ev
 from tests.unit.protocol.spoken import aborted, answers, every, only, sent
 
 # -- phases ------------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ def test_a_fit_drains_audits_and_is_done(master: Any, make: Any) -> None:
     assert master.phase is Phase.AUDIT
     assert [(s.phase, s.final) for s in sent(master.tick(0.1), State, 1)] == [(Phase.AUDIT, 2)]
     master.step(ev.Hashed(2, "d", None))
-    master.say(1, audit=AuditAnswer(2, "d", Kept("p", 1.0)))
+    master.say(1, audit=AuditAnswer(2, "d", ResidualCheckpoint("p", 1.0)))
     effects = master.say(2, audit=AuditAnswer(2, "other", None))
     assert every(effects, ev.Complete) == [ev.Complete()]
     assert master.fit.phases.digests == {1: "d", 2: "other"}
@@ -211,7 +211,7 @@ def test_a_finished_worker_is_asked_to_give_up_its_slot(master: Any, make: Any) 
     assert answers(tick_alive(master, 8), Release) == []
     asked = answers(tick_alive(master, 4), Release, "w0")
     assert asked[0].reason == "partition 1 needs a task slot"
-    effects = master.lobby(Leaving(node=1, reason="released", kept=Kept("p", 2.0)))
+    effects = master.lobby(Leaving(node=1, reason="released", kept=ResidualCheckpoint("p", 2.0)))
     assert only(answers(effects), Closed).node == 1
     assert master.fit.keeping.made == {"e": {"p": 2.0}}
     assert master.phase is Phase.RUNNING

@@ -10,20 +10,20 @@ from sparkstrom.codec.messages import (
     Again,
     AskAfter,
     Attach,
+    Heartbeat,
     Here,
     Join,
     Phase,
     Probe,
     Refused,
-    Report,
     Status,
     Update,
 )
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Order
-from sparkstrom.protocol.family import Family
-from sparkstrom.protocol.following import ASK_SPACING_S
-from sparkstrom.protocol.joining import ATTACH_RETRY_S
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.worker.joining import ATTACH_RETRY_S
+from sparkstrom.protocol.worker.replication import ASK_SPACING_S
 from tests.unit.protocol.spoken import every, only, said, sent
 
 # -- joining -----------------------------------------------------------------------------------
@@ -144,9 +144,9 @@ def test_a_new_parent_hears_everything_again(node: Any, make: Any) -> None:
     effects = node.hear(make.attached(snapshot=False), sender=3)
     assert [update.seq for update in sent(effects, Update, 3)] == [1]
     assert sent(effects, Again, 5) == [Again(0)]
-    (report,) = sent(effects, Report, 3)
+    (report,) = sent(effects, Heartbeat, 3)
     assert sorted((status.node, status.edge) for status in report.news) == [(1, 7), (5, 1)]
-    assert sent(node.hear(make.attached(snapshot=False), sender=3), Report) == []  # once
+    assert sent(node.hear(make.attached(snapshot=False), sender=3), Heartbeat) == []  # once
 
 
 def test_silence_of_half_a_lease_opens_another_edge(node: Any) -> None:
@@ -267,7 +267,7 @@ def test_where_all_wait_for_the_slowest_link_a_round_is_as_long(
 def test_a_relay_reckons_with_its_own_children_too(
     node_with: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Family, "wait_s", property(lambda family: 7.0))
+    monkeypatch.setattr(Children, "wait_s", property(lambda family: 7.0))
     node = node_with(publications_max=1, max_lead=3).training()
     node.step(make.published(1))
     node.hear(make.committed(1, origin=1), 5.0)
@@ -330,7 +330,7 @@ def test_asked_again_it_sends_all_that_is_uncommitted(node: Any, make: Any) -> N
 
 def own_status(effects: list[ev.Effect]) -> Status:
     """What it says of itself in the one report that it sent."""
-    (report,) = sent(effects, Report)
+    (report,) = sent(effects, Heartbeat)
     (status,) = report.news
     assert isinstance(status, Status)
     return status
@@ -339,26 +339,26 @@ def own_status(effects: list[ev.Effect]) -> Status:
 def hushed(node: Any) -> Any:
     """Training, and its parent has heard all so far."""
     node.training()
-    (report,) = sent(node.tick(1.0), Report)
+    (report,) = sent(node.tick(1.0), Heartbeat)
     node.alive(heard=report.stamp)
     return node
 
 
 def test_news_is_told_at_once_and_the_lease_renewed_without(node: Any) -> None:
     hushed(node).step(ev.Progressed(0, 2, 2))
-    (report,) = sent(node.tick(0.02), Report)
+    (report,) = sent(node.tick(0.02), Heartbeat)
     (status,) = report.news
     assert (status.node, status.batch, status.steps, status.after_seq) == (1, 2, 2, 0)
     node.alive(heard=report.stamp)
-    renewed = [reports[0] for _ in range(40) if (reports := sent(node.tick(0.1), Report))]
+    renewed = [reports[0] for _ in range(40) if (reports := sent(node.tick(0.1), Heartbeat))]
     assert len(renewed) >= 40 * 0.1 / (node.me.limits.lease_s / 4)
     assert [report.news for report in renewed] == [[]] * len(renewed)
 
 
 def test_news_that_may_not_have_been_heard_is_told_again(node: Any) -> None:
     hushed(node).step(ev.Progressed(0, 2, 2))
-    first = sent(node.tick(0.02), Report)[0]
-    again = [report for _ in range(10) for report in sent(node.tick(0.1), Report)]
+    first = sent(node.tick(0.02), Heartbeat)[0]
+    again = [report for _ in range(10) for report in sent(node.tick(0.1), Heartbeat)]
     assert len(again) >= 3
     assert {tuple(report.news) for report in again} == {tuple(first.news)}
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import Probe, Report, Update
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Order
-from sparkstrom.protocol.link import weight
+from sparkstrom.codec.messages import Heartbeat, Probe, Update
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.common.send_window import weight
 from tests.unit.protocol.conftest import NodeDriver
 from tests.unit.protocol.spoken import every, only, sent
 
@@ -88,10 +88,10 @@ def test_a_message_that_takes_seven_leases_keeps_its_edge(node: Any, make: Any) 
         effects += node.step(ev.Arriving(0, second * 131_072))
         effects += node.alive(head=3, sent=3) + node.tick(1.0)
     assert not every(effects, ev.Reopen)
-    assert sent(effects, Report)[-1].taken == before + 70 * 131_072
+    assert sent(effects, Heartbeat)[-1].taken == before + 70 * 131_072
     assert only(node.hear(make.merged(0, 3)), ev.DeliverMerged)
     taken = before + weight(make.merged(0, 3), 0)
-    assert sent(node.tick(1.0), Report)[0].taken == taken
+    assert sent(node.tick(1.0), Heartbeat)[0].taken == taken
 
 
 def test_a_long_update_that_goes_up_slowly_keeps_its_edge_and_goes_once(

@@ -8,24 +8,24 @@ from sparkstrom.codec.messages import (
     Activity,
     AuditAnswer,
     Failed,
-    Kept,
+    Heartbeat,
     Leaving,
     Phase,
     Probe,
     Release,
-    Report,
+    ResidualCheckpoint,
     State,
 )
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Order
-from sparkstrom.protocol.reporting import REPEAT_S
-from sparkstrom.protocol.waiting import FAREWELL_S
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.worker.deadlines import FAREWELL_S
+from sparkstrom.protocol.worker.heartbeats import REPEAT_S
 from tests.unit.protocol.spoken import every, only, said, sent
 
 
 def own_words(effects: list[ev.Effect]) -> list[Any]:
     """What it says of itself in its reports."""
-    return [status for report in sent(effects, Report) for status in report.news]
+    return [status for report in sent(effects, Heartbeat) for status in report.news]
 
 
 # -- the end -----------------------------------------------------------------------------------
@@ -44,8 +44,8 @@ def test_it_drains_audits_and_ends(node: Any, make: Any) -> None:
     for commit, origin in ((1, 9), (2, 1), (3, 9)):
         node.hear(make.committed(commit, origin, seq=1 if origin == 1 else commit))
     assert (node.order, node.machine.command.commit) == (Order.AUDIT, 3)
-    answer = AuditAnswer(3, "d", Kept("p", 1.0))
-    node.step(ev.Hashed(3, "d", Kept("p", 1.0)))
+    answer = AuditAnswer(3, "d", ResidualCheckpoint("p", 1.0))
+    node.step(ev.Hashed(3, "d", ResidualCheckpoint("p", 1.0)))
     assert [status.audit for status in own_words(node.tick(0.1))] == [answer]
     assert [status.audit for status in own_words(node.tick(REPEAT_S))] == [answer]
     node.hear(make.state(Phase.DONE, head=3, final=3))
@@ -124,7 +124,7 @@ def test_a_released_one_stays_until_it_was_heard(node: Any, make: Any) -> None:
     node.training()
     node.told(Release("a slot is needed"))
     assert node.order is Order.RELEASE
-    leaving = Leaving(node=1, reason="released", kept=Kept("p", 1.0))
+    leaving = Leaving(node=1, reason="released", kept=ResidualCheckpoint("p", 1.0))
     assert said(node.step(ev.Released(leaving.kept)), Leaving) == [leaving]
     assert node.order is Order.RELEASE
     assert said(node.tick(REPEAT_S + 2.5), Leaving) == [leaving]

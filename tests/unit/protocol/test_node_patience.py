@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sparkstrom.codec.messages import Address
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.node import Identity, Node, NodeLimits
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
 
 WHO = Identity(
     token=1,

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparkstrom.codec.messages import (
-    Activity,
-    AskAfter,
-    AskChunk,
-    Attach,
-    Join,
-    Report,
-    Update,
-)
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Order
+from sparkstrom.codec.messages import Activity, AskAfter, AskChunk, Attach, Heartbeat, Join, Update
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Order
 from tests.unit.protocol.spoken import every, only, said, sent
 
 # -- a snapshot --------------------------------------------------------------------------------
@@ -232,7 +224,7 @@ def test_a_returner_sends_what_was_not_committed_under_its_new_id(node: Any, mak
     admitted = only(effects, ev.Admitted)
     assert (admitted.node, admitted.returned) == (5, True)
     assert [(u.origin, u.seq, u.batch) for u in sent(effects, Update)] == [(5, 1, 2), (5, 2, 3)]
-    (status,) = sent(effects, Report)[0].news
+    (status,) = sent(effects, Heartbeat)[0].news
     assert (status.node, status.after_seq, status.batch) == (5, 2, 3)  # its own position
 
 
@@ -322,7 +314,7 @@ def test_whoever_comes_back_while_its_first_replica_is_installed_has_one(
 
 def steps_said(effects: list[ev.Effect]) -> int:
     """By itself, in the newest report."""
-    news = {status.node: status for report in sent(effects, Report) for status in report.news}
+    news = {status.node: status for report in sent(effects, Heartbeat) for status in report.news}
     return int(max(news.values(), key=lambda status: status.age).steps)
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sparkstrom.codec.messages import Activity, AskChunk, Attach, Attached, MergedRange
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Order
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Order
 from tests.unit.protocol.spoken import every, only, sent
 
 

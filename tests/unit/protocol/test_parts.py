@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import Activity, Kept
-from sparkstrom.protocol.keeping import Keeping
-from sparkstrom.protocol.leases import Leases
-from sparkstrom.protocol.partitions import Partition
-from sparkstrom.protocol.sequencer import Sequencer
+from sparkstrom.codec.messages import Activity, ResidualCheckpoint
+from sparkstrom.protocol.common.leases import Leases
+from sparkstrom.protocol.master.partitions import Partition
+from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
+from sparkstrom.protocol.master.sequencer import Sequencer
 
 LEASE_S = 10.0
 
@@ -84,7 +84,7 @@ def test_other_rows_are_noticed(other: tuple[int, int, int]) -> None:
 
 
 def test_each_file_is_granted_once_on_its_own_executor() -> None:
-    keeping = Keeping({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
+    keeping = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
     for node in (1, 2, 3):
         keeping.grant("e", node)
     assert [keeping.granted(node) for node in (1, 2, 3)] == [("f1",), ("f2",), ()]
@@ -92,7 +92,7 @@ def test_each_file_is_granted_once_on_its_own_executor() -> None:
 
 
 def test_what_nobody_used_is_lost_mass() -> None:
-    keeping = Keeping({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
+    keeping = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
     keeping.grant("e", 1)
     keeping.grant("e", 2)
     keeping.used(1)
@@ -103,7 +103,7 @@ def test_what_nobody_used_is_lost_mass() -> None:
 
 
 def test_a_grant_follows_its_process_to_another_id() -> None:
-    keeping = Keeping({"e": {"f1": 1.0}})
+    keeping = ResidualCheckpoints({"e": {"f1": 1.0}})
     keeping.grant("e", 1)
     keeping.returned(1, 5)
     keeping.returned(2, 5)
@@ -114,18 +114,18 @@ def test_a_grant_follows_its_process_to_another_id() -> None:
 
 
 def test_what_is_left_is_known_by_executor() -> None:
-    keeping = Keeping({})
-    keeping.keep("e", 1, Kept("p", 1.5))
-    keeping.keep("e", 1, Kept("p", 2.5))  # said again, or kept again at the audit
+    keeping = ResidualCheckpoints({})
+    keeping.keep("e", 1, ResidualCheckpoint("p", 1.5))
+    keeping.keep("e", 1, ResidualCheckpoint("p", 2.5))  # said again, or kept again at the audit
     keeping.keep("e", 1, None)
     assert keeping.made == {"e": {"p": 2.5}}
 
 
 def test_what_was_granted_to_a_worker_that_died_after_it_kept_its_residual_is_not_lost() -> None:
-    keeping = Keeping({"e": {"f1": 1.0, "f2": 2.0}})
+    keeping = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}})
     keeping.grant("e", 1)
     keeping.grant("e", 2)
-    keeping.keep("e", 1, Kept("p", 1.5))
+    keeping.keep("e", 1, ResidualCheckpoint("p", 1.5))
     keeping.keep("e", 2, None)
     keeping.finish()
     assert keeping.lost_mass == 2.0

@@ -9,9 +9,9 @@ import pytest
 
 from sparkstrom.base.errors import DriverLost
 from sparkstrom.codec.messages import Address, Here
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Effect
-from sparkstrom.protocol.performing import BY_DRIVER, perform_all
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Effect
+from sparkstrom.protocol.common.performing import BY_DRIVER, perform_all
 
 PLACE = Address("h", 1, 1, 2)
 OPEN, CLOSE, TELL = ev.OpenEdge(0, 3, PLACE, PLACE), ev.CloseEdge(4), ev.Tell(Here(1))

@@ -15,19 +15,19 @@ from sparkstrom.codec.messages import (
     Behind,
     Committed,
     Disown,
+    Heartbeat,
     Leaving,
     MergedRange,
     Phase,
     Probe,
-    Report,
     Silent,
     State,
     Update,
 )
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.family import Serving
-from sparkstrom.protocol.link import HEADER_BYTES
-from sparkstrom.protocol.uplink import AGAIN_LEAST_S
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.child import Serving
+from sparkstrom.protocol.common.send_window import HEADER_BYTES
+from sparkstrom.protocol.worker.in_flight import AGAIN_LEAST_S
 from tests.unit.protocol.spoken import every, only, said, sent
 
 PARENT = 4
@@ -65,7 +65,7 @@ def test_without_a_parent_updates_are_not_kept_either(relay: Any, make: Any) -> 
 
 def test_words_from_below_go_up_as_they_are_and_once(relay: Any, make: Any) -> None:
     below(relay, 8)
-    (report,) = sent(relay.tick(0.1), Report, PARENT)
+    (report,) = sent(relay.tick(0.1), Heartbeat, PARENT)
     assert make.status(8, edge=60) in report.news
     relay.alive(heard=report.stamp)
     below(relay, 8)  # again, as it was
@@ -75,7 +75,7 @@ def test_words_from_below_go_up_as_they_are_and_once(relay: Any, make: Any) -> N
 def test_whoever_leaves_is_not_told_of_any_more(relay: Any) -> None:
     below(relay, 5, 8)
     relay.hear(Leaving(node=5, reason="done", kept=None), sender=5)
-    (report,) = sent(relay.tick(0.1), Report)
+    (report,) = sent(relay.tick(0.1), Heartbeat)
     assert not {5, 8} & {status.node for status in report.news}
 
 

@@ -7,43 +7,41 @@ from typing import Any
 
 import numpy as np
 
-from sparkstrom.codec.messages import (
-    Kept,
-)
+from sparkstrom.codec.messages import ResidualCheckpoint
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Command, Order
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Directive, Order
 from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.inbox import Inbox, Item
-from sparkstrom.runtime.lending import Lender
+from sparkstrom.runtime.optimizer_lending import OptimizerLender
 from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.station import Station
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.trainer import Schedule, Trainer
+from sparkstrom.runtime.trainer_channel import TrainerChannel
+from sparkstrom.runtime.trainer_inbox import Item, TrainerInbox
 
 K, N, TAU = 10, 300, 0.125
-KEPT = Kept("/there", 1.5)
-END = Command(Order.END, "done")
-TRAIN = Command(Order.TRAIN)
+KEPT = ResidualCheckpoint("/there", 1.5)
+END = Directive(Order.END, "done")
+TRAIN = Directive(Order.TRAIN)
 
-Script = list[tuple[list[Item], Command]]
+Script = list[tuple[list[Item], Directive]]
 
 
-class Scripted(Station):
+class Scripted(TrainerChannel):
     """Plays one line of its script for each look of the trainer; waiting is at once over."""
 
     def __init__(self, script: Script) -> None:
-        super().__init__(Inbox(N, 0, Theta(N, K).decode))
+        super().__init__(TrainerInbox(N, 0, Theta(N, K).decode))
         self.script = [*script, ([], END)]
         self.waits = 0
 
-    def take(self) -> tuple[list[Item], Command]:
+    def take(self) -> tuple[list[Item], Directive]:
         items, command = self.script.pop(0)
         self.publish([], command)
         return items, command
 
-    def wait(self, seconds: float, known: Command) -> None:
+    def wait(self, seconds: float, known: Directive) -> None:
         self.waits += 1
 
     def posted(self) -> list[ev.Event]:
@@ -61,7 +59,7 @@ class Bench:
     def __init__(self, model: Any, script: Script, rows: int = 10, **schedule: Any) -> None:
         self.station = Scripted(script)
         self.granted: list[tuple[str, ...]] = []
-        self.model, self.lender = model, Lender()
+        self.model, self.lender = model, OptimizerLender()
         encoder = Encoder(N, K, FixedThreshold(TAU))
         self.replica = Replica(model, Theta(N, K), encoder, local=True)
         features = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
@@ -81,5 +79,5 @@ class Bench:
         return self.station.posted()
 
 
-def steps(count: int, command: Command = TRAIN) -> Script:
+def steps(count: int, command: Directive = TRAIN) -> Script:
     return [([], command)] * count

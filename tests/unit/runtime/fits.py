@@ -18,19 +18,19 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.encoding.thresholds import AdaptiveThreshold
 from sparkstrom.models.networks import DenseNetwork
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.fit import MasterLimits
-from sparkstrom.protocol.node import Identity, NodeLimits
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.inbox import Inbox
-from sparkstrom.runtime.lending import Lender
-from sparkstrom.runtime.master import MasterThread, Outcome, Plan
-from sparkstrom.runtime.node import Copying, Meeting, NodeThread, OpenTransport
+from sparkstrom.runtime.master_thread import MasterThread, Outcome, Plan
+from sparkstrom.runtime.node_thread import Copying, Meeting, NodeThread, OpenTransport
+from sparkstrom.runtime.optimizer_lending import OptimizerLender
 from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.station import Station
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.trainer import Schedule, Trainer
-from sparkstrom.transport.base import Arrival
+from sparkstrom.runtime.trainer_channel import TrainerChannel
+from sparkstrom.runtime.trainer_inbox import TrainerInbox
+from sparkstrom.transport.contract import Arrival
 from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
 
 K, WORKERS, EPOCHS, ROWS = 20, 2, 3, 37
@@ -77,7 +77,7 @@ class Mesh:
         self.opening = Opening(self.network)
         self.limits, self.partitions = limits, partitions
         self.nodes: list[NodeThread] = []
-        self.stations: list[Station] = []
+        self.stations: list[TrainerChannel] = []
         self.threads: list[threading.Thread] = []
         self.replicas: list[Replica] = []
         self.trainers: list[Trainer] = []
@@ -122,7 +122,10 @@ class Mesh:
         theta = Theta(MODEL.n_params, K)
         encoder = Encoder(MODEL.n_params, K, AdaptiveThreshold(1e-3))
         replica = Replica(model or DenseNetwork([5, 8, 3]), theta, encoder, local=True)
-        station, lender = Station(Inbox(MODEL.n_params, 1 << 20, theta.decode)), Lender()
+        station, lender = (
+            TrainerChannel(TrainerInbox(MODEL.n_params, 1 << 20, theta.decode)),
+            OptimizerLender(),
+        )
         node = NodeThread(
             Identity(
                 token=secrets.randbits(63),
@@ -163,7 +166,7 @@ class Mesh:
         self.threads.append(threading.Thread(target=self._train, args=(node, station, trainer)))
         self.threads[-1].start()
 
-    def _train(self, node: NodeThread, station: Station, trainer: Trainer) -> None:
+    def _train(self, node: NodeThread, station: TrainerChannel, trainer: Trainer) -> None:
         """As a task does: what goes wrong is told to the master and stays here to be looked at."""
         try:
             trainer.run()

@@ -16,8 +16,8 @@ from sparkstrom.codec.messages import (
     Welcome,
 )
 from sparkstrom.codec.wire import encode
-from sparkstrom.protocol.events import Answer
-from sparkstrom.runtime.mailroom import Mailroom
+from sparkstrom.protocol.common.events import Answer
+from sparkstrom.runtime.message_endpoint import MessageEndpoint
 from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
 
 KEY, JOB = bytes(range(KEY_BYTES)), 5
@@ -49,7 +49,7 @@ class Office:
     ) -> None:
         self.transport = network.open(beside=beside)
         self.seal, self.token = Recording(), secrets.randbits(63)
-        self.room = Mailroom(
+        self.room = MessageEndpoint(
             self.transport,
             self.seal,
             me=me,

@@ -11,11 +11,11 @@ import pytest
 from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.models.networks import DenseNetwork
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.fit import MasterLimits
-from sparkstrom.runtime.node import NodeThread
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.recovery import DEATHS_MAX
-from sparkstrom.transport.base import Arrival
+from sparkstrom.transport.contract import Arrival
 from sparkstrom.transport.memory import MemoryNetwork, MemorySender, MemoryTransport
 from tests.unit.runtime.fits import Mesh, check_whole, wait_until
 

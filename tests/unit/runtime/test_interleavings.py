@@ -15,17 +15,17 @@ from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.encoding.totals import Total
 from sparkstrom.models.base import Batch
-from sparkstrom.protocol.events import Command, Deliver, DeliverMerged, Order
-from sparkstrom.runtime.inbox import Inbox
+from sparkstrom.protocol.common.events import Deliver, DeliverMerged, Directive, Order
 from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.station import Station
 from sparkstrom.runtime.theta import Theta
+from sparkstrom.runtime.trainer_channel import TrainerChannel
+from sparkstrom.runtime.trainer_inbox import TrainerInbox
 from tests.unit.runtime.interleaved import at_every_line
 
 K, N, TAU = 10, 300, 0.125
 FILES = ("runtime/replica.py", "runtime/theta.py", "encoding/encoder.py")
 BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
-TRAIN = Command(Order.TRAIN, steps_max=3)
+TRAIN = Directive(Order.TRAIN, steps_max=3)
 
 MakeCommit = Callable[..., Committed]
 Work = Callable[[Replica, MakeCommit], None]
@@ -89,13 +89,13 @@ def test_a_chunk_is_what_its_commit_says_wherever_it_comes_in(
 # -- the trainer takes while the node's thread publishes, and the other way round -------------
 
 
-def made() -> Station:
-    station = Station(Inbox(N, 10_000, Theta(N, K).decode))
+def made() -> TrainerChannel:
+    station = TrainerChannel(TrainerInbox(N, 10_000, Theta(N, K).decode))
     station._changed = threading.Condition(threading.Lock())  # one that says whether it is held
     return station
 
 
-def is_held(station: Station) -> bool:
+def is_held(station: TrainerChannel) -> bool:
     lock: Any = station._changed._lock  # type: ignore[attr-defined]
     return bool(lock.locked())
 
@@ -115,7 +115,7 @@ def test_who_sees_a_command_has_the_items_that_came_with_it(
             taken.extend(items)
         assert seen != TRAIN or item in taken or len(station._inbox) > 0
 
-    with at_every_line(("runtime/station.py",), look):
+    with at_every_line(("runtime/trainer_channel.py",), look):
         station.publish([item], TRAIN)
     look()
     assert looks > 4
@@ -130,14 +130,14 @@ def test_what_is_published_while_somebody_takes_comes_whole_and_once(
         station, lines = made(), 0
         published = False
 
-        def publish(station: Station = station, wanted: int = at_line) -> None:
+        def publish(station: TrainerChannel = station, wanted: int = at_line) -> None:
             nonlocal lines, published
             lines += 1
             if lines >= wanted and not published and not is_held(station):
                 published = True
                 station.publish([item], TRAIN)
 
-        with at_every_line(("runtime/station.py",), publish):
+        with at_every_line(("runtime/trainer_channel.py",), publish):
             items, command = station.take()
         assert (items, command == TRAIN) in (([item], True), ([], False))
         if not published:

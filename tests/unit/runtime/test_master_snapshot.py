@@ -11,10 +11,10 @@ import pytest
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.frames import KEY_BYTES, Seal
-from sparkstrom.protocol.fit import MasterLimits
-from sparkstrom.runtime.master import MasterThread, Plan
+from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.runtime.master_thread import MasterThread, Plan
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.transport.base import Arrival
+from sparkstrom.transport.contract import Arrival
 from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
 
 K, N = 20, 300

@@ -12,13 +12,13 @@ import pytest
 from sparkstrom.models.base import State
 from sparkstrom.models.networks import DenseNetwork
 from sparkstrom.models.updaters import Adam
-from sparkstrom.protocol.events import DeliverMerged
-from sparkstrom.protocol.family import Serving
-from sparkstrom.protocol.fit import MasterLimits
-from sparkstrom.runtime.node import NodeThread
+from sparkstrom.protocol.common.child import Serving
+from sparkstrom.protocol.common.events import DeliverMerged
+from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.theta import CHUNK_PARAMS
-from sparkstrom.transport.base import Arrival
+from sparkstrom.transport.contract import Arrival
 from sparkstrom.transport.memory import MemoryTransport
 from tests.unit.runtime.fits import EPOCHS, MODEL, Mesh, Opening, check_whole, wait_until
 

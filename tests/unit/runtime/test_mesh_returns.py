@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.protocol.fit import MasterLimits
-from sparkstrom.transport.base import Arrival
+from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.transport.contract import Arrival
 from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
 from tests.unit.runtime.fits import Mesh, check_whole, wait_until
 

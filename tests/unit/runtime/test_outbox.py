@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparkstrom.runtime.outbox import Outbox
-from sparkstrom.transport.base import Offer
+from sparkstrom.transport.contract import Offer
 
 
 class Stuck:

@@ -15,10 +15,10 @@ from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.encoding.totals import Total
 from sparkstrom.models.base import Batch, Flat
-from sparkstrom.protocol.events import DeliverMerged, Install, SendMerged
-from sparkstrom.runtime.inbox import Merged
+from sparkstrom.protocol.common.events import DeliverMerged, Install, SendMerged
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.theta import Theta, chunk_count
+from sparkstrom.runtime.trainer_inbox import Merged
 
 K, N, TAU = 10, 300, 0.125
 BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))

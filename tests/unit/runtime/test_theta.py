@@ -15,7 +15,7 @@ from sparkstrom.codec.payload import encode_theta
 from sparkstrom.encoding.grid import EXACT_QUANTA
 from sparkstrom.encoding.totals import Total
 from sparkstrom.models.base import Flat
-from sparkstrom.protocol.events import DeliverMerged, SendMerged
+from sparkstrom.protocol.common.events import DeliverMerged, SendMerged
 from sparkstrom.runtime import theta as module
 from sparkstrom.runtime.theta import Theta, chunk_count
 

@@ -18,10 +18,10 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.codec.states import encode_state
 from sparkstrom.encoding.totals import Total
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Command, Order
-from sparkstrom.runtime.inbox import Merged
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Directive, Order
 from sparkstrom.runtime.theta import Theta, chunk_count
+from sparkstrom.runtime.trainer_inbox import Merged
 from tests.unit.runtime.benches import KEPT, TAU, TRAIN, Bench, K, N, Script, steps
 
 
@@ -77,7 +77,7 @@ def test_it_publishes_every_so_often_and_at_the_end(
 
 def test_no_rows_are_nothing_to_train(bench: Callable[..., Bench]) -> None:
     install = ev.Install(whole(Theta(N, K)), (), (), 0)
-    made = bench([([install], Command(Order.PAUSE, number=1)), *steps(2)], rows=0)
+    made = bench([([install], Directive(Order.PAUSE, number=1)), *steps(2)], rows=0)
     assert ev.Busy(Activity.FINISHED) in made.run()
     assert made.model.seen == []
 
@@ -86,7 +86,7 @@ def test_who_begins_with_a_replica_takes_its_grants_and_is_ready(
     bench: Callable[..., Bench],
 ) -> None:
     admitted = ev.Admitted(5, epoch=0, batch=0, steps=0, grants=("a",), returned=False)
-    wait = Command(Order.WAIT)
+    wait = Directive(Order.WAIT)
     made = bench([([admitted], wait), ([ev.Begin()], wait), *steps(1)])
     events = made.run()
     said = [event for event in events if not isinstance(event, ev.Applied)]
@@ -95,7 +95,7 @@ def test_who_begins_with_a_replica_takes_its_grants_and_is_ready(
 
 
 def test_it_goes_no_further_than_it_may(bench: Callable[..., Bench]) -> None:
-    events = bench([*steps(4, Command(Order.TRAIN, steps_max=2)), *steps(1)]).run()
+    events = bench([*steps(4, Directive(Order.TRAIN, steps_max=2)), *steps(1)]).run()
     assert positions(events) == WHOLE[:3]
     said = [event for event in events if isinstance(event, ev.Busy)]
     assert [busy.activity for busy in said] == [
@@ -125,9 +125,12 @@ def test_a_pause_is_answered_once_and_a_replica_taken_with_its_grants(
     server.values[:] = 2.0
     admitted = ev.Admitted(5, epoch=0, batch=0, steps=0, grants=("a", "b"), returned=False)
     install = ev.Install(whole(server), (), (), 3)
-    pause = Command(Order.PAUSE, number=1)
-    again = ([ev.Install(whole(server), (), (), 3)], Command(Order.WAIT))  # and nothing is granted
-    script: Script = [([admitted], pause), ([], pause), ([install], Command(Order.WAIT)), again]
+    pause = Directive(Order.PAUSE, number=1)
+    again = (
+        [ev.Install(whole(server), (), (), 3)],
+        Directive(Order.WAIT),
+    )  # and nothing is granted
+    script: Script = [([admitted], pause), ([], pause), ([install], Directive(Order.WAIT)), again]
     made = bench([*script, *steps(1)])
     events = made.run()
     assert events.count(ev.Paused(1)) == 1
@@ -141,7 +144,7 @@ def test_a_pause_is_answered_once_and_a_replica_taken_with_its_grants(
 
 
 def test_a_second_pause_is_answered_too(bench: Callable[..., Bench]) -> None:
-    script: Script = [([], Command(Order.PAUSE, number=number)) for number in (1, 1, 2)]
+    script: Script = [([], Directive(Order.PAUSE, number=number)) for number in (1, 1, 2)]
     assert bench(script).run() == [ev.Paused(1), ev.Paused(2)]
 
 
@@ -157,7 +160,7 @@ def test_updates_of_others_are_applied_between_steps(
 
 
 def test_what_it_says_it_has_applied_it_has(bench: Any, make_commit: Any) -> None:
-    made = bench([([ev.Deliver(make_commit(n, n)) for n in (1, 2)], Command(Order.WAIT))])
+    made = bench([([ev.Deliver(make_commit(n, n)) for n in (1, 2)], Directive(Order.WAIT))])
     post, had = made.station.post, {}
     values = made.replica.theta.values
     made.station.post = lambda event: (had.update({event: values[1]}), post(event))
@@ -167,7 +170,7 @@ def test_what_it_says_it_has_applied_it_has(bench: Any, make_commit: Any) -> Non
 
 def test_the_end_drain_audit_and_what_is_kept(bench: Callable[..., Bench]) -> None:
     made = bench(
-        [*steps(6), *steps(2, Command(Order.DRAIN)), *steps(2, Command(Order.AUDIT, commit=6))]
+        [*steps(6), *steps(2, Directive(Order.DRAIN)), *steps(2, Directive(Order.AUDIT, commit=6))]
     )
     events = made.run()
     digest = made.replica.theta.digest()
@@ -181,7 +184,7 @@ def test_the_end_drain_audit_and_what_is_kept(bench: Callable[..., Bench]) -> No
 
 
 def test_draining_stops_training(bench: Callable[..., Bench]) -> None:
-    events = bench([*steps(2), *steps(3, Command(Order.DRAIN))]).run()
+    events = bench([*steps(2), *steps(3, Directive(Order.DRAIN))]).run()
     assert positions(events) == WHOLE[:2]
     assert events[-1] == ev.Busy(Activity.WAITING)
 
@@ -189,7 +192,7 @@ def test_draining_stops_training(bench: Callable[..., Bench]) -> None:
 def test_a_released_worker_keeps_its_residual_and_says_so_once(
     bench: Callable[..., Bench],
 ) -> None:
-    events = bench([*steps(6), *steps(2, Command(Order.RELEASE, "a slot is needed"))]).run()
+    events = bench([*steps(6), *steps(2, Directive(Order.RELEASE, "a slot is needed"))]).run()
     assert events.count(ev.Released(KEPT)) == 1
 
 
@@ -197,14 +200,14 @@ def test_who_has_to_go_before_it_has_a_replica_keeps_what_it_was_granted(
     bench: Callable[..., Bench],
 ) -> None:
     admitted = ev.Admitted(5, epoch=2, batch=0, steps=6, grants=("a",), returned=False)
-    release = Command(Order.RELEASE, "a slot is needed")
-    made = bench([([admitted], Command(Order.PAUSE, number=1)), *steps(2, release)])
+    release = Directive(Order.RELEASE, "a slot is needed")
+    made = bench([([admitted], Directive(Order.PAUSE, number=1)), *steps(2, release)])
     assert made.run()[-1] == ev.Released(KEPT)
     assert made.granted == [("a",)]
 
 
 def test_a_failed_node_fails_the_task(bench: Callable[..., Bench]) -> None:
-    made = bench([*steps(1), ([], Command(Order.FAIL, "nothing heard for 30 s"))])
+    made = bench([*steps(1), ([], Directive(Order.FAIL, "nothing heard for 30 s"))])
     with pytest.raises(PeerError, match="nothing heard for 30 s"):
         made.trainer.run()
 
@@ -224,7 +227,7 @@ def test_the_residuals_figures_are_among_the_counters_where_wanted(
     bench: Callable[..., Bench], shown: bool
 ) -> None:
     made = bench(
-        [*steps(6), ([], Command(Order.AUDIT, commit=6))], push=0.75 * TAU, show_residual=shown
+        [*steps(6), ([], Directive(Order.AUDIT, commit=6))], push=0.75 * TAU, show_residual=shown
     )
     made.run()
     stats = made.station.stats
@@ -236,7 +239,7 @@ def test_the_residuals_figures_are_among_the_counters_where_wanted(
 
 
 def test_each_epoch_is_written_down(bench: Callable[..., Bench]) -> None:
-    made = bench([*steps(6), ([], Command(Order.AUDIT, commit=6))], partition=3, attempt=17)
+    made = bench([*steps(6), ([], Directive(Order.AUDIT, commit=6))], partition=3, attempt=17)
     made.run()
     report = made.trainer.epochs.report()
     assert (report["partition"], report["attempt"]) == (3, 17)
@@ -264,7 +267,7 @@ def test_own_updates_move_the_commit_and_nothing_else(bench: Callable[..., Bench
 def test_after_a_replica_it_says_what_it_holds(bench: Callable[..., Bench]) -> None:
     server = Theta(N, K)
     server.commit = 3
-    made = bench([([ev.Install(whole(server), (), (), 3)], Command(Order.WAIT))])
+    made = bench([([ev.Install(whole(server), (), (), 3)], Directive(Order.WAIT))])
     events = made.run()
     assert events.index(ev.Installed()) < events.index(ev.Applied(3))
 
@@ -329,7 +332,7 @@ def test_a_borrowed_state_is_taken_and_a_fresh_one_counted(
 
 
 def test_a_copy_of_its_state_is_made_between_two_steps(bench: Callable[..., Bench]) -> None:
-    made = bench([*steps(2), ([], Command(Order.WAIT))])
+    made = bench([*steps(2), ([], Directive(Order.WAIT))])
     made.model.state = {"steps": 3}
     ask = AskUpdater(8, 0, 0)
     assert made.lender.chunk(ask) is None

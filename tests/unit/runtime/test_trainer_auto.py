@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Command, Order
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Directive, Order
 from tests.unit.runtime.benches import TAU, TRAIN, Bench, steps
 
-BUSY = Command(Order.TRAIN, publishes=False)
+BUSY = Directive(Order.TRAIN, publishes=False)
 
 
 def test_it_publishes_when_it_may_and_at_the_end(bench: Callable[..., Bench]) -> None:

@@ -10,8 +10,8 @@ import pytest
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import KEY_BYTES
 from sparkstrom.models import DenseNetwork, Sgd
-from sparkstrom.spark.job import TrainingJob
-from sparkstrom.spark.shared import SharedTrainingMaster
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.executor.job import TrainingJob
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from PIL import Image
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch
-from sparkstrom.spark import arrow, blocks
-from sparkstrom.spark.arrow import blocks_of_arrow, count_arrow
-from sparkstrom.spark.columns import FEATURES, HELD_OUT, LABEL, WEIGHT, Reading, Take
+from sparkstrom.spark.data import arrow, row_blocks
+from sparkstrom.spark.data.arrow import blocks_of_arrow, count_arrow
+from sparkstrom.spark.data.columns import FEATURES, HELD_OUT, LABEL, WEIGHT, Reading, Take
 
 F32, VECTOR = pa.float32(), pa.struct(
     [
@@ -202,7 +202,7 @@ def test_a_weight_is_a_number_of_at_least_0(weight: float | None) -> None:
 
 
 def test_blocks_are_cut_and_gathered_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1200)
+    monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 1200)
     monkeypatch.setattr(arrow, "BLOCK_BYTES", 1200)
     batches = table({"x": F32}, *({"x": list(range(n))} for n in (700, 3, 0, 100, 5)))
     made = list(blocks_of_arrow(reading_of(batches[0].schema), 0, messages(*batches)))

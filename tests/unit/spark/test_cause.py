@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkstrom.spark.fitting import cause_of
+from sparkstrom.spark.driver.fitting import cause_of
 
 PYTHON = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted: PythonException: Traceback (most recent call last):

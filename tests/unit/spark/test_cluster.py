@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.spark.cluster import (
+from sparkstrom.spark.driver.cluster import (
     MIB,
     Slots,
     check_conf,
@@ -19,8 +19,8 @@ from sparkstrom.spark.cluster import (
     slots_of,
     workers_for,
 )
-from sparkstrom.spark.shared import SharedTrainingMaster
-from sparkstrom.spark.void import VoidConfiguration
+from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 
 class FakeContext:

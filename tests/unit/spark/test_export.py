@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkstrom.spark.export import filesystem_of
+from sparkstrom.spark.data.export import filesystem_of
 
 fs = pytest.importorskip("pyarrow.fs")
 

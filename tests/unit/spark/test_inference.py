@@ -16,13 +16,14 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Batch
 from sparkstrom.models.outputs import predict_in_blocks
-from sparkstrom.spark import arrow, blocks, inference
-from sparkstrom.spark.columns import FEATURES as ROLE
-from sparkstrom.spark.columns import Reading, Take
-from sparkstrom.spark.evaluation import Wanted, evaluate_batch, merged, wanted_for
-from sparkstrom.spark.inference import (
+from sparkstrom.spark.data import arrow, row_blocks
+from sparkstrom.spark.data.columns import FEATURES as ROLE
+from sparkstrom.spark.data.columns import Reading, Take
+from sparkstrom.spark.driver.evaluation import Wanted, evaluate_batch, merged, wanted_for
+from sparkstrom.spark.executor import inference
+from sparkstrom.spark.executor.inference import (
     MODELS_MAX,
-    Trained,
+    TrainedModel,
     arrow_of,
     features_of,
     opened,
@@ -42,12 +43,12 @@ def nothing_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inference, "_opened", type(inference._opened)())
 
 
-def trained(seed: int = 1) -> Trained:
+def trained(seed: int = 1) -> TrainedModel:
     model = DenseNetwork([3, 4, 2], seed=seed)
-    return Trained.of(model, model.initial())
+    return TrainedModel.of(model, model.initial())
 
 
-def shipped(one: Trained) -> Any:
+def shipped(one: TrainedModel) -> Any:
     return SimpleNamespace(value=pickle.loads(pickle.dumps(one)))
 
 
@@ -68,8 +69,8 @@ def test_it_keeps_the_few_that_were_used_last() -> None:
 
 def test_other_parameters_or_another_architecture_have_another_digest() -> None:
     one = trained()
-    moved = Trained.of(one.model, one.parameters + np.float32(1))
-    other = Trained.of(DenseNetwork([3, 4, 2], hidden="tanh", seed=1), one.parameters)
+    moved = TrainedModel.of(one.model, one.parameters + np.float32(1))
+    other = TrainedModel.of(DenseNetwork([3, 4, 2], hidden="tanh", seed=1), one.parameters)
     assert len({one.digest, moved.digest, other.digest}) == 3
 
 
@@ -87,7 +88,9 @@ def predicted(batches: list[Any], schema: pa.Schema = LISTS, model: Any = None) 
     """What Spark would get back, row by row."""
     names: dict[str | int, str] = {0: "prediction"}
     ship = (
-        SimpleNamespace(value=Trained.of(model, model.initial())) if model else shipped(trained())
+        SimpleNamespace(value=TrainedModel.of(model, model.initial()))
+        if model
+        else shipped(trained())
     )
     made = predict_columns(ship, partial(plain, names), reading_of(schema), "partition 2", batches)
     return [one for part in made for one in part]
@@ -188,7 +191,7 @@ def test_several_inputs_and_outputs() -> None:
     schema = pa.schema([("a", pa.int64()), ("b", pa.list_(pa.float32()))])
     batch = (pd.Series([1, 2]), pd.Series([np.ones(2, np.float32)] * 2))
     reading = reading_of(schema)
-    ship = SimpleNamespace(value=Trained.of(Swapped(), np.ones(1, np.float32)))  # type: ignore[arg-type]
+    ship = SimpleNamespace(value=TrainedModel.of(Swapped(), np.ones(1, np.float32)))  # type: ignore[arg-type]
     make = partial(plain, output_names({"a": "first", "b": "second"}))
     frame = pd.concat(predict_columns(ship, make, reading, "here", [batch]))
     assert [list(row) for row in frame["o0"]] == [[1, 1], [1, 1]]
@@ -208,13 +211,13 @@ def test_several_inputs_and_outputs() -> None:
 def test_images_are_predicted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of Spark's is 10,000 rows, decoded they may not find room; but the model computes
     256 rows at once, however few it is given: no fewer are."""
-    for module in (arrow, blocks):
+    for module in (arrow, row_blocks):
         monkeypatch.setattr(module, "BLOCK_BYTES", 1200)
     seen: list[int] = []
     schema = pa.schema([("raw", pa.binary())])
     column = pd.Series([bytes([i, 1, 2]) * 100 for i in range(700 // 3)] * 3)
     ship = SimpleNamespace(
-        value=Trained.of(DenseNetwork([300, 2]), DenseNetwork([300, 2]).initial())
+        value=TrainedModel.of(DenseNetwork([300, 2]), DenseNetwork([300, 2]).initial())
     )
 
     def make(outputs: Any) -> Any:

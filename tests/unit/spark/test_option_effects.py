@@ -19,28 +19,28 @@ from sparkstrom.codec.messages import (
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.base import Batch
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Command, Order
-from sparkstrom.runtime.inbox import Inbox, Item
-from sparkstrom.runtime.lending import Lender
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Directive, Order
+from sparkstrom.runtime.optimizer_lending import OptimizerLender
 from sparkstrom.runtime.records import form_of
 from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.station import Station
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.trainer import Trainer
-from sparkstrom.spark import executor
-from sparkstrom.spark.blocks import Block, blocks_of_rows
-from sparkstrom.spark.cluster import Slots, workers_for
-from sparkstrom.spark.executor import (
-    Place,
+from sparkstrom.runtime.trainer_channel import TrainerChannel
+from sparkstrom.runtime.trainer_inbox import Item, TrainerInbox
+from sparkstrom.spark.data.row_blocks import Block, blocks_of_rows
+from sparkstrom.spark.driver.cluster import Slots, workers_for
+from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.executor import tasks
+from sparkstrom.spark.executor.job import TrainingJob
+from sparkstrom.spark.executor.tasks import (
+    TaskPlace,
     batches_of,
     limits_of,
     make_replica,
     schedule_of,
 )
-from sparkstrom.spark.job import TrainingJob
-from sparkstrom.spark.shared import SharedTrainingMaster
-from sparkstrom.spark.void import VoidConfiguration
 from sparkstrom.transport.memory import MemoryNetwork
 
 K, WORKERS = 20, 4
@@ -48,7 +48,7 @@ CHANCE = np.random.default_rng(0)
 FEATURES = CHANCE.normal(size=(20, 6)).astype(np.float32)
 LABELS = CHANCE.integers(0, 3, 20)
 BATCH = Batch(FEATURES, LABELS)
-PLACE = Place(1, 5, "host", "jvm", Path("/nowhere"))
+PLACE = TaskPlace(1, 5, "host", "jvm", Path("/nowhere"))
 
 
 def all_rows() -> Iterator[Block]:
@@ -147,19 +147,19 @@ def test_rng_seed(job_of: MakeJob) -> None:
     assert first[0] == first[1] != first[2]
 
 
-class Playing(Station):
+class Playing(TrainerChannel):
     """Says TRAIN so often, then AUDIT, then END; keeps what the trainer says."""
 
     def __init__(self, steps: int) -> None:
-        super().__init__(Inbox(21, 0, Theta(21, K).decode))
-        commands = [Command(Order.TRAIN)] * steps
-        self.script = iter([*commands, Command(Order.AUDIT), Command(Order.END, "done")])
+        super().__init__(TrainerInbox(21, 0, Theta(21, K).decode))
+        commands = [Directive(Order.TRAIN)] * steps
+        self.script = iter([*commands, Directive(Order.AUDIT), Directive(Order.END, "done")])
         self.said: list[ev.Event] = []
 
-    def take(self) -> tuple[list[Item], Command]:
+    def take(self) -> tuple[list[Item], Directive]:
         return [], next(self.script)
 
-    def wait(self, seconds: float, known: Command) -> None:
+    def wait(self, seconds: float, known: Directive) -> None:
         """There is always something to do."""
 
     def post(self, event: ev.Event) -> None:
@@ -180,7 +180,7 @@ def train(job_of: MakeJob) -> Callable[..., Playing]:
             schedule_of(job),
             keep=lambda replica: None,
             grant=lambda replica, paths: None,
-            lender=Lender(),
+            lender=OptimizerLender(),
         ).run()
         return station
 
@@ -251,10 +251,10 @@ def test_max_chunk_size(
 ) -> None:
     """What a worker of this job would send for a message of 10,000 bytes."""
     memory = MemoryNetwork()
-    monkeypatch.setattr(executor, "opener", lambda *_, **__: lambda before: memory.open())
-    monkeypatch.setattr(executor.NodeThread, "start", lambda self: None)
+    monkeypatch.setattr(tasks, "opener", lambda *_, **__: lambda before: memory.open())
+    monkeypatch.setattr(tasks.NodeThread, "start", lambda self: None)
     job = job_of(void=VoidConfiguration(max_chunk_size=max_chunk_size))
-    session = executor.Session(job, PLACE, batches_of(job, PLACE, all_rows()))
+    session = tasks.Session(job, PLACE, batches_of(job, PLACE, all_rows()))
     mail = session.thread._mail
     mail.open_edge(MASTER, 1, Address("127.0.0.1", 1, 21, 22), Address("127.0.0.1", 2, 11, 12))
     mail.send(MASTER, Chunk(index=0, commit=0, payload=bytes(10_000 - 16)))

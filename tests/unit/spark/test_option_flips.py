@@ -14,7 +14,7 @@ from sparkstrom.encoding.thresholds import (
     TargetSparsityThreshold,
     ThresholdAlgorithm,
 )
-from sparkstrom.spark.shared import SharedTrainingMaster
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 
 def taus(algorithm: ThresholdAlgorithm) -> list[float]:

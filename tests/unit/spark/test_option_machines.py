@@ -18,26 +18,26 @@ from sparkstrom.codec.messages import (
     Attach,
     Attached,
     Chunk,
+    Heartbeat,
     Join,
     Phase,
-    Report,
     State,
     Status,
     Update,
     Welcome,
 )
-from sparkstrom.protocol import events as ev
-from sparkstrom.protocol.events import Order
-from sparkstrom.protocol.master import Master
-from sparkstrom.protocol.node import Node
-from sparkstrom.spark import network
-from sparkstrom.spark.blocks import blocks_of_rows
-from sparkstrom.spark.executor import Place, batches_of, identity_of, limits_of
-from sparkstrom.spark.job import TrainingJob
-from sparkstrom.spark.shared import SharedTrainingMaster
-from sparkstrom.spark.void import VoidConfiguration
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.master.master import Master
+from sparkstrom.protocol.worker.node import Node
+from sparkstrom.spark.data.row_blocks import blocks_of_rows
+from sparkstrom.spark.driver import network
+from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.executor.job import TrainingJob
+from sparkstrom.spark.executor.tasks import TaskPlace, batches_of, identity_of, limits_of
 
-PLACE = Place(1, 5, "host", "jvm", Path("/nowhere"))
+PLACE = TaskPlace(1, 5, "host", "jvm", Path("/nowhere"))
 RunningNode = Callable[..., Node]
 
 # -- a node's machine ------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def report(master: Master, now_s: float) -> list[ev.Effect]:
         node=node, edge=1, count=1, after_seq=0, epoch=0, batch=0, steps=0,
         activity=Activity.WAITING,
     )  # fmt: skip
-    told = Report(received=0, taken=0, catching=False, stamp=1, news=[waits])
+    told = Heartbeat(received=0, taken=0, catching=False, stamp=1, news=[waits])
     return master.step(ev.Received(node, told), now_s)
 
 

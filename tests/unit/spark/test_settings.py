@@ -7,9 +7,9 @@ import pytest
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.thresholds import AutoThreshold, FixedThreshold, TargetSparsityThreshold
-from sparkstrom.spark.settings import local_ip, resolve
-from sparkstrom.spark.shared import SharedTrainingMaster
-from sparkstrom.spark.void import VoidConfiguration
+from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.settings import local_ip, resolve
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 CONF = {"spark.sparkstrom.lease_s": "7", "spark.executor.memory": "2g"}
 ENVIRONMENT = {"SPARKSTROM_LEASE_S": "5", "PATH": "/bin"}

@@ -12,8 +12,8 @@ import pytest
 
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Share
-from sparkstrom.spark.executor import Place, gpu_of, settle, spare_collections
-from sparkstrom.spark.job import TrainingJob
+from sparkstrom.spark.executor.job import TrainingJob
+from sparkstrom.spark.executor.tasks import TaskPlace, gpu_of, settle, spare_collections
 
 
 class Asking(DenseNetwork):
@@ -26,7 +26,7 @@ class Asking(DenseNetwork):
 
 
 def share_of(job: TrainingJob, partition: int, first_epoch: int = 0) -> Share:
-    place = Place(partition, 5, "host", "jvm", Path("/nowhere"), cpus=3, gpu=1)
+    place = TaskPlace(partition, 5, "host", "jvm", Path("/nowhere"), cpus=3, gpu=1)
     model = Asking([6, 3])
     settle(replace(job, model=model, first_epoch=first_epoch), place)
     assert model.share is not None
@@ -49,7 +49,7 @@ def test_seeds_differ_by_partition_fit_and_option_and_repeat(
 
 
 def test_a_model_that_does_not_ask_is_left_alone(job_of: Callable[..., TrainingJob]) -> None:
-    settle(job_of(), Place(0, 5, "host", "jvm", Path("/nowhere")))
+    settle(job_of(), TaskPlace(0, 5, "host", "jvm", Path("/nowhere")))
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import pytest
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
-from sparkstrom.protocol.members import Departure
-from sparkstrom.runtime.mailroom import Traffic
-from sparkstrom.runtime.master import Outcome
-from sparkstrom.spark.summary import TrainingSummary, summarize
-from sparkstrom.spark.watching import Best
+from sparkstrom.protocol.master.members import Departure
+from sparkstrom.runtime.master_thread import Outcome
+from sparkstrom.runtime.message_endpoint import Traffic
+from sparkstrom.spark.driver.epoch_watch import Best
+from sparkstrom.spark.driver.summary import TrainingSummary, summarize
 
 STATS = {
     "epoch": 1.0,

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.transport.base import Offer
+from sparkstrom.transport.contract import Offer
 from sparkstrom.transport.memory import MemoryNetwork
 
 

@@ -12,7 +12,7 @@ from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.transport.aeron.checked import DRIVER_TIMEOUT, STORAGE_SPACE, Aeron, ffi
 from sparkstrom.transport.aeron.receiver import OpeningReceiver
 from sparkstrom.transport.aeron.sender import AeronSender
-from sparkstrom.transport.base import Offer
+from sparkstrom.transport.contract import Offer
 
 
 class Failing:

@@ -9,7 +9,7 @@ from sparkstrom.transport.aeron.sizes import (
     KIB,
     MIB,
     TERMS,
-    Place,
+    LogDirectory,
     choose_place,
     choose_sizes,
     needed_bytes,
@@ -22,23 +22,23 @@ PLENTY = 4 * MIB, 4 * MIB
 
 @pytest.mark.parametrize("terms", TERMS)
 def test_the_longest_terms_that_fit_are_taken(terms: tuple[int, int]) -> None:
-    exactly = Place(MEMORY, needed_bytes(9, *terms))
+    exactly = LogDirectory(MEMORY, needed_bytes(9, *terms))
     assert choose_place([exactly], 9) == (exactly, terms)
 
 
 def test_one_byte_less_means_shorter_terms() -> None:
-    tight = Place(MEMORY, needed_bytes(9, *TERMS[0]) - 1)
+    tight = LogDirectory(MEMORY, needed_bytes(9, *TERMS[0]) - 1)
     assert choose_place([tight], 9) == (tight, TERMS[1])
 
 
 def test_memory_goes_before_a_disk_with_more_room() -> None:
-    memory, disk = Place(MEMORY, needed_bytes(2, *TERMS[-1])), Place(DISK, 1 << 40)
+    memory, disk = LogDirectory(MEMORY, needed_bytes(2, *TERMS[-1])), LogDirectory(DISK, 1 << 40)
     assert choose_place([memory, disk], 2) == (memory, TERMS[-1])
 
 
 def test_no_room_names_what_is_free_and_what_is_needed() -> None:
     with pytest.raises(SetupError) as caught:
-        choose_place([Place(MEMORY, 1_000), Place(DISK, 2_000)], 9)
+        choose_place([LogDirectory(MEMORY, 1_000), LogDirectory(DISK, 2_000)], 9)
     for words in ("/memory has 1,000 bytes", "/disk has 2,000", f"{needed_bytes(9, *TERMS[-1]):,}"):
         assert words in str(caught.value)
 

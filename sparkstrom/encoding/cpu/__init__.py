@@ -1,0 +1,1 @@
+"""Kernels in Numba for the host, and its memory."""

@@ -1,0 +1,129 @@
+"""Kernels for hits that move by more than one tau, and for hits that chance has to choose.
+
+Argument tables: ``sparkstrom.encoding.reference``. The loops over all parameters are taken only
+where values are tied, so they are plain; those over hits fetch ahead, as ``kernels_cpu.move`` does.
+"""
+
+# Compiled code mixes NumPy's scalars with Python's, which are the same to Numba, not to mypy.
+# mypy: disable-error-code="assignment"
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.encoding.cpu.compiled import helper, kernel
+from sparkstrom.encoding.cpu.intrinsics import prefetch
+from sparkstrom.encoding.grid import EXACT_QUANTA
+
+F32 = NDArray[np.float32]
+I32 = NDArray[np.int32]
+U8 = NDArray[np.uint8]
+U64 = np.uint64
+
+AHEAD = 16  # hits between asking for a line of memory and needing it
+LOW32 = U64(0xFFFFFFFF)
+
+
+@helper
+def _index(code: np.int32) -> np.uint64:
+    return U64(np.uint32(code ^ (code >> np.int32(31))))
+
+
+@helper
+def _drawn(i: np.uint64, seed: np.uint64) -> np.uint64:
+    """See ``reference.drawn``."""
+    x = (i * U64(0x9E3779B1) + seed) & LOW32
+    x = ((x ^ (x >> U64(16))) * U64(0x85EBCA6B)) & LOW32
+    x = ((x ^ (x >> U64(13))) * U64(0xC2B2AE35)) & LOW32
+    return x ^ (x >> U64(16))
+
+
+@helper
+def _choose(
+    value: float, tau: float, i: int, limit: int, seed: int, codes: I32, hits: np.uint64
+) -> np.uint64:
+    size = abs(value)
+    if not size >= tau:
+        return hits
+    if not size >= tau + tau and _drawn(U64(i), U64(seed)) >= U64(limit):
+        return hits
+    if hits < U64(codes.shape[0]):
+        codes[hits] = i if value > 0 else ~i
+    return hits + U64(1)
+
+
+@kernel("i8(f4[::1], f4[::1], f4, i8, i8, i4[::1])")
+def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
+    """See ``reference.choose_local``."""
+    hits = U64(0)
+    for i in range(local.shape[0]):
+        hits = _choose(local[i] - theta[i], tau, i, limit, seed, codes, hits)
+    return int(hits)
+
+
+@kernel("i8(f4[::1], f4, i8, i8, i4[::1])")
+def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
+    """See ``reference.choose_replica``."""
+    hits = U64(0)
+    for i in range(residual.shape[0]):
+        hits = _choose(residual[i], tau, i, limit, seed, codes, hits)
+    return int(hits)
+
+
+@helper
+def _level(value: float, tau: float, top: int) -> int:
+    level, next_tau = 0, np.float32(tau + tau)
+    while level < top and abs(value) >= next_tau:
+        level, next_tau = level + 1, np.float32(next_tau + next_tau)
+    return level
+
+
+@kernel("i8(f4[::1], f4[::1], i4[::1], f4, i8, u1[::1])")
+def levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
+    """See ``reference.levels_local``."""
+    highest, hits = 0, codes.shape[0]
+    for j in range(hits):
+        soon = _index(codes[U64(min(j + AHEAD, hits - 1))])
+        prefetch(local, soon)
+        prefetch(theta, soon)
+        at = _index(codes[j])
+        level = _level(local[at] - theta[at], tau, top)
+        levels[j] = level
+        highest = max(highest, level)
+    return highest
+
+
+@kernel("i8(f4[::1], i4[::1], f4, i8, u1[::1])")
+def levels_replica(residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
+    """See ``reference.levels_replica``."""
+    highest, hits = 0, codes.shape[0]
+    for j in range(hits):
+        prefetch(residual, _index(codes[U64(min(j + AHEAD, hits - 1))]))
+        level = _level(residual[_index(codes[j])], tau, top)
+        levels[j] = level
+        highest = max(highest, level)
+    return highest
+
+
+@kernel("UniTuple(i8, 2)(f4[::1], f4[::1], i4[::1], u1[::1], f4, f4, f8)")
+def move_levels(
+    theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
+) -> tuple[int, int]:
+    """See ``reference.move_levels``."""
+    breaches, first, hits = 0, -1, codes.shape[0]
+    limit, both = EXACT_QUANTA * q, other_step != 0
+    for j in range(hits):
+        soon = _index(codes[U64(min(j + AHEAD, hits - 1))])
+        prefetch(theta, soon)
+        if both:
+            prefetch(other, soon)
+        sign = (codes[j] >> np.int32(31)) | np.int32(1)
+        at, times = _index(codes[j]), np.float32(sign * np.int32(1 << levels[j]))
+        exact = np.float64(theta[at]) + np.float64(times * step)
+        theta[at] = exact
+        if both:
+            other[at] += times * other_step
+        if abs(exact) > limit:
+            breaches, first = breaches + 1, (np.int64(at) if first < 0 else first)
+    return breaches, first

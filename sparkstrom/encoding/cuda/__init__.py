@@ -1,0 +1,1 @@
+"""Kernels for a GPU, and its memory."""

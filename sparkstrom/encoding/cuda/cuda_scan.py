@@ -1,0 +1,316 @@
+"""Scans on the device: what is sent, in the order of its indices, from one pass over the arrays.
+
+The pass leaves one bit per parameter: a block looks at a tile, its threads side by side in memory,
+and gathers hits as the bits of 32-bit words, with their rank within the tile. A prefix sum over
+the tiles' counts then says where each tile's codes begin, and a last kernel writes them. It reads
+the words alone, a 64th of what the pass has read. So codes ascend as on the CPU, whatever order
+blocks run in. Helpers live in this file: the simulator swaps ``cuda`` per file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from sparkstrom.encoding.cuda.cuda_device import (
+    ITEMS,
+    PREFIX_THREADS,
+    THREADS,
+    TILE,
+    DeviceArray,
+    helper,
+    kernel,
+    scratch,
+    taken,
+    tiles_of,
+)
+
+U32, I32 = np.uint32, np.int32
+MAGNITUDE = np.int32(0x7FFFFFFF)
+GROUP = 8  # values on their way to a thread at the same time
+ONE = np.uint32(1)
+
+
+@helper
+def _larger(one: Any, other: Any) -> Any:  # Numba 0.68 fails at compiling ``max`` for CUDA
+    return one if one > other else other
+
+
+@helper
+def _record(
+    hits: Any, down: Any, worst: Any, words: Any, downs: Any, ranks: Any, counts: Any, worsts: Any
+) -> None:
+    """Turn a thread's hits (bit k: parameter k * THREADS + thread) into words in index order."""
+    shared_hits = cuda.shared.array(THREADS, np.uint32)
+    shared_down = cuda.shared.array(THREADS, np.uint32)
+    sums = cuda.shared.array(THREADS, np.int32)
+    largest = cuda.shared.array(1, np.int32)
+    thread, tile = cuda.threadIdx.x, cuda.blockIdx.x
+    shared_hits[thread] = U32(0)
+    shared_down[thread] = U32(0)
+    if thread == 0:
+        largest[0] = I32(0)
+    any_hit = cuda.syncthreads_or(I32(hits != U32(0)))
+    if worst > largest[0]:  # an old value at worst asks for an atomic too many
+        cuda.atomic.max(largest, 0, worst)
+    at = tile * THREADS + thread
+    if not any_hit:
+        words[at] = U32(0)
+        cuda.syncthreads()
+        if thread == 0:
+            counts[tile] = I32(0)
+            worsts[tile] = largest[0]
+        return
+    while hits != U32(0):
+        item = U32(cuda.ffs(hits) - 1)
+        place = U32(item * U32(THREADS) + U32(thread))
+        bit = U32(ONE << U32(place & U32(31)))
+        cuda.atomic.or_(shared_hits, place >> U32(5), bit)
+        if U32(down >> item) & ONE:
+            cuda.atomic.or_(shared_down, place >> U32(5), bit)
+        hits = U32(hits & U32(hits - ONE))
+    cuda.syncthreads()
+    word = shared_hits[thread]
+    found = I32(cuda.popc(word))
+    _prefix_sum(sums, found, THREADS)
+    words[at] = word
+    if word != U32(0):
+        downs[at] = shared_down[thread]
+        ranks[at] = sums[thread] - found
+    if thread == 0:
+        counts[tile] = sums[THREADS - 1]
+        worsts[tile] = largest[0]
+
+
+@helper
+def _prefix_sum(sums: Any, value: Any, threads: int) -> None:
+    """sums[t] = the values of threads 0 to t, in log2(threads) rounds."""
+    thread, step = cuda.threadIdx.x, 1
+    sums[thread] = value
+    cuda.syncthreads()
+    while step < threads:
+        before = I32(0)
+        if thread >= step:
+            before = sums[thread - step]
+        cuda.syncthreads()
+        sums[thread] += before
+        cuda.syncthreads()
+        step *= 2
+
+
+@kernel("void(f4[::1], f4[::1], f4, u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
+def _find_local(
+    local: Any, theta: Any, tau: Any, words: Any, downs: Any, ranks: Any, counts: Any, worsts: Any
+) -> None:
+    n = local.shape[0]
+    start = cuda.blockIdx.x * TILE + cuda.threadIdx.x
+    hits, down, worst = U32(0), U32(0), I32(0)
+    for item in range(ITEMS):
+        i = start + item * THREADS
+        near = i if i < n else n - 1  # always read: a condition would hold up the reads behind it
+        value = local[near]
+        residual = value - theta[near]
+        worst = _larger(worst, I32(value.view(np.int32) & MAGNITUDE))
+        hits = U32(hits | U32(U32(abs(residual) >= tau and i < n) << U32(item)))
+        down = U32(down | U32(U32(residual < np.float32(0)) << U32(item)))
+    _record(hits, down, worst, words, downs, ranks, counts, worsts)
+
+
+@kernel("void(f4[::1], f4[::1], f4, u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
+def _find_replica(
+    residual: Any,
+    delta: Any,
+    tau: Any,
+    words: Any,
+    downs: Any,
+    ranks: Any,
+    counts: Any,
+    worsts: Any,
+) -> None:
+    n = residual.shape[0]
+    start = cuda.blockIdx.x * TILE + cuda.threadIdx.x
+    hits, down, worst = U32(0), U32(0), I32(0)
+    sums = cuda.local.array(GROUP, np.float32)  # registers: both loops over it are unrolled
+    for group in range(ITEMS // GROUP):
+        for k in range(GROUP):  # all reads before the first write, or they wait for it
+            i = start + (group * GROUP + k) * THREADS
+            near = i if i < n else n - 1
+            sums[k] = residual[near] + delta[near]
+        for k in range(GROUP):
+            item = group * GROUP + k
+            i = start + item * THREADS
+            if i < n:
+                value = sums[k]
+                residual[i] = value
+                worst = _larger(worst, I32(value.view(np.int32) & MAGNITUDE))
+                hits = U32(hits | U32(U32(abs(value) >= tau) << U32(item)))
+                down = U32(down | U32(U32(value < np.float32(0)) << U32(item)))
+    _record(hits, down, worst, words, downs, ranks, counts, worsts)
+
+
+@kernel("void(u1[::1], i8, u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
+def _find_states(
+    packed: Any, n: Any, words: Any, downs: Any, ranks: Any, counts: Any, worsts: Any
+) -> None:
+    """The same for a bitmap; ``worsts`` tell whether padding bits are set."""
+    start = cuda.blockIdx.x * TILE + cuda.threadIdx.x
+    hits, worst = U32(0), I32(0)
+    for item in range(ITEMS):
+        i = start + item * THREADS
+        if i >> 2 < packed.shape[0]:
+            state = U32(packed[i >> 2]) >> U32(2 * (i & 3)) & U32(3)
+            if state != U32(0):
+                if i < n:
+                    hits = U32(hits | U32(ONE << U32(item)))
+                else:
+                    worst = I32(1)
+    _record(hits, U32(0), worst, words, downs, ranks, counts, worsts)
+
+
+@kernel("void(i4[::1], i4[::1], i8, i4[::1], i4[::1])")
+def _add_up(counts: Any, worsts: Any, tiles: Any, offsets: Any, answer: Any) -> None:
+    """Where each tile begins; answer: all hits, and the worst of all. One block."""
+    sums = cuda.shared.array(PREFIX_THREADS, np.int32)
+    largest = cuda.shared.array(1, np.int32)
+    thread = cuda.threadIdx.x
+    if thread == 0:
+        largest[0] = I32(0)
+    share = (tiles + PREFIX_THREADS - 1) // PREFIX_THREADS
+    first = thread * share
+    last = first + share if first + share < tiles else tiles
+    own, worst = I32(0), I32(0)
+    for tile in range(first, last):
+        own = I32(own + counts[tile])
+        worst = _larger(worst, worsts[tile])
+    _prefix_sum(sums, own, PREFIX_THREADS)
+    cuda.atomic.max(largest, 0, worst)
+    offset = I32(sums[thread] - own)
+    for tile in range(first, last):
+        offsets[tile] = offset
+        offset = I32(offset + counts[tile])
+    cuda.syncthreads()
+    if thread == 0:
+        answer[0] = sums[PREFIX_THREADS - 1]
+        answer[1] = largest[0]
+
+
+@kernel("void(u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
+def _write_codes(words: Any, downs: Any, ranks: Any, offsets: Any, codes: Any) -> None:
+    at = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    word = words[at]
+    if word != U32(0):
+        rank, down = offsets[cuda.blockIdx.x] + ranks[at], downs[at]
+        while word != U32(0):
+            bit = U32(cuda.ffs(word) - 1)
+            if rank < codes.shape[0]:
+                index = I32(at * 32 + I32(bit))
+                codes[rank] = ~index if U32(down >> bit) & ONE else index
+            rank += 1
+            word = U32(word & U32(word - ONE))
+
+
+@kernel("void(u1[::1], u4[::1], i4[::1], i4[::1], i4, i4, i4[::1], i4[::1])")
+def _write_amounts(
+    packed: Any,
+    words: Any,
+    ranks: Any,
+    offsets: Any,
+    full: Any,
+    half: Any,
+    indices: Any,
+    amounts: Any,
+) -> None:
+    at = cuda.blockIdx.x * THREADS + cuda.threadIdx.x
+    word = words[at]
+    if word != U32(0):
+        rank = offsets[cuda.blockIdx.x] + ranks[at]
+        while word != U32(0):
+            i = at * 32 + cuda.ffs(word) - 1
+            state = U32(packed[i >> 2]) >> U32(2 * (i & 3)) & U32(3)
+            indices[rank] = I32(i)
+            amounts[rank] = full if state == U32(1) else -full if state == U32(2) else half
+            rank += 1
+            word = U32(word & U32(word - ONE))
+
+
+def _tables(n: int) -> list[DeviceArray]:
+    """Words, downs, ranks, counts and worsts for n parameters."""
+    tiles = tiles_of(n)
+    words = [scratch.get(name, tiles * THREADS, np.uint32) for name in ("words", "downs")]
+    ranks = scratch.get("ranks", tiles * THREADS, np.int32)
+    return [*words, ranks, *(scratch.get(name, tiles, np.int32) for name in ("counts", "worsts"))]
+
+
+def _placed(n: int, tables: list[DeviceArray]) -> tuple[DeviceArray, DeviceArray]:
+    """Each tile's first rank, and (hits, worst) on the device."""
+    offsets = scratch.get("offsets", tiles_of(n), np.int32)
+    answer = scratch.get("placed", 2, np.int32)
+    _add_up[1, PREFIX_THREADS](tables[3], tables[4], tiles_of(n), offsets, answer)
+    return offsets, answer
+
+
+def _scan(find: Any, one: Any, other: Any, tau: float, codes: Any) -> tuple[int, int]:
+    n = int(one.size)
+    if n == 0:
+        return 0, 0
+    tables = _tables(n)
+    find[tiles_of(n), THREADS](one, other, np.float32(tau), *tables)
+    offsets, answer = _placed(n, tables)
+    if codes.size:
+        words, downs, ranks = tables[:3]
+        _write_codes[tiles_of(n), THREADS](words, downs, ranks, offsets, codes)
+    hits, worst = answer.copy_to_host().tolist()
+    return hits, worst
+
+
+def scan_local(local: Any, theta: Any, tau: float, codes: Any) -> tuple[int, int]:
+    """See ``reference.scan_local``."""
+    one, other = taken(local, np.float32, "local"), taken(theta, np.float32, "theta")
+    return _scan(_find_local, one, other, tau, taken(codes, np.int32, "codes"))
+
+
+def scan_replica(residual: Any, delta: Any, tau: float, codes: Any) -> tuple[int, int]:
+    """See ``reference.scan_replica``. Which NaN it is, of many, is the hardware's choice."""
+    one, other = taken(residual, np.float32, "residual"), taken(delta, np.float32, "delta")
+    return _scan(_find_replica, one, other, tau, taken(codes, np.int32, "codes"))
+
+
+def bitmap_count(packed: Any, n: int) -> int:
+    """See ``reference.bitmap_count``."""
+    device = taken(packed, np.uint8, "packed")
+    if device.size == 0:
+        return 0
+    _, answer = _find_bitmap(device, n)
+    count, padding = answer.copy_to_host().tolist()
+    return -1 if padding else count
+
+
+def bitmap_decode(packed: Any, n: int, side: int, quanta: int, indices: Any, amounts: Any) -> int:
+    """See ``reference.bitmap_decode``."""
+    device = taken(packed, np.uint8, "packed")
+    to_indices = taken(indices, np.int32, "indices")
+    to_amounts = taken(amounts, np.int32, "amounts")
+    if device.size == 0 or to_indices.size == 0:
+        return 0
+    offsets, answer = _find_bitmap(device, n)
+    words, _, ranks = _tables(4 * device.size)[:3]
+    _write_amounts[tiles_of(4 * device.size), THREADS](
+        device,
+        words,
+        ranks,
+        offsets,
+        np.int32(quanta),
+        np.int32(side * (quanta // 2)),
+        to_indices,
+        to_amounts,
+    )
+    return int(answer.copy_to_host()[0])
+
+
+def _find_bitmap(packed: DeviceArray, n: int) -> tuple[DeviceArray, DeviceArray]:
+    places = 4 * int(packed.size)
+    tables = _tables(places)
+    _find_states[tiles_of(places), THREADS](packed, n, *tables)
+    return _placed(places, tables)

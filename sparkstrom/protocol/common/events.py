@@ -1,0 +1,358 @@
+"""What happens to a machine, and what it wants done.
+
+Events and effects are frozen values. Time comes with ``step(event, now_s)``; random numbers
+(tokens, stream ids) come inside events. Effects are performed in order by whoever drives the
+machine: the runtime over Aeron, or the simulator.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from sparkstrom.codec.messages import (
+    Address,
+    AskUpdater,
+    Chunk,
+    Committed,
+    Direct,
+    LastSeqs,
+    MergedRange,
+    Message,
+    ResidualCheckpoint,
+    Update,
+)
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A message whose seal was good; ``sender`` is 0 for the master, -1 for the master's lobby."""
+
+    sender: int
+    message: Message
+
+
+class Arriving(msgspec.Struct, frozen=True):
+    """So many bytes of a data message from a neighbour are here; it is not whole yet."""
+
+    sender: int
+    bytes: int
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """Time passed; whatever is due is done."""
+
+
+# -- to a node, from its own trainer and transport ---------------------------------------------
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """This node listens here now; the old edge upwards is gone, ``alone``: all edges are."""
+
+    address: Address
+    alone: bool = False
+
+
+class Published(msgspec.Struct, frozen=True):
+    """The trainer made an update; it is in theta already."""
+
+    form: int
+    tau_quanta: int
+    count: int
+    payload: bytes
+    seen: int
+    epoch: int
+    batch: int
+    steps: int
+
+
+class Progressed(msgspec.Struct, frozen=True):
+    """The trainer took a step that sent nothing; the position is that of what it did send.
+
+    Beyond it are steps that it has held back: whoever replaces it takes them again.
+    """
+
+    epoch: int
+    batch: int
+    steps: int
+
+
+class Busy(msgspec.Struct, frozen=True):
+    """What the trainer does now: an ``Activity`` value."""
+
+    activity: int
+
+
+class Paused(msgspec.Struct, frozen=True):
+    """The trainer stands at a batch boundary and waits for a replica, as order ``number`` said."""
+
+    number: int
+
+
+class Installed(msgspec.Struct, frozen=True):
+    """The trainer's replica is that of the last ``Install``, or of ``Begin``."""
+
+
+class Applied(msgspec.Struct, frozen=True):
+    """The trainer's replica has this commit now."""
+
+    commit: int
+
+
+class Drained(msgspec.Struct, frozen=True):
+    """The trainer publishes nothing any more."""
+
+
+class Hashed(msgspec.Struct, frozen=True):
+    """The hash of the replica at ``commit`` and what was kept for the next fit."""
+
+    commit: int
+    digest: str
+    kept: ResidualCheckpoint | None
+
+
+class Released(msgspec.Struct, frozen=True):
+    """The trainer has kept its residual and leaves before the end, as ordered."""
+
+    kept: ResidualCheckpoint | None
+
+
+class TrainerFailed(msgspec.Struct, frozen=True):
+    """Training raised; the whole fit must end."""
+
+    reason: str
+    trace: str
+
+
+# -- to the master -----------------------------------------------------------------------------
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """The master's own endpoint changed (its media driver was started again)."""
+
+    host: str
+    port: int
+
+
+class StopRequested(msgspec.Struct, frozen=True):
+    """End the fit now, in order: drain, audit, done."""
+
+    reason: str
+
+
+class GivenUp(msgspec.Struct, frozen=True):
+    """The driver program ends the fit: Spark's job failed, or a person interrupted it."""
+
+    reason: str
+
+
+Event = (
+    Received | Arriving | Tick | Opened | Published | Progressed | Busy | Paused | Installed
+    | Applied | Drained | Hashed | Released | TrainerFailed | Moved | StopRequested | GivenUp
+)  # fmt: skip
+
+
+# -- effects -----------------------------------------------------------------------------------
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send to a neighbour over its edge; may be lost."""
+
+    to: int
+    message: Message
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Say something to the master directly, whoever stands between; may be lost."""
+
+    message: Direct
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """From the master directly to a node, whoever stands between; may be lost.
+
+    It is for this process and nobody else, and for the id ``node`` where the message names none
+    and the process must know its own: what is meant for an id must not reach the next one.
+    """
+
+    address: Address
+    token: int
+    message: Message
+    node: int | None = None
+
+
+class OpenEdge(msgspec.Struct, frozen=True):
+    """Listen on ``local`` for this neighbour, and send to it at ``peer``; drop any older edge.
+
+    A node listens for its parent where it said it listens.
+    """
+
+    node: int
+    edge: int
+    local: Address
+    peer: Address
+
+
+class CloseEdge(msgspec.Struct, frozen=True):
+    """Forget the edge to this neighbour."""
+
+    node: int
+
+
+class Reopen(msgspec.Struct, frozen=True):
+    """The edge is dead or silent: listen on fresh streams and say ``Opened``."""
+
+
+class Deliver(msgspec.Struct, frozen=True):
+    """Apply to the replica, after all that was delivered before."""
+
+    update: Committed
+
+
+class Passed(msgspec.Struct, frozen=True):
+    """The node's oldest own update is committed: it is in the replica, which is at ``commit``."""
+
+    commit: int
+
+
+class DeliverMerged(msgspec.Struct, frozen=True):
+    """Apply a sum of commits, less the node's oldest ``own`` updates, which it has already."""
+
+    merged: MergedRange
+    own: tuple[Update, ...]
+
+
+class Install(msgspec.Struct, frozen=True):
+    """Replace the replica: chunks, then from ``held`` what each chunk lacks, then ``own``.
+
+    Afterwards the replica is at ``commit`` plus the node's own uncommitted updates.
+    """
+
+    chunks: tuple[Chunk, ...]
+    held: tuple[Committed | MergedRange, ...]
+    own: tuple[Update, ...]
+    commit: int
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """The replica that the trainer was started with, of commit 0, is the one to go on from."""
+
+
+class Admitted(msgspec.Struct, frozen=True):
+    """This node has its id now; where its training begins and which kept files it may add."""
+
+    node: int
+    epoch: int
+    batch: int
+    steps: int
+    grants: tuple[str, ...]
+    returned: bool  # it came back with its replica: go on, do not start
+
+
+class SendChunk(msgspec.Struct, frozen=True):
+    """Read chunk ``index`` of the live replica, now, and send it."""
+
+    to: int
+    index: int
+
+
+class SendMerged(msgspec.Struct, frozen=True):
+    """Sum what ``entries`` hold and send it as all of (after, commit]."""
+
+    to: int
+    after: int
+    commit: int
+    last: LastSeqs
+    count: int  # entries of the sum, about
+    entries: tuple[Committed | MergedRange, ...]
+
+
+class SendUpdater(msgspec.Struct, frozen=True):
+    """Answer with a chunk of this worker's updater state, if there is a copy yet."""
+
+    to: int
+    ask: AskUpdater
+
+
+class InstallUpdater(msgspec.Struct, frozen=True):
+    """Go on with this updater's state of another worker; None: nobody lent one in time."""
+
+    payload: bytes | None
+
+
+class Hash(msgspec.Struct, frozen=True):
+    """Hash the replica at ``commit``, all of it applied, and answer ``Hashed``."""
+
+    commit: int
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """A worker's counters, for the summary and the progress line."""
+
+    node: int
+    values: dict[str, float]
+
+
+class Note(msgspec.Struct, frozen=True):
+    """Something a person will want to read afterwards: a departure, a refusal, a loss."""
+
+    text: str
+
+
+class Failure(enum.Enum):
+    """Whose the failure of a fit is: which error ``fit`` raises."""
+
+    USAGE = "usage"
+    SETUP = "setup"
+    TRAINING = "training"
+
+
+class Abort(msgspec.Struct, frozen=True):
+    """The fit has failed: end the job and raise."""
+
+    reason: str
+    trace: str = ""
+    host: str = ""
+    partition: int = -1
+    kind: Failure = Failure.TRAINING
+
+
+class Complete(msgspec.Struct, frozen=True):
+    """The fit is done: every live replica was hashed at the final commit."""
+
+
+Effect = (
+    Send | Tell | Answer | OpenEdge | CloseEdge | Reopen | Deliver | Passed | DeliverMerged
+    | Install | Begin | InstallUpdater | Admitted | SendChunk | SendMerged | SendUpdater
+    | Hash | Observed | Note | Abort | Complete
+)  # fmt: skip
+
+
+class Order(enum.Enum):
+    """What a node's trainer is to do at its next batch boundary."""
+
+    WAIT = "wait"
+    TRAIN = "train"
+    PAUSE = "pause"  # stand still and say Paused with this number; a replica follows
+    DRAIN = "drain"  # publish nothing more and say Drained
+    AUDIT = "audit"  # hash at the audited commit and say Hashed
+    RELEASE = "release"  # keep the residual, say Released
+    END = "end"  # the task ends with success
+    FAIL = "fail"  # the task fails
+
+
+ENDS = (Order.END, Order.FAIL)
+
+
+class Directive(msgspec.Struct, frozen=True):
+    """The order that holds now, read by the trainer whenever it likes; the newest counts."""
+
+    order: Order
+    reason: str = ""
+    steps_max: int | None = None  # with TRAIN: how far it may go
+    publishes: bool = True  # with TRAIN: a publication may go; False: the last ones are under way
+    round_s: float = 0.0  # with TRAIN: from a publication to its commit, lately
+    workers: int = 1  # with TRAIN: so many train now
+    minibatches: int = 0  # with TRAIN: committed in the whole fit
+    commit: int = 0  # with AUDIT
+    number: int = 0  # with PAUSE: an answer to an older one does not count

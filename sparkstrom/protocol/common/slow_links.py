@@ -1,0 +1,72 @@
+"""Slow links: which carry less than training would fill, in words for whoever can mend it.
+
+A neighbour that stays behind is not slow when what it misses still waits here for room on the
+link to it. It is told once for each link, and by how much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NARROW_S = 5.0  # behind for so long without a break: no burst, and no pause of a process
+
+
+@dataclass(slots=True)
+class Backlog:
+    """What waits for one link. ``since_s``: without a break since then; None: nothing does."""
+
+    since_s: float | None = None
+    from_bytes: int = 0  # of what training had made by then
+    is_told: bool = False
+
+    def looks(self, waits: bool, made_bytes: int, carries: float, now_s: float) -> float | None:
+        """Bytes per second that training makes, the first time that it is too much for long.
+
+        Where the link carries more, it is a process that stands still.
+        """
+        if not waits or self.is_told:
+            self.since_s = None
+        elif self.since_s is None:
+            self.since_s, self.from_bytes = now_s, made_bytes
+        elif now_s - self.since_s > NARROW_S:
+            needed = (made_bytes - self.from_bytes) / (now_s - self.since_s)
+            self.is_told, self.since_s = needed > carries, None
+            return needed if self.is_told else None
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLink:
+    """A link that is too slow. Rates in bytes per second."""
+
+    node: int  # at its lower end
+    carries: float
+    needed: float
+    behind: int  # commits that wait, or are on their way
+    sums: bool  # some of them go as sums
+
+    def counters(self) -> dict[str, float]:
+        """As a relay tells the master of it, among its counters."""
+        return {f"narrow_{name}": float(getattr(self, name)) for name in self.__slots__}
+
+    @classmethod
+    def among(cls, counters: dict[str, float]) -> SlowLink | None:
+        """What ``counters`` made, if it is there."""
+        if "narrow_node" not in counters:
+            return None
+        node, carries, needed, behind, sums = (counters[f"narrow_{n}"] for n in cls.__slots__)
+        return cls(int(node), carries, needed, int(behind), bool(sums))
+
+    def text(self, host: str) -> str:
+        """For people."""
+        how = "summed" if self.sums else "delayed"
+        return (
+            f"the link to node {self.node} ({host}) carries {_mega(self.carries)} MB/s, training "
+            f"would fill {_mega(self.needed)}: updates are {how}, staleness {self.behind}"
+        )
+
+
+def _mega(rate: float) -> str:
+    """Two digits, but all before the point."""
+    mega = rate / 1e6
+    return f"{mega:.2g}" if mega < 0.095 else f"{mega:.1f}" if mega < 9.95 else f"{mega:.0f}"

@@ -1,0 +1,1 @@
+"""The master's machine: admission, the one order, placement, phases."""

@@ -1,0 +1,82 @@
+"""The one order: the root numbers each origin's updates, each once, in the origin's own order."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from operator import attrgetter
+
+from sparkstrom.codec.messages import Committed, Update
+from sparkstrom.protocol.common.history import History, Log
+
+
+class Sequencer:
+    """Numbers updates; remembers per id how far it got, also after the id was closed."""
+
+    def __init__(self, log_bytes: int) -> None:
+        self.history = History(Log(log_bytes), whole=True)
+        self.last: dict[int, int] = {}  # per open id: its newest numbered seq
+        self.closed: dict[int, int] = {}  # per closed id: the seq it was closed at
+        self.frozen = False  # from the audit on nothing is numbered
+        self.staleness: Counter[int] = Counter()  # others' commits that an update had not seen
+        self._own: dict[int, deque[int]] = {}  # per open id: its commits that it may not have seen
+        self.dropped: Counter[str] = Counter()
+
+    @property
+    def head(self) -> int:
+        return self.history.log.head
+
+    def admit(self, node: int) -> None:
+        assert node not in self.last, "ids are never reused"
+        assert node not in self.closed, "ids are never reused"
+        self.last[node] = 0
+        self._own[node] = deque()
+
+    def close(self, node: int) -> int:
+        """Nothing of this id is numbered any more; return its last seq."""
+        self.closed[node] = self.last.pop(node)
+        del self._own[node]
+        return self.closed[node]
+
+    def number(
+        self, update: Update, payload_of: Callable[[Update], bytes] = attrgetter("payload")
+    ) -> Committed | None:
+        """The update's commit, or None if it is a repeat, out of order, or of a closed id.
+
+        ``payload_of`` says what is committed in its name; it is asked only for what is numbered.
+        """
+        last = self.last.get(update.origin)
+        reason = None
+        if last is None:
+            reason = "closed"
+        elif self.frozen:
+            reason = "late"
+        elif update.seq <= last:
+            reason = "repeated"
+        elif update.seq > last + 1:
+            reason = "ahead"
+        if reason is not None:
+            self.dropped[reason] += 1
+            return None
+        committed = Committed(
+            commit=self.head + 1,
+            origin=update.origin,
+            seq=update.seq,
+            form=update.form,
+            tau_quanta=update.tau_quanta,
+            count=update.count,
+            payload=payload_of(update),
+        )
+        self.staleness[self._unseen(update)] += 1
+        self.history.append(committed)
+        self.history.applied = committed.commit
+        self._own[update.origin].append(committed.commit)
+        self.last[update.origin] = update.seq
+        return committed
+
+    def _unseen(self, update: Update) -> int:
+        """Commits of others between what the origin had seen and now; its own it always has."""
+        own = self._own[update.origin]
+        while own and own[0] <= update.seen:
+            own.popleft()
+        return max(0, self.head - update.seen - len(own))

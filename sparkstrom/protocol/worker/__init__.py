@@ -1,0 +1,1 @@
+"""A worker's machine: join, fetch, replicate, publish, relay, leave."""

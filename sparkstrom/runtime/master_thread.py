@@ -1,0 +1,359 @@
+"""Master thread: drives the master's machine in the driver program, and holds its replica."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import secrets
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
+from functools import partial
+
+from sparkstrom.base.clock import Clock
+from sparkstrom.base.errors import (
+    SetupError,
+    SparkstromError,
+    TrainingError,
+    UsageError,
+)
+from sparkstrom.base.identity import MASTER, Endpoint
+from sparkstrom.codec.frames import Seal
+from sparkstrom.codec.messages import BUFFERS, Phase
+from sparkstrom.models.base import Flat
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Effect, Send
+from sparkstrom.protocol.common.performing import perform_all
+from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.master.master import Master
+from sparkstrom.protocol.master.members import Departure
+from sparkstrom.protocol.master.residual_checkpoints import KeptFiles
+from sparkstrom.runtime.message_endpoint import MessageEndpoint, Traffic
+from sparkstrom.runtime.node_thread import OpenTransport
+from sparkstrom.runtime.recovery import Recovery
+from sparkstrom.runtime.theta import Theta, chunk_count
+from sparkstrom.runtime.wire_bytes import WireBytes
+
+log = logging.getLogger(__name__)
+
+PROGRESS_S = 0.2
+SNAPSHOT_S = 60  # the thread copies theta between two duty cycles
+
+Stats = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a fit is, for people."""
+
+    phase: Phase
+    workers: int  # live
+    partitions: int
+    joined: int  # partitions that a worker has read
+    minibatches: int  # committed
+    minibatches_expected: int  # of the partitions joined
+    commits: int
+    staleness: float  # mean so far: how many minibatches of the others an update had not seen
+    stats: dict[int, Stats] = field(hash=False)  # by node, the departed too
+    training: frozenset[int] = frozenset()  # partitions with rows and a live worker
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The driver's replica as of one commit."""
+
+    commit: int
+    parameters: Flat  # a copy
+    buffers: bytes  # b"" where the model has none
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a finished fit left behind."""
+
+    hashes: dict[str, str]  # node id or "driver" -> hex
+    minibatches: int  # committed
+    minibatches_expected: int
+    rows: list[int]  # per partition; -1 where no worker came
+    executors: set[str]  # that had a worker
+    commits: int
+    staleness: Counter[int]  # in commits
+    staleness_minibatches: float  # mean and max, as ``protocol.lateness`` counts
+    staleness_minibatches_max: float
+    stats: dict[int, Stats]
+    traffic: Traffic
+    wire: Stats  # what left the driver program's interfaces, as ``runtime.wire`` tells it
+    dropped: Counter[str]
+    departures: list[Departure]
+    notes: list[str]
+    kept: KeptFiles
+    lost_mass: float
+    grants: int  # kept files that found a new owner
+    phase_began_s: dict[Phase, float]
+    breaches: int
+    first_breach: int
+    stop_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is trained, as the master must know it."""
+
+    version: str
+    partitions: int
+    epochs: int
+    message_bytes_max: int
+    chunk_bytes_max: int  # of a message in one data frame
+    kept: KeptFiles
+    average: Callable[[list[bytes]], bytes] | None = None  # of a model's buffers
+
+
+class MasterThread(threading.Thread):
+    """The driver's node. Wait on ``finished``; then ``failure`` or ``outcome()``."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        limits: MasterLimits,
+        theta: Theta,
+        *,
+        open_transport: OpenTransport,
+        seal: Seal,
+        clock: Clock,
+    ) -> None:
+        super().__init__(name="sparkstrom-master", daemon=True)
+        self._clock, self._theta, self._open_transport = clock, theta, open_transport
+        self._mail = MessageEndpoint(
+            open_transport(None),
+            seal,
+            me=MASTER,
+            token=0,
+            message_bytes_max=plan.message_bytes_max,
+            chunk_bytes_max=plan.chunk_bytes_max,
+        )
+        self.endpoint: Endpoint = self._mail.transport.endpoint
+        self.lobby = 1 + secrets.randbelow(900)
+        self._machine = Master(
+            version=plan.version,
+            partitions=plan.partitions,
+            epochs=plan.epochs,
+            chunks=chunk_count(theta.n_params),
+            host=self.endpoint.host,
+            port=self.endpoint.port,
+            limits=limits,
+            now_s=clock.monotonic_s(),
+            kept=plan.kept,
+            average=plan.average,
+        )
+        self._recovery = Recovery("the driver program", self._replace_transport, clock)
+        self._wishes: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
+        self._snapshots: queue.SimpleQueue[Future[Snapshot]] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self.finished = threading.Event()  # done, or failed
+        self.failure: SparkstromError | None = None
+        self._stats: dict[int, Stats] = {}
+        self._wire = WireBytes()
+        self._notes: list[str] = []
+        self._progress_due_s = 0.0
+        self.progress = self._look()
+
+    # -- for the driver's main thread ------------------------------------------------------------
+
+    def request_stop(self, reason: str) -> None:
+        """Drain, audit, done: keep what is trained."""
+        self._wish(ev.StopRequested(reason))
+
+    def give_up(self, reason: str) -> None:
+        """The fit has failed outside the mesh: tell the workers to end."""
+        self._wish(ev.GivenUp(reason))
+
+    def _wish(self, event: ev.Event) -> None:
+        self._wishes.put(event)
+        self._mail.wake()
+
+    def snapshot(self) -> Snapshot:
+        """A copy of theta, with the model's buffers, as of the newest commit in it.
+
+        Raise what the fit failed of, or TrainingError where the thread does not answer.
+        """
+        answer: Future[Snapshot] = Future()
+        self._snapshots.put(answer)
+        self._mail.wake()
+        for _ in range(SNAPSHOT_S):
+            if wait([answer], timeout=1.0).done:
+                return answer.result()
+            if self.failure is not None:
+                raise self.failure
+        raise TrainingError(f"the master did not copy its parameters within {SNAPSHOT_S} s")
+
+    def end(self) -> None:
+        """Stop the thread and close the transport; only once the job has ended."""
+        self._ending.set()
+        if self.is_alive():
+            self.join(timeout=30.0)
+
+    @property
+    def workers(self) -> int:
+        """Live members."""
+        return len(self._machine.fit.members.live)
+
+    def outcome(self) -> Outcome:
+        """The result of a fit that is done."""
+        fit = self._machine.fit
+        driver = {"driver": fit.phases.own_digest or ""}
+        nodes = {str(node): digest for node, digest in sorted(fit.phases.digests.items())}
+        return Outcome(
+            hashes=nodes | driver,
+            minibatches=sum(p.minibatches for p in fit.partitions),
+            minibatches_expected=sum(p.epochs * p.batches for p in fit.partitions),
+            rows=[p.rows for p in fit.partitions],
+            executors=set(fit.members.executors.values()),
+            commits=fit.sequencer.head,
+            staleness=fit.sequencer.staleness,
+            staleness_minibatches=fit.lateness.mean,
+            staleness_minibatches_max=fit.lateness.most,
+            stats=dict(self._stats),
+            traffic=self._mail.traffic,
+            wire=self._wire.look(self._mail.transport),
+            dropped=fit.sequencer.dropped,
+            departures=fit.members.departures,
+            notes=list(self._notes),
+            kept=fit.keeping.made,
+            lost_mass=fit.keeping.lost_mass,
+            grants=fit.keeping.granted_files,
+            phase_began_s=fit.phases.began_s,
+            breaches=self._theta.breaches,
+            first_breach=self._theta.first_breach,
+            stop_reason=fit.phases.stop_reason,
+        )
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Cycle until ``end``."""
+        try:
+            self._recovery.guard(partial(self._mail.open_lobby, self.lobby))
+            while not self._ending.is_set():
+                self._cycle()
+        except SparkstromError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("the master's thread ends")
+            self._fail(TrainingError(f"the master failed: {error!r}"))
+        finally:
+            self._mail.close()
+
+    def _cycle(self) -> None:
+        """Do what is due, once."""
+        self._recovery.guard(self._exchange)
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._progress_due_s:
+            self._progress_due_s = now_s + PROGRESS_S
+            self.progress = self._look()
+
+    def _exchange(self) -> None:
+        """With the workers and the main thread; over a media driver, which may die at any point."""
+        wait_s = self._mail.patience_s(self._machine.fit.family.is_brief)
+        for sender, message in self._mail.receive(wait_s):
+            self._step(ev.Received(sender, message))
+        for sender, size in self._mail.arriving():
+            self._step(ev.Arriving(sender, size))
+        while not self._wishes.empty():
+            self._step(self._wishes.get())
+        while not self._snapshots.empty():
+            self._snapshots.get().set_result(self._copied())
+        self._step(ev.Tick())
+        self._mail.flush()
+
+    def _copied(self) -> Snapshot:
+        theta = self._theta
+        return Snapshot(theta.commit, theta.values.copy(), theta.buffers)
+
+    def _replace_transport(self) -> None:
+        """Another media driver, on the same port: workers know no other place to knock at."""
+        before = self.endpoint
+        self._wire.look(self._mail.transport)
+        self._mail.move_to(lambda: self._open_transport(before))
+        self.endpoint = self._mail.transport.endpoint
+        if self.endpoint != before:
+            raise SetupError(
+                f"the driver's media driver died and its port {before} is taken now; "
+                "set unicast_port to one that only this application uses"
+            )
+        self._mail.open_lobby(self.lobby)
+        self._step(ev.Moved(self.endpoint.host, self.endpoint.port))
+
+    def _step(self, event: ev.Event) -> None:
+        perform_all(self._machine.step(event, self._clock.monotonic_s()), self._perform)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(to=to, message=message):
+                self._mail.send(to, message)
+            case ev.Deliver(update=update):
+                if update.form == BUFFERS:
+                    self._theta.buffers = update.payload
+                else:
+                    self._theta.add(self._theta.read(update))
+                self._theta.commit = update.commit
+            case ev.SendChunk(to=to, index=index):
+                self._mail.send(to, self._theta.chunk(index))
+            case ev.SendMerged(to=to):
+                self._mail.send(to, self._theta.merge(effect))
+            case ev.Answer():
+                self._mail.answer(effect)
+            case ev.OpenEdge(node=node, edge=edge, local=local, peer=peer):
+                self._mail.open_edge(node, edge, local, peer)
+            case ev.CloseEdge(node=node):
+                self._mail.close_edge(node)
+            case ev.Hash(commit=commit):
+                self._wishes.put(ev.Hashed(commit, self._theta.digest(), None))
+            case ev.Observed(node=node, values=values):
+                self._stats[node] = values
+            case ev.Note(text=text):
+                log.warning("%s", text)
+                self._notes.append(text)
+            case ev.Abort():
+                self._fail(failure_of(effect))
+            case ev.Complete():
+                self.progress = self._look()  # the last one shows the end
+                self.finished.set()
+            case _:
+                raise AssertionError(f"a master cannot want {effect}")
+
+    def _fail(self, error: SparkstromError) -> None:
+        if not self.finished.is_set():
+            self.failure = error
+            self.finished.set()
+
+    def _look(self) -> Progress:
+        fit = self._machine.fit
+        return Progress(
+            phase=fit.phases.phase,
+            workers=len(fit.members.live),
+            partitions=len(fit.partitions),
+            joined=sum(p.rows >= 0 for p in fit.partitions),
+            minibatches=sum(p.minibatches for p in fit.partitions),
+            minibatches_expected=sum(p.epochs * p.batches for p in fit.partitions),
+            commits=fit.sequencer.head,
+            staleness=fit.lateness.mean,
+            stats=dict(self._stats),
+            training=frozenset(
+                member.join.partition
+                for member in fit.members.live.values()
+                if fit.partitions[member.join.partition].rows > 0
+            ),
+        )
+
+
+def failure_of(abort: ev.Abort) -> SparkstromError:
+    """The error that ``fit`` raises for it."""
+    match abort.kind:
+        case ev.Failure.USAGE:
+            return UsageError(abort.reason)
+        case ev.Failure.SETUP:
+            return SetupError(abort.reason)
+        case ev.Failure.TRAINING:
+            return TrainingError(abort.reason, abort.host, abort.partition, abort.trace)

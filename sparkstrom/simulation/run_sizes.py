@@ -1,0 +1,97 @@
+"""Sizes: how much a simulated fit trains, how narrow everything is, and how fast clocks go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparkstrom.protocol.common.child import Serving
+from sparkstrom.protocol.common.send_window import SUM_ENTRY_BYTES
+from sparkstrom.protocol.common.topology import FLAT
+from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.worker.node import NodeLimits
+from sparkstrom.simulation.sim_replica import CELL
+from sparkstrom.simulation.weights import CHUNK_BYTES, Weights
+
+UNDER_WAY_MAX = 64 << 20  # as in a real fit, to all children of a node
+SILENT_LEASES = 3  # of the master; twice that in a mesh, where its signs take a detour
+
+ATTACH_LEASES = 8  # longer than any trouble lasts from which a place comes in the end
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Counts, bytes, steps, and virtual seconds."""
+
+    nodes: int = 4
+    epochs: int = 3
+    batches: int = 7
+    max_lead: int | None = 6
+    max_staleness: int | None = None  # steps beyond that of the oldest uncommitted update
+    publish_every: int = 1  # steps; 0: when the last publication is committed
+    log_bytes: int = 4_000  # small on purpose: some must take snapshots
+    window_bytes: int = 600
+    downlink_bytes: int = 2_000
+    merged_bytes: int = 1 << 30  # what the machines take a sum of commits to cost
+    fan_out: int = FLAT[0]
+    depth: int = FLAT[1]
+    buffered: bool = False  # the model has statistics beside its parameters
+    coded: bool = False  # messages go through their bytes, which takes half as long again
+    whole: bool = True  # workers begin with the initial replica; otherwise they copy it
+    per_executor: int = 2  # tasks
+    empty_partitions: int = 0  # the last ones
+    kept_files: int = 2  # of an earlier fit
+    lease_s: float = 2.0
+    tick_s: float = 0.1  # between two looks of a machine at its clock, about
+    busy_tick_s: float = 0.1  # the same for one that has news to tell
+    wake_s: float = 0.005  # until a waiting trainer notices what is new, at most
+    look_s: float = 0.2  # a waiting trainer looks around at least so often
+    bounds_s: float = 0.1  # between looks at what must stay bounded
+    starts_s: float = 1.0  # Spark starts the tasks within this
+    end_s: float = 300.0  # a run that is not over by then hangs
+    patience_s: float = 10.0  # for workers that come late, and for the master's first answer
+    params: int = 0  # of the model that messages are as long as; 0: as short as can be
+    density: float = 0.0  # share of its parameters in an update
+
+    @property
+    def mesh(self) -> bool:
+        return self.depth > 1
+
+    @property
+    def weights(self) -> Weights:
+        return Weights(self.params, self.density)
+
+    @property
+    def serving(self) -> Serving:
+        """Of one child and of all; what a sum and a chunk weigh."""
+        if self.params:
+            return Serving(self.downlink_bytes, UNDER_WAY_MAX, self.params, CHUNK_BYTES)
+        entries = max(1, int(self.merged_bytes / SUM_ENTRY_BYTES))
+        return Serving(self.downlink_bytes, 4 * self.downlink_bytes, entries, CELL.size)
+
+    def of_master(self) -> MasterLimits:
+        return MasterLimits(
+            lease_s=self.lease_s,
+            start_s=max(self.patience_s, 4 * self.starts_s),
+            attach_s=ATTACH_LEASES * self.lease_s,
+            rejoin_s=60.0,
+            release_s=3.0,
+            end_s=30.0,
+            log_bytes=self.log_bytes,
+            serving=self.serving,
+            fan_out=self.fan_out,
+            depth=self.depth,
+        )
+
+    def of_node(self) -> NodeLimits:
+        return NodeLimits(
+            lease_s=self.lease_s,
+            join_s=max(self.patience_s, 4 * self.starts_s),
+            master_silent_s=SILENT_LEASES * self.lease_s * (2 if self.mesh else 1),
+            window_bytes=self.window_bytes,
+            log_bytes=self.log_bytes,
+            serving=self.serving,
+            max_lead=self.max_lead,
+            max_staleness=self.max_staleness,
+            publications_max=None if self.publish_every else 1,
+            borrow_s=self.lease_s,
+        )

@@ -1,0 +1,1 @@
+"""Rows on their way from what users have to records of one width."""

@@ -1,0 +1,1 @@
+"""What runs in the driver program: options, the network, one fit, its summary."""

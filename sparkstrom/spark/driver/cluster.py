@@ -1,0 +1,199 @@
+"""Cluster: everything that we ask Spark before a job starts, and what we refuse by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.protocol.common.topology import Topology
+from sparkstrom.spark.driver.training_master import ALL_SLOTS, SharedTrainingMaster
+from sparkstrom.transport.aeron.sizes import TERMS, needed_bytes
+
+MIB = 1 << 20
+EDGES_PER_EXECUTOR = 8  # as many workers as executors have, as a rule
+AERON_BYTES = 10 * MIB  # the media driver itself; its logs come on top
+PYTHON_BYTES = 250 * MIB  # interpreter, numpy, numba and pyarrow, per worker
+COPIES = 6  # theta, local, gradient, updater state, one snapshot on its way: f32 vectors
+OVERHEAD_MIN, OVERHEAD_SHARE = 384 * MIB, 0.10  # Spark's default memory overhead
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What the application has to run tasks on."""
+
+    executors: int
+    per_executor: int  # task slots of one executor
+
+    @property
+    def total(self) -> int:
+        return self.executors * self.per_executor
+
+
+def slots_of(context: Any) -> Slots:
+    """Executors and task slots, from the master URL and the configuration.
+
+    Executors may still be on their way when a session starts, so what is configured counts
+    before what has registered.
+    """
+    conf = context.getConf()
+    cpus = int(conf.get("spark.task.cpus", "1"))
+    master = context.master
+    if local := re.fullmatch(r"local(\[(\d+|\*)(,\d+)?])?", master):
+        return Slots(1, max(1, _local_cores(local.group(2)) // cpus))
+    if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master):
+        return Slots(int(cluster.group(1)), max(1, int(cluster.group(2)) // cpus))
+    registered = context._jsc.sc().getExecutorMemoryStatus().size() - 1
+    executors = int(conf.get("spark.executor.instances", "0")) or registered
+    if executors < 1:
+        raise SetupError(
+            f"no executor has registered with {master}: start the application with executors "
+            "(--num-executors N, or workers in the standalone cluster) and try again"
+        )
+    default = 1 if master.startswith(("yarn", "k8s")) else context.defaultParallelism // executors
+    cores = int(conf.get("spark.executor.cores", str(max(1, default))))
+    return Slots(executors, max(1, cores // cpus))
+
+
+def _local_cores(text: str | None) -> int:
+    import os
+
+    if text is None:
+        return 1
+    return os.cpu_count() or 1 if text == "*" else int(text)
+
+
+def workers_for(slots: Slots, master: SharedTrainingMaster) -> int:
+    """How many workers a fit has. Raise UsageError where they cannot all run at once."""
+    if master.workers_per_node == ALL_SLOTS:
+        return slots.total
+    if master.workers_per_node > slots.per_executor:
+        raise UsageError(
+            f"workers_per_node={master.workers_per_node}: an executor has {slots.per_executor} "
+            "task slots (spark.executor.cores / spark.task.cpus); all workers of a fit must run "
+            "at the same time: raise --executor-cores or lower workers_per_node"
+        )
+    return slots.executors * master.workers_per_node
+
+
+def refuse_connect(session: Any) -> None:
+    """Spark Connect has no RDDs and no tasks of ours: say so."""
+    if type(session).__module__.startswith("pyspark.sql.connect"):
+        raise UsageError(
+            "this is a Spark Connect session; training needs a classic one: start the program "
+            "with spark-submit, or SparkSession.builder without .remote(...)"
+        )
+
+
+def edges_of(tree: Topology) -> tuple[int, int]:
+    """Neighbours of an executor's workers elsewhere, and on it: what its driver has room for.
+
+    In a mesh a worker has children, too; those of its own executor first.
+    """
+    meshed = tree.depth_max > 1
+    return (
+        EDGES_PER_EXECUTOR + (tree.fan_out if meshed else 0),
+        EDGES_PER_EXECUTOR if meshed else 0,
+    )
+
+
+def check_conf(
+    conf: Mapping[str, str], workers: int, n_params: int, master: SharedTrainingMaster
+) -> list[str]:
+    """Raise UsageError for what cannot work; return warnings for what may go wrong.
+
+    Every message names the key and the value to set.
+    """
+    if conf.get("spark.speculation", "false").lower() == "true":
+        raise UsageError(
+            "spark.speculation=true would start a second copy of slow workers, which train the "
+            "same rows: set --conf spark.speculation=false"
+        )
+    warnings = []
+    if conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
+        warnings.append(
+            "spark.dynamicAllocation.enabled=true: executors may come late or be taken away; "
+            f"for {workers} workers set --conf spark.dynamicAllocation.enabled=false"
+        )
+    if conf.get("spark.task.maxFailures", "4") == "1":
+        warnings.append(
+            "spark.task.maxFailures=1: the first executor that dies ends the fit; set it to 4"
+        )
+    return warnings + _check_overhead(conf, workers, n_params, master)
+
+
+KEY_IN_THE_CLEAR = (
+    "Spark hands the key of this fit to its executors in the clear: whoever can read that "
+    "traffic can read and forge sparkstrom's; set --conf spark.authenticate=true --conf "
+    "spark.network.crypto.enabled=true, or spark.ssl.rpc.enabled=true (Spark 4), where the "
+    "network is not your own"
+)
+
+
+_told_of_key: set[str] = set()  # applications of this driver program
+
+
+def check_key(conf: Mapping[str, str]) -> list[str]:
+    """A warning where the fit's key can be read on its way, once per application."""
+    application = conf.get("spark.app.id", "")
+    if is_key_sealed(conf) or application in _told_of_key:
+        return []
+    _told_of_key.add(application)
+    return [KEY_IN_THE_CLEAR]
+
+
+def is_key_sealed(conf: Mapping[str, str]) -> bool:
+    """Does nobody on the network see the task binary, in which the AES key travels?
+
+    Spark encrypts only what it authenticates; in local mode nothing leaves the machine.
+    """
+
+    def on(key: str) -> bool:
+        return conf.get(key, "false").lower() == "true"
+
+    ciphers = ("spark.network.crypto.enabled", "spark.authenticate.enableSaslEncryption")
+    encrypted = on("spark.authenticate") and any(map(on, ciphers))
+    local = conf.get("spark.master", "").startswith("local")
+    return local or encrypted or on("spark.ssl.rpc.enabled")
+
+
+def _check_overhead(
+    conf: Mapping[str, str], workers: int, n_params: int, master: SharedTrainingMaster
+) -> list[str]:
+    """YARN and Kubernetes kill containers that use more than heap + overhead."""
+    if not conf.get("spark.master", "").startswith(("yarn", "k8s")):
+        return []
+    slots = int(conf.get("spark.executor.cores", "1")) // int(conf.get("spark.task.cpus", "1"))
+    here = max(1, slots if master.workers_per_node == ALL_SLOTS else master.workers_per_node)
+    aeron = AERON_BYTES + needed_bytes(sum(edges_of(master.void.topology(workers))), *TERMS[0])
+    needed = aeron + here * worker_bytes(n_params, master)
+    heap = parse_bytes(conf.get("spark.executor.memory", "1g"))
+    default = max(OVERHEAD_MIN, int(OVERHEAD_SHARE * heap))
+    overhead = conf.get("spark.executor.memoryOverhead")
+    given = parse_bytes(overhead, unit=MIB) if overhead else default
+    if given >= needed:
+        return []
+    advised = -(-needed // MIB)
+    return [
+        f"spark.executor.memoryOverhead is {given // MIB} MiB; {here} workers of {n_params:,} "
+        f"parameters and Aeron need up to {advised} MiB beside the heap, "
+        f"{master.batch_memory_bytes // MIB} MiB of each for rows (batch_memory_bytes) and "
+        f"{master.void.log_bytes // MIB} MiB for recent commits (log_bytes): set --conf "
+        f"spark.executor.memoryOverhead={advised}m, or lower these, or containers may be killed"
+    ]
+
+
+def worker_bytes(n_params: int, master: SharedTrainingMaster) -> int:
+    """What one Python worker takes at most; every worker keeps a log, for whoever asks it."""
+    void = master.void
+    commits = void.log_bytes + 2 * void.window_bytes  # the log, own updates, and the inbox
+    return PYTHON_BYTES + 4 * COPIES * n_params + master.batch_memory_bytes + commits
+
+
+def parse_bytes(text: str, unit: int = 1) -> int:
+    """Spark's way to write sizes: 512m, 2g, or a number in ``unit`` bytes."""
+    number, suffix = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)b?\s*", text.lower()).groups()  # type: ignore[union-attr]
+    factor = {"": unit, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}[suffix]
+    return int(number) * factor

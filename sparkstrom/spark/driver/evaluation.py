@@ -1,0 +1,182 @@
+"""Evaluation: executors count and sum up their rows, the driver merges, and nothing is rounded.
+
+What travels back is counts and exact sums (``observe.metrics``); for ROC the distinct scores. So
+the figures are those of all rows in one place, whatever the partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.models.base import Batch, FlatModel, Measured
+from sparkstrom.models.flat import one_array
+from sparkstrom.models.outputs import (
+    BLOCK_ROWS,
+    VALUES,
+    Outputs,
+    blocks_of,
+    class_count,
+    class_labels,
+    classes_of,
+    kind_of,
+    predict_in_blocks,
+    score_of_class,
+)
+from sparkstrom.observe.exact import ExactSum
+from sparkstrom.observe.metrics import Classification, Regression, Roc
+from sparkstrom.spark.data.partitioning import Source
+from sparkstrom.spark.data.row_blocks import check_block, of_rows
+from sparkstrom.spark.data.shuffle_blocks import Blocks
+from sparkstrom.spark.executor.inference import opened
+
+METRICS = ("classification", "regression", "roc", "loss")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which figures, and for which class the ROC curve."""
+
+    metrics: tuple[str, ...]
+    positive: int = 1
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.metrics) - set(METRICS):
+            raise UsageError(
+                f"metrics={sorted(unknown)!r}: must be among {', '.join(METRICS)}, or None for what"
+                " fits the model"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What was asked for; None is what was not."""
+
+    rows: int
+    classification: Classification | None = None
+    regression: Regression | None = None
+    roc: Roc | None = None
+    losses: ExactSum | None = None  # of weight x loss
+    weights: ExactSum | None = None
+
+    @property
+    def loss(self) -> float:
+        """The model's own loss, mean over rows by their weight; NaN where it was not asked for."""
+        if self.losses is None or self.weights is None or not self.weights.quanta:
+            return float("nan")
+        return float(self.losses.exact / self.weights.exact)
+
+    def table(self) -> str:
+        """The figures, one per line."""
+        lines = [("rows", f"{self.rows:,}")]
+        if (found := self.classification) is not None:
+            lines += [("accuracy", f"{found.accuracy:.4f}")]
+            lines += [
+                (f"{name} (macro)", f"{getattr(found, name)():.4f}")
+                for name in ("precision", "recall", "f1")
+            ]
+        if (sums := self.regression) is not None:
+            lines += [(name, f"{getattr(sums, name):.6g}") for name in ("mse", "rmse", "mae", "r2")]
+        if (roc := self.roc) is not None:
+            lines += [("area under ROC", f"{roc.auc:.4f}")]
+            lines += [("average precision", f"{roc.average_precision:.4f}")]
+        if self.losses is not None:
+            lines += [("loss", f"{self.loss:.6g}")]
+        return "\n".join(f"{name:<20}{value}" for name, value in lines)
+
+
+def wanted_for(model: FlatModel, metrics: str | Sequence[str] | None, positive: int) -> Wanted:
+    """The asked metrics, or those that fit the model's outputs. Raise UsageError for others."""
+    if metrics is None:
+        metrics = "regression" if kind_of(model) == VALUES else "classification"
+    wanted = Wanted((metrics,) if isinstance(metrics, str) else tuple(metrics), positive)
+    if "loss" in wanted.metrics and not isinstance(model, Measured):
+        raise UsageError(
+            f"{type(model).__name__} has no loss(batch) -> (sum, weight), so its loss cannot be "
+            "measured without training: give it one (see sparkstrom.models.base.Measured)"
+        )
+    return wanted
+
+
+def evaluate_batch(model: FlatModel, wanted: Wanted, batch: Batch) -> Evaluation:
+    """The figures of some rows."""
+    asked = {name: name in wanted.metrics for name in METRICS}
+    out: dict[str, Any] = {}
+    if asked["classification"] or asked["regression"] or asked["roc"]:
+        outputs = predict_in_blocks(model, batch.features)
+        labels = one_array(batch.labels, "labels")
+        if asked["classification"]:
+            out["classification"] = _classified(outputs, labels)
+        if asked["roc"]:
+            scores = score_of_class(outputs, kind_of(model), wanted.positive)
+            out["roc"] = Roc.of(class_labels(labels) == wanted.positive, scores)
+        if asked["regression"]:
+            out["regression"] = Regression.of(labels, outputs)
+    if asked["loss"]:
+        assert isinstance(model, Measured), "asked for before"
+        measured = np.array([model.loss(part) for part in blocks_of(batch)], np.float64)
+        out["losses"], out["weights"] = ExactSum.of(measured[:, 0]), ExactSum.of(measured[:, 1])
+    return Evaluation(batch.rows, **out)
+
+
+def merged(parts: Sequence[Evaluation]) -> Evaluation:
+    """The figures of all rows. Raise UsageError where there are none."""
+    parts = [part for part in parts if part.rows]
+    if not parts:
+        raise UsageError("there are no rows to evaluate: look at the data's filters")
+
+    def collect(name: str) -> list[Any]:
+        return [value for part in parts if (value := getattr(part, name)) is not None]
+
+    out: dict[str, Any] = {}
+    for name, kind in (
+        ("classification", Classification),
+        ("regression", Regression),
+        ("roc", Roc),
+    ):
+        if found := collect(name):
+            out[name] = kind.merged(found)
+    for name in ("losses", "weights"):
+        if found := collect(name):
+            out[name] = ExactSum(sum(part.quanta for part in found))
+    return Evaluation(sum(part.rows for part in parts), **out)
+
+
+def _classified(outputs: Outputs, labels: NDArray[Any]) -> Classification:
+    return Classification.of(class_labels(labels), classes_of(outputs), class_count(outputs))
+
+
+def evaluate_partition(
+    shipped: Any, wanted: Wanted, blocks: Blocks, index: int, items: Iterable[Any]
+) -> Iterator[Evaluation | UsageError | SetupError]:
+    """The figures of one partition, whatever its rows come from; runs on an executor.
+
+    What is wrong with the rows is an answer: Spark would try a task that fails again.
+    """
+    model, parts = opened(shipped.value), []
+    try:
+        for block in of_rows(blocks(index, items), BLOCK_ROWS):
+            check_block(model, block)
+            parts.append(evaluate_batch(model, wanted, block.form.batch(block.records)))
+    except (UsageError, SetupError) as error:
+        yield error
+        return
+    if parts:
+        yield merged(parts)
+
+
+def evaluate_source(shipped: Any, wanted: Wanted, source: Source) -> Evaluation:
+    """The figures of all partitions. Raise UsageError naming a row that does not fit."""
+    run = partial(evaluate_partition, shipped, wanted, source.blocks)
+    parts: list[Evaluation] = []
+    for part in source.rdd.mapPartitionsWithIndex(run).collect():
+        if not isinstance(part, Evaluation):
+            raise part
+        parts.append(part)
+    return merged(parts)

@@ -1,0 +1,221 @@
+"""Fitting: one fit from the driver's side: master thread, Spark job, and who of them ends first."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkstrom.base.errors import SetupError, TrainingError
+from sparkstrom.codec.messages import Phase
+from sparkstrom.observe.progress import Line, ProgressLine
+from sparkstrom.observe.residual_figures import EncodingLog, waiting_in_residuals
+from sparkstrom.runtime.master_thread import MasterThread, Progress
+from sparkstrom.spark.driver.epoch_watch import EpochWatch
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
+END_S = 15.0  # how long finished tasks may take to return
+FAILURE_GRACE_S = 2.0  # a worker's own words may be on their way when Spark reports its task
+FAREWELL_S = 0.5  # workers that Spark does not end hear from the master that it is over
+QUEUED_S = 10.0  # how often a job that waits for slots says so
+TASKS_LOOKED_AT = 1000  # for the error of one that failed
+
+NO_MODULE = "ModuleNotFoundError"
+CODE_IS_MISSING = (
+    "Executors lack code that the model or the rows are made of: send it (spark-submit --py-files, "
+    "sc.addPyFile), install it there, or define it in the script or notebook itself"
+)
+NETWORK_IS_CLOSED = (
+    "If they heard nothing from the master: open UDP between executors and driver in both "
+    "directions, and name the network that both share (network_mask, controller_address)"
+)
+
+
+@dataclass(slots=True)
+class SparkJob:
+    """The Spark job of a fit, in a thread of its own."""
+
+    context: Any
+    group: str
+    runner: Callable[[], list[str]]
+    reports: list[str] = field(default_factory=list)  # of the tasks, once all have returned
+    error: Exception | None = None
+    thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Submit."""
+        from pyspark import InheritableThread
+
+        self.thread = InheritableThread(target=self._run, name=f"{self.group}-job", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.context.setJobGroup(self.group, "sparkstrom training", interruptOnCancel=True)
+            self.reports = self.runner()
+        except Exception as error:  # handed to the main thread, which decides what it means
+            self.error = error
+
+    @property
+    def running(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+    def cancel(self) -> None:
+        """End whatever of it still runs."""
+        self.context.cancelJobGroup(self.group)
+
+    def wait(self, seconds: float) -> bool:
+        """Until it has returned; at most so long."""
+        assert self.thread is not None
+        self.thread.join(seconds)
+        return not self.thread.is_alive()
+
+    def tasks(self) -> tuple[int, int]:
+        """Tasks that have a slot now, and tasks that have failed so far."""
+        known = self._stages()
+        return sum(s.numActiveTasks for s in known), sum(s.numFailedTasks for s in known)
+
+    def task_error(self) -> str:
+        """What a failed task raised, in one line; empty where Spark does not say."""
+        store = self.context._jsc.sc().statusStore()
+        for stage in self._stages():
+            tasks = store.taskList(stage.stageId, stage.currentAttemptId, TASKS_LOOKED_AT)
+            errors = (tasks.apply(i).errorMessage() for i in range(tasks.size()))
+            if (error := next((e for e in errors if e.isDefined()), None)) is not None:
+                return cause_of(error.get())
+        return ""
+
+    def _stages(self) -> list[Any]:
+        tracker = self.context.statusTracker()
+        jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self.group))
+        stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+        return [stage for stage in stages if stage is not None]
+
+
+class Fitting:
+    """Runs a fit to its end, good or bad; afterwards nothing of it runs any more."""
+
+    def __init__(
+        self,
+        master: MasterThread,
+        job: SparkJob,
+        progress: ProgressLine,
+        epochs: int,
+        watch: EpochWatch,
+    ) -> None:
+        self._master, self._job, self._progress, self._epochs = master, job, progress, epochs
+        self._epoch_watch = watch
+        self._encoding = EncodingLog()
+        self._queued_due_s = time.monotonic() + QUEUED_S
+
+    def run(self) -> None:
+        """Raise what ended the fit early."""
+        self._master.start()
+        try:
+            self._job.start()
+            self._watch()
+            self._end()
+        except BaseException as error:
+            self._master.give_up(type(error).__name__)
+            self._job.cancel()
+            self._job.wait(END_S)
+            time.sleep(FAREWELL_S)
+            raise
+        finally:
+            self._master.end()
+
+    def _watch(self) -> None:
+        """Until the master is done, it or Spark has failed."""
+        while not self._master.finished.wait(LOOK_S):
+            self._show()
+            if not self._job.running:
+                self._job_ended_early()
+        if self._master.failure is not None:
+            raise self._master.failure
+        self._show(force=True)
+
+    def _job_ended_early(self) -> None:
+        """Before the audit is done, Spark's failure is the fit's."""
+        if self._master.finished.wait(FAILURE_GRACE_S):
+            return
+        error = self._job.error
+        if error is None:
+            raise TrainingError("the Spark job ended before training was done")
+        cause = cause_of(str(error))
+        remedy = f". {CODE_IS_MISSING}" if NO_MODULE in cause else ""
+        raise TrainingError(f"the Spark job failed: {cause}{remedy}", trace=str(error))
+
+    def _end(self) -> None:
+        """Tasks return by themselves; those that do not are ended, and failures do not count."""
+        if not self._job.wait(END_S):
+            log.warning("some tasks did not return within %g s; ending them", END_S)
+            self._job.cancel()
+            self._job.wait(END_S)
+        self._epoch_watch.close(self._job.reports)
+
+    def _show(self, *, force: bool = False) -> None:
+        look = self._master.progress
+        if look.phase is Phase.GATHERING and time.monotonic() > self._queued_due_s:
+            self._queued_due_s = time.monotonic() + QUEUED_S
+            self._look_at_start(look)
+        self._epoch_watch.look(look)
+        self._progress.show(line_of(look, self._epochs), force=force)
+        self._encoding.show(look.stats, force=force)
+
+    def _look_at_start(self, look: Progress) -> None:
+        """Say what the start waits for. Raise SetupError when tasks fail and nobody ever joined."""
+        running, failed = self._job.tasks()
+        if failed and not look.joined:
+            error = self._job.task_error() or "Spark does not say why"
+            remedy = CODE_IS_MISSING if NO_MODULE in error else NETWORK_IS_CLOSED
+            raise SetupError(
+                f"{failed} tasks failed before any worker joined: {error}"
+                f" (more in the executors' logs: stderr in Spark's UI, `yarn logs`). {remedy}"
+            )
+        self._progress.say(
+            f"sparkstrom waits: {look.workers} of {look.partitions} workers joined, "
+            f"{running} tasks have a slot"
+            + ("" if running else "; the job is queued behind others, or executors are missing")
+        )
+
+
+def line_of(look: Progress, epochs: int) -> Line:
+    """What people see of a fit under way."""
+
+    def total(name: str) -> float:
+        return sum(values.get(name, 0.0) for values in look.stats.values())
+
+    examples, loss_sum = total("last_examples"), total("last_loss_sum")
+    if not examples:  # nobody has finished an epoch yet
+        examples, loss_sum = total("examples"), total("loss_sum")
+    done = look.minibatches / look.minibatches_expected if look.minibatches_expected else 0.0
+    return Line(
+        phase=look.phase.name.lower(),
+        workers=look.workers,
+        partitions=look.partitions,
+        epoch=epochs * done,
+        epochs=epochs,
+        loss=loss_sum / examples if examples else None,
+        examples=int(total("examples")),
+        updates=look.commits,
+        bytes_sent=int(total("update_bytes")),
+        staleness=look.staleness,
+        waiting=waiting_in_residuals(look.stats.values(), len(look.training), look.minibatches),
+    )
+
+
+def cause_of(text: str) -> str:
+    """What Spark's long error says happened: the Python exception's own line, where there is one.
+
+    A Python traceback stands before the first Java frame, its exception on its last line.
+    """
+    lines = [line.strip() for line in text.splitlines()]
+    java = next((i for i, line in enumerate(lines) if line.startswith("at ")), len(lines))
+    if any("Traceback (most recent call last)" in line for line in lines[:java]):
+        return next(line for line in reversed(lines[:java]) if line)
+    return next((line for line in lines if line), "no reason given")

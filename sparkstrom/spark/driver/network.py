@@ -1,0 +1,376 @@
+"""SparkNetwork: a model, a master and a Spark application; what users hold in their hands."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.version import __version__
+from sparkstrom.checkpoint.store import load_model, local_path, save_model
+from sparkstrom.codec.frames import KEY_BYTES, Seal
+from sparkstrom.encoding.backends import warm_up
+from sparkstrom.encoding.grid import first_exponent, next_exponent, round_to_grid
+from sparkstrom.encoding.layers import layers_of
+from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
+from sparkstrom.observe.progress import ProgressLine
+from sparkstrom.observe.stopping import LOSS, EarlyStopping
+from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.master.residual_checkpoints import KeptFiles
+from sparkstrom.runtime.master_thread import MasterThread, Outcome, Plan, Snapshot
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.data import partitioning as spreading
+from sparkstrom.spark.data.columns import Chosen, Names
+from sparkstrom.spark.data.export import Exports
+from sparkstrom.spark.data.partitioning import Spread
+from sparkstrom.spark.driver.accuracy_warnings import doubts
+from sparkstrom.spark.driver.cluster import (
+    check_conf,
+    check_key,
+    refuse_connect,
+    slots_of,
+    workers_for,
+)
+from sparkstrom.spark.driver.epoch_watch import EpochWatch, check_validation
+from sparkstrom.spark.driver.fitting import Fitting, SparkJob
+from sparkstrom.spark.driver.horizon_notes import horizons_of
+from sparkstrom.spark.driver.initial_parameters import Handle, travelling
+from sparkstrom.spark.driver.pickling import need_picklable
+from sparkstrom.spark.driver.predictor import Predictor
+from sparkstrom.spark.driver.settings import resolve
+from sparkstrom.spark.driver.summary import TrainingSummary, summarize
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.executor.interfaces import driver_address, opener
+from sparkstrom.spark.executor.job import TrainingJob, message_bytes_max, serving_of
+from sparkstrom.spark.executor.tasks import forget_kept, run_partition
+
+
+class SparkNetwork(Predictor):
+    """Trains a model on Spark executors, again and again, and holds its parameters.
+
+    ``spark`` is a SparkSession or SparkContext; ``progress=False`` is silent. With ``keep=False``
+    workers leave nothing for a next fit, which saves files, and the job that removes them. Raises
+    UsageError for options, configuration or a session that cannot work, before any work starts.
+    """
+
+    def __init__(
+        self,
+        spark: Any,
+        model: FlatModel,
+        master: SharedTrainingMaster | None = None,
+        *,
+        progress: bool = True,
+        keep: bool = True,
+    ) -> None:
+        refuse_connect(spark)
+        if not isinstance(model, FlatModel):
+            raise UsageError(
+                f"model is a {type(model).__name__}: pass a model of sparkstrom.models, such as "
+                "DenseNetwork"
+            )
+        need_picklable(model)
+        self._context = getattr(spark, "sparkContext", spark)
+        conf = dict(self._context.getConf().getAll())
+        self._master = resolve(master or SharedTrainingMaster(), conf, os.environ)
+        self._conf = conf
+        self._model = model
+        self._show_progress = progress
+        self._parameters: Flat = np.ascontiguousarray(model.initial(), np.float32)
+        self._k: int | None = None
+        self._kept: KeptFiles = {}
+        self._keep, self._may_have_files = keep, False
+        self._exports = Exports(self._context, self._master.export_directory)
+        self._epochs_trained, self._minibatches_trained = 0, 0
+        self._id = secrets.token_hex(8)
+
+    # -- training --------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        data: Any,
+        epochs: int = 1,
+        *,
+        features: Names = "features",
+        label: Names = "label",
+        weight: str | None = None,
+        validation: float | str | None = None,
+        early_stopping: EarlyStopping | None = None,
+    ) -> TrainingSummary:
+        """Train for ``epochs`` epochs; return what happened.
+
+        ``data`` is an RDD of (features, label) or (features, label, weight), or a DataFrame:
+        ``features`` and ``label`` name a column, a list of numeric columns that stand side by
+        side, or a tuple or dictionary of these for several arrays; ``weight`` names a column.
+        ``validation`` holds rows out: a fraction, by seed and content, or a boolean column;
+        ``early_stopping`` ends the fit when they gain nothing, and delivers the best parameters.
+        Raises UsageError, SetupError or TrainingError (with host, partition and traceback).
+        """
+        began_s = time.monotonic()
+        if not (isinstance(epochs, int) and epochs >= 1):
+            raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
+        check_validation(self._model, validation, early_stopping)
+        need_picklable(self._model)  # it may have been changed since the network was made
+        spreading.check_data(data)
+        slots = slots_of(self._context)
+        workers = workers_for(slots, self._master)
+        warnings = check_conf(self._conf, workers, self._model.n_params, self._master)
+        warnings += check_key(self._conf)
+        progress = ProgressLine(enabled=self._show_progress)
+        for warning in warnings:
+            progress.say(f"sparkstrom warns: {warning}")
+        theta = self._theta()
+        chosen = Chosen(features, label, weight, validation)
+        spread = self._spread(data, chosen, workers)
+        workers = spread.workers
+        key, job_id = secrets.token_bytes(KEY_BYTES), secrets.randbits(63)
+        metric = early_stopping.metric if early_stopping else LOSS
+        with travelling(self._context, theta, workers) as initial:
+            master = self._master_thread(theta, Seal(key, job_id), job_id, workers, epochs)
+            job = self._job(
+                master, key, job_id, theta, initial, spread, epochs, chosen.fraction, metric
+            )
+            watch = EpochWatch(master, early_stopping, self._epochs_trained)
+            spark_job = self._spark_job(job, spread)
+            submitted_s = time.monotonic()
+            Fitting(master, spark_job, progress, epochs, watch).run()
+        outcome = master.outcome()
+        self._minibatches_trained = job.minibatches_before + outcome.minibatches
+        self._take(theta, outcome, watch.copy)
+        self._epochs_trained += epochs if outcome.stop_reason is None else watch.finished
+        warnings += doubts(self._master, self._model, outcome, job.minibatches_before)
+        return summarize(
+            outcome,
+            began_s=began_s,
+            submitted_s=submitted_s,
+            ended_s=time.monotonic(),
+            epochs=epochs,
+            workers=workers,
+            n_params=self._model.n_params,
+            executors=slots.executors,
+            warnings=warnings,
+            collect_stats=self._master.collect_training_stats,
+            export_directory=self._exports.directory,
+            history=watch.history(),
+            best=watch.best,
+            horizons=horizons_of(self._master, self._model, outcome.rows),
+            reports=spark_job.reports,
+        )
+
+    def _take(self, theta: Theta, outcome: Outcome, best: Snapshot | None) -> None:
+        """Parameters and buffers as they are at the end, or as they were at the best epoch."""
+        if best is None or best.commit == outcome.commits:
+            self._parameters, self._kept = theta.values.copy(), outcome.kept
+            buffers = theta.buffers
+        else:  # what workers kept belongs to later parameters
+            self._parameters, buffers = best.parameters, best.buffers
+        if isinstance(self._model, Buffered) and buffers:
+            self._model.load_buffers_bytes(buffers)
+
+    def _theta(self) -> Theta:
+        """The parameters on the job's grid, which is chosen at the first fit and kept."""
+        self._k = (
+            first_exponent(self._parameters)
+            if self._k is None
+            else next_exponent(self._parameters, self._k)
+        )
+        multipliers = self._master.layer_multipliers or {}
+        layers = layers_of(self._model.n_params, self._model.layer_of, multipliers)
+        theta = Theta(self._model.n_params, self._k, layers)
+        theta.values[:] = round_to_grid(self._parameters, self._k)
+        if isinstance(self._model, Buffered):
+            theta.buffers = self._model.buffers_bytes()
+        return theta
+
+    def _spread(self, data: Any, chosen: Chosen, workers: int) -> Spread:
+        """The data over one partition per worker, exported before where that is wanted."""
+        seed, move = self._master.rng_seed, self._master.repartition == "always"
+
+        def direct() -> Spread:
+            source = spreading.source_of(data, chosen)
+            return spreading.spread_out(source, workers, seed, move=move)
+
+        if self._master.rdd_training_approach == "export":
+            return self._exports.spread(data, chosen, workers, direct)
+        return direct()
+
+    def _master_thread(
+        self, theta: Theta, seal: Seal, job_id: int, workers: int, epochs: int
+    ) -> MasterThread:
+        void = self._master.void
+        warm_up()
+        host = driver_address(void, self._context.getConf().get("spark.driver.host", "127.0.0.1"))
+        plan = Plan(
+            version=__version__,
+            partitions=workers,
+            epochs=epochs,
+            message_bytes_max=message_bytes_max(theta.n_params, len(theta.buffers)),
+            chunk_bytes_max=void.max_chunk_size,
+            kept=self._kept,
+            average=self._model.average_buffers if isinstance(self._model, Buffered) else None,
+        )
+        open_transport = opener(
+            f"{job_id:016x}-driver",
+            host,
+            void.controller_ports(),
+            edges=min(workers, void.topology(workers).fan_out),
+            scratch=Path(tempfile.gettempdir()),
+        )
+        return MasterThread(
+            plan,
+            limits_of(self._master, workers, theta.n_params),
+            theta,
+            open_transport=open_transport,
+            seal=seal,
+            clock=SystemClock(),
+        )
+
+    def _spark_job(self, job: TrainingJob, spread: Spread) -> SparkJob:
+        """What trains; kept files are granted once: a fit that fails uses them up."""
+        self._kept, self._may_have_files = {}, self._keep
+        run = partial(run_partition, job, spread.blocks)
+        runner = spread.rdd.mapPartitionsWithIndex(run).collect
+        return SparkJob(self._context, f"sparkstrom-{job.job:016x}", runner)
+
+    def _job(
+        self,
+        master: MasterThread,
+        key: bytes,
+        job_id: int,
+        theta: Theta,
+        initial: Handle,
+        spread: Spread,
+        epochs: int,
+        fraction: float,
+        metric: str,
+    ) -> TrainingJob:
+        return TrainingJob(
+            job=job_id,
+            key=key,
+            version=__version__,
+            model=self._model,
+            master=self._master,
+            epochs=epochs,
+            first_epoch=self._epochs_trained,
+            minibatches_before=self._minibatches_trained if self._kept else 0,
+            workers=spread.workers,
+            k=theta.k,
+            n_params=theta.n_params,
+            layers=theta.layers,
+            endpoint=master.endpoint,
+            lobby=master.lobby,
+            network=self._id,
+            rows=spread.rows,
+            fraction=fraction,
+            metric=metric,
+            initial=initial,
+            keep=self._keep,
+        )
+
+    # -- the result ------------------------------------------------------------------------------
+
+    @property
+    def parameters(self) -> Flat:
+        """A copy of the shared parameters, f32[n_params].
+
+        Assigning is a warm start: what workers kept for the next fit belongs to the former
+        parameters, and is not used any more.
+        """
+        return self._parameters.copy()
+
+    @parameters.setter
+    def parameters(self, values: Flat) -> None:
+        values = np.asarray(values, np.float32)
+        if values.shape != (self._model.n_params,):
+            raise UsageError(
+                f"parameters of shape {values.shape}: this model has ({self._model.n_params},)"
+            )
+        self._parameters = np.ascontiguousarray(values).copy()
+        self._kept = {}
+
+    @property
+    def model(self) -> FlatModel:
+        """The model, bound to a copy of the shared parameters."""
+        self._model.bind(self._parameters.copy())
+        return self._model
+
+    @property
+    def module(self) -> Any:
+        """A TorchModel's module with a copy of the shared parameters, its buffers and own keys.
+
+        Raises UsageError for a model that is none.
+        """
+        model: Any = self.model
+        if not hasattr(model, "module"):
+            raise UsageError(
+                f"a {type(model).__name__} has no module: network.module is for a TorchModel; "
+                "network.model and network.parameters are there for every model"
+            )
+        return model.module
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``path`` (npz: plain NumPy opens it) and a JSON description beside it.
+
+        A TorchModel adds ``path`` + ".pt", a state_dict that ``torch.load`` opens.
+        """
+        model, target = self.model, local_path(path)
+        save_model(
+            target,
+            model.describe(),
+            self._parameters,
+            self._epochs_trained,
+            buffers=model.buffers_bytes() if isinstance(model, Buffered) else b"",
+            exported=model.exported() if isinstance(model, Exporting) else None,
+        )
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str],
+        spark: Any,
+        master: SharedTrainingMaster | None = None,
+        *,
+        model: FlatModel | None = None,
+        progress: bool = True,
+    ) -> SparkNetwork:
+        """A network with the model and parameters that ``save`` wrote.
+
+        ``model``: one like the saved one, where its code was not saved, as a TorchModel's is not.
+        """
+        model, parameters, epochs = load_model(local_path(path), model)
+        network = cls(spark, model, master, progress=progress)
+        network.parameters = parameters
+        network._epochs_trained = epochs
+        return network
+
+    def close(self) -> None:
+        """Remove what workers kept for the next fit, and exported rows. Idempotent."""
+        self._exports.close()
+        if not self._may_have_files:
+            return
+        slots = slots_of(self._context).total
+        forget = partial(forget_kept, self._id)
+        self._context.parallelize(range(slots), slots).mapPartitions(forget).count()
+        self._kept, self._may_have_files = {}, False
+
+
+def limits_of(master: SharedTrainingMaster, workers: int, n_params: int) -> MasterLimits:
+    """The master's deadlines and sizes, from the user's options."""
+    tree = master.void.topology(workers)
+    return MasterLimits(
+        lease_s=master.void.lease_s,
+        start_s=master.start_timeout,
+        workers_min=min(master.min_workers, workers),
+        release_s=master.void.lease_s,
+        log_bytes=master.void.log_bytes,
+        serving=serving_of(n_params),
+        fan_out=tree.fan_out,
+        depth=tree.depth_max,
+    )

@@ -1,0 +1,101 @@
+"""Addresses: which interface of this machine the driver or an executor uses, and its transport."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from sparkstrom.base.errors import DriverLost, SetupError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.settings import local_ip
+from sparkstrom.transport.addresses import choose_address, listed_addresses
+from sparkstrom.transport.aeron.client import AeronTransport
+from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
+from sparkstrom.transport.contract import Transport
+
+log = logging.getLogger(__name__)
+
+OpenTransport = Callable[[Endpoint | None], Transport]
+
+ATTEMPTS: Final = 3  # a media driver may end while it is joined; the next one is a new one
+
+
+def driver_address(void: VoidConfiguration, spark_driver_host: str) -> str:
+    """The driver's: controller_address, then the mask, the environment, and Spark's own choice."""
+    explicit = resolve(void.controller_address) if void.controller_address else None
+    return choose_address(
+        mask=void.network_mask,
+        explicit=explicit,
+        listed=listed_addresses(),
+        fallback=local_ip(os.environ) or resolve(spark_driver_host),
+    )
+
+
+def executor_address(void: VoidConfiguration, controller: Endpoint) -> str:
+    """An executor's: the mask, then its environment, then whichever leads to the controller."""
+    return choose_address(
+        mask=void.network_mask,
+        explicit=None,
+        listed=listed_addresses(),
+        fallback=local_ip(os.environ) or route_to(controller),
+    )
+
+
+def resolve(host: str) -> str:
+    """A host's address. Raise SetupError where the name means nothing here."""
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][4][0])
+    except OSError as error:
+        raise SetupError(
+            f"controller address {host!r} cannot be resolved on this machine: {error}; "
+            "write an IP address of the driver's machine"
+        ) from None
+
+
+def route_to(controller: Endpoint) -> str:
+    """The local address from which datagrams to the controller would leave; nothing is sent."""
+    family = socket.AF_INET6 if ":" in controller.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((controller.host, controller.port))
+        except OSError as error:
+            raise SetupError(
+                f"there is no route from {socket.gethostname()} to the controller at {controller}: "
+                f"{error}; set network_mask to the network that driver and executors share"
+            ) from None
+        return str(probe.getsockname()[0])
+
+
+def opener(
+    key: str,
+    host: str,
+    ports: range | None,
+    *,
+    edges: int,
+    scratch: Path,
+    local_edges: int = 0,
+) -> OpenTransport:
+    """How to open a transport here; with the former endpoint given, on its port again."""
+
+    def open_transport(before: Endpoint | None) -> Transport:
+        options = DriverOptions(
+            host=host,
+            ports=(ports[0], ports[-1]) if ports is not None else None,
+            port_preferred=before.port if before is not None else None,
+            edges=edges,
+            local_edges=local_edges,
+            scratch=scratch,
+        )
+        for _ in range(1, ATTEMPTS):
+            try:
+                return AeronTransport(ensure_driver(key, options))
+            except DriverLost as lost:
+                log.warning("the media driver ended while it was joined (%s)", lost)
+        return AeronTransport(ensure_driver(key, options))
+
+    return open_transport

@@ -1,0 +1,75 @@
+"""Job: what travels to the executors, as one frozen picklable value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.codec.frames import Seal
+from sparkstrom.encoding.layers import Layers
+from sparkstrom.models.base import Buffered, FlatModel
+from sparkstrom.observe.stopping import LOSS
+from sparkstrom.protocol.common.child import Serving
+from sparkstrom.protocol.common.topology import Topology
+from sparkstrom.runtime.theta import CHUNK_PARAMS
+from sparkstrom.spark.driver.initial_parameters import Handle
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+
+FRAME_ROOM_BYTES = 1 << 20  # headers beside a payload, how far each origin is, control messages
+BYTES_PER_PARAM_MAX = 8  # no payload form needs more
+WINDOW_MAX_BYTES = 4 << 20  # under way to one neighbour: 0.25 s of 128 Mbit/s, 0.03 s of 1 Gbit/s
+UNDER_WAY_MAX_BYTES = 64 << 20  # to all children of a node, however many there are
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """One ``fit``. Travels inside Spark's own task closure, which is where the key is safe."""
+
+    job: int  # u64, random
+    key: bytes = field(repr=False)
+    version: str  # of sparkstrom, on the driver
+    model: FlatModel  # without its storage: architecture, seed, options
+    master: SharedTrainingMaster
+    epochs: int
+    first_epoch: int  # epochs trained in earlier fits: shuffling goes on from there
+    minibatches_before: int  # in earlier fits whose updaters' states go on: schedules do, too
+    workers: int
+    k: int  # the grid: q = 2^-k
+    n_params: int
+    layers: Layers | None  # with thresholds of their own
+    endpoint: Endpoint  # of the master
+    lobby: int
+    network: str  # names the files kept on executors for the next fit
+    rows: tuple[int, ...] = ()  # per partition, where rows stayed and so were counted
+    fraction: float = 0.0  # of the rows is held out, by chance
+    metric: str = LOSS  # of held-out rows
+    initial: Handle | None = None  # theta at commit 0; without it workers copy the master's
+    keep: bool = True  # residuals and updaters' states for the next fit, on the executors' scratch
+
+    def seal(self) -> Seal:
+        """What closes and opens this job's frames."""
+        return Seal(self.key, self.job)
+
+    @property
+    def tree(self) -> Topology:
+        """The topology, empty: its fan-out and depth."""
+        return self.master.void.topology(self.workers)
+
+    @property
+    def message_bytes_max(self) -> int:
+        """No message of this job is longer."""
+        buffers = len(self.model.buffers_bytes()) if isinstance(self.model, Buffered) else 0
+        return message_bytes_max(self.n_params, buffers)
+
+
+def message_bytes_max(n_params: int, buffers_bytes: int) -> int:
+    """The longest message of a fit: of parameters, or of buffers, which may be larger than these.
+
+    Buffers go in one piece, both from a worker and as the average of all.
+    """
+    return FRAME_ROOM_BYTES + max(BYTES_PER_PARAM_MAX * n_params, buffers_bytes)
+
+
+def serving_of(n_params: int) -> Serving:
+    """What a node's children may cost it."""
+    return Serving(WINDOW_MAX_BYTES, UNDER_WAY_MAX_BYTES, n_params, 4 * CHUNK_PARAMS)

@@ -1,0 +1,372 @@
+"""Executor: the named functions that run in Spark's Python workers.
+
+Nothing here is swallowed: what goes wrong is told to the master, which ends the whole fit, and
+then raised, so that Spark's own log has it, too.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import secrets
+import socket
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, TypedDict
+
+import numpy as np
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.errors import SetupError, SparkstromError, UsageError
+from sparkstrom.base.version import __version__
+from sparkstrom.codec.messages import ResidualCheckpoint
+from sparkstrom.encoding.backends import warm_up
+from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.thresholds import AUTO, algorithm_of
+from sparkstrom.models.base import Placeable, Share
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.master.admission import DISMISSED
+from sparkstrom.protocol.worker.node import Identity, NodeLimits
+from sparkstrom.runtime.batches import Batches
+from sparkstrom.runtime.freed_memory import kept_for_the_next_step
+from sparkstrom.runtime.node_thread import Copying, Meeting, NodeThread
+from sparkstrom.runtime.optimizer_lending import OptimizerLender
+from sparkstrom.runtime.replica import Replica
+from sparkstrom.runtime.row_store import Store
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.runtime.trainer import Schedule, Trainer
+from sparkstrom.runtime.trainer_channel import TrainerChannel
+from sparkstrom.runtime.trainer_inbox import TrainerInbox
+from sparkstrom.spark.data.row_blocks import Block, check_block
+from sparkstrom.spark.data.shuffle_blocks import Blocks
+from sparkstrom.spark.driver.cluster import edges_of
+from sparkstrom.spark.driver.initial_parameters import unpack
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.executor import residual_files
+from sparkstrom.spark.executor.interfaces import executor_address, opener
+from sparkstrom.spark.executor.job import TrainingJob, serving_of
+from sparkstrom.transport.aeron.processes import find_executor
+
+log = logging.getLogger(__name__)
+
+TRACE_CHARS_MAX = 8_000
+HEARD_S = 8.0  # how long a failing task waits for the master to have heard why
+AGE = 24  # the fit's minibatches: what is stable is a number of these, not of a worker's steps
+PUBLICATIONS_MAX = 1  # of a worker under way: the next one goes when the link has carried it
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlace:
+    """Where this task runs."""
+
+    partition: int
+    attempt: int  # Spark's taskAttemptId
+    host: str
+    jvm: str  # names the executor's process among those of this host
+    scratch: Path
+    cpus: int = 1  # of the task
+    gpu: int | None = None  # the first that Spark assigned to the task
+
+
+def here() -> TaskPlace:
+    """Ask Spark and the machine."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "runs in a Spark task only"
+    jvm = find_executor()
+    host = socket.gethostname()
+    directories = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")
+    return TaskPlace(
+        context.partitionId(),
+        context.taskAttemptId(),
+        host,
+        f"{jvm.pid}-{jvm.start_time}",
+        Path(directories[0]),
+        context.cpus(),
+        gpu_of(context.resources()),
+    )
+
+
+def gpu_of(resources: Mapping[str, Any]) -> int | None:
+    """The index of the first GPU that Spark assigned to the task, if there is one."""
+    addresses = resources["gpu"].addresses if "gpu" in resources else []
+    if not addresses:
+        return None
+    if addresses[0].isdigit():
+        return int(addresses[0])
+    log.warning("Spark calls its GPU %r, which is no index: choose device= yourself", addresses[0])
+    return None
+
+
+def run_partition(
+    job: TrainingJob, blocks: Blocks, index: int, items: Iterable[Any]
+) -> Iterator[str]:
+    """Train on one partition, whatever its rows come from."""
+    yield run(job, here(), blocks(index, items))
+
+
+def run(job: TrainingJob, place: TaskPlace, blocks: Iterator[Block]) -> str:
+    """Join, train, leave; return a report as JSON."""
+    began_s = time.monotonic()
+    warm_up()
+    spare_collections()
+    failure: UsageError | SetupError | None = None
+    try:
+        settle(job, place)
+        batches = batches_of(job, place, blocks)
+    except (UsageError, SetupError) as error:  # anything else is Spark's: a stage to repeat
+        failure = error
+        batches = batches_of(job, place, None)
+    session = Session(job, place, batches)
+    try:
+        if failure is not None:
+            raise failure
+        with kept_for_the_next_step():
+            reason = session.trainer.run()
+    except Exception as error:
+        session.tell_failure(error)
+        raise
+    finally:
+        session.thread.stop()
+        batches.close()
+    seconds = time.monotonic() - began_s
+    dismissed = session.replica.unsent_mass() if reason == DISMISSED else 0.0
+    report = {"partition": place.partition, "ended": reason, "seconds": seconds}
+    report["mass_dismissed"] = dismissed
+    return json.dumps(report | {"epochs": session.trainer.epochs.report()})
+
+
+@cache
+def spare_collections() -> None:
+    """Once per process: what has been imported by now is no garbage, and is not searched for any.
+
+    Spark's daemon collects after each task, the next one waiting: 0.06 s with our modules, 0.18 s
+    with torch's, and more on a busy machine.
+    """
+    gc.freeze()
+
+
+def settle(job: TrainingJob, place: TaskPlace) -> None:
+    """Tell a model that asks for it what this task has of the machine."""
+    if isinstance(job.model, Placeable):
+        chance = (job.master.rng_seed, place.partition, job.first_epoch)
+        seed = int(np.random.SeedSequence(chance).generate_state(1, np.uint64)[0] >> np.uint64(1))
+        job.model.place(Share(place.cpus, place.gpu, seed))
+
+
+def need_all_rows(job: TrainingJob, place: TaskPlace, rows: int) -> None:
+    """Rows that stayed where they were have been counted: raise EOFError where some are missing."""
+    if job.rows and rows != job.rows[place.partition]:
+        raise EOFError(
+            f"partition {place.partition} has {rows} rows, {job.rows[place.partition]} were "
+            "counted before: Spark lost part of it and makes it again, or the data change from one "
+            "evaluation to the next; then persist them or write them to files first"
+        )
+
+
+def batches_of(job: TrainingJob, place: TaskPlace, blocks: Iterator[Block] | None) -> Batches:
+    """The partition's minibatches, checked against the model; of None there are none."""
+    master = job.master
+    store = Store(
+        master.batch_memory_bytes, place.scratch, seed=master.rng_seed, fraction=job.fraction
+    )
+    rows = 0
+    for block in blocks or ():
+        check_block(job.model, block)
+        store.add(block.form, block.records)
+        rows += len(block.records)
+    if blocks is not None:
+        need_all_rows(job, place, rows)
+    return Batches.of_store(
+        store.finish(),
+        batch_rows=master.batch_size_per_worker,
+        seed=master.rng_seed,
+        partition=place.partition,
+        first_epoch=job.first_epoch,
+    )
+
+
+class Session:
+    """One task's node and trainer."""
+
+    def __init__(self, job: TrainingJob, place: TaskPlace, batches: Batches) -> None:
+        self._job, self._place = job, place
+        theta = initial_theta(job)
+        self.replica = replica = make_replica(job, theta)
+        inbox = TrainerInbox(job.n_params, job.master.void.window_bytes, theta.decode)
+        self.station, lender = TrainerChannel(inbox), OptimizerLender()
+        self.thread = NodeThread(
+            identity_of(job, place, batches),
+            limits_of(job),
+            open_transport=self._opener(),
+            seal=job.seal(),
+            meeting=Meeting(job.endpoint, job.lobby),
+            station=self.station,
+            copying=Copying(replica.chunk, theta.merge, lender.chunk),
+            message_bytes_max=job.message_bytes_max,
+            chunk_bytes_max=job.master.void.max_chunk_size,
+            clock=SystemClock(),
+        )
+        self.trainer = Trainer(
+            self.station,
+            replica,
+            batches,
+            schedule_of(job, place.partition, place.attempt),
+            keep=self._keep,
+            grant=self._restore,
+            lender=lender,
+        )
+        self.thread.start()
+
+    def _opener(self) -> Any:
+        void = self._job.master.void
+        edges, local_edges = edges_of(self._job.tree)
+        return opener(
+            f"{self._job.job:016x}-{self._place.jvm}",
+            executor_address(void, self._job.endpoint),
+            void.executor_ports(),
+            edges=edges,
+            local_edges=local_edges,
+            scratch=self._place.scratch,
+        )
+
+    def tell_failure(self, error: Exception) -> None:
+        """Say why, and wait until it was heard: the master ends the job for all."""
+        trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
+        self.station.post(ev.TrainerFailed(reason_of(error), trace))
+        until_s = time.monotonic() + HEARD_S
+        while time.monotonic() < until_s and self.thread.is_alive():
+            if self.station.command.order in (Order.FAIL, Order.END):
+                return
+            time.sleep(0.05)
+
+    def _keep(self, replica: Replica) -> ResidualCheckpoint | None:
+        if not self._job.keep:
+            return None
+        return residual_files.keep(replica, self._place.scratch, self._job.network)
+
+    def _restore(self, replica: Replica, paths: tuple[str, ...]) -> None:
+        for path in paths:
+            residual_files.restore(replica, path)
+
+
+def reason_of(error: Exception) -> str:
+    """One line for people; the traceback follows it."""
+    if isinstance(error, SparkstromError):
+        return str(error).splitlines()[0]
+    return f"{type(error).__name__}: {error}"
+
+
+def schedule_of(job: TrainingJob, partition: int = 0, attempt: int = 0) -> Schedule:
+    """How far and how often this worker trains and publishes."""
+    master = job.master
+    return Schedule(
+        job.epochs,
+        None if isinstance(master.publish_every, str) else master.publish_every,
+        master.debug_longer_iterations,
+        show_residual=master.encoding_debug_mode,
+        metric=job.metric,
+        partition=partition,
+        attempt=attempt,
+        minibatches_before=job.minibatches_before if master.horizon == "fit" else None,
+    )
+
+
+def initial_theta(job: TrainingJob) -> Theta:
+    """The parameters and buffers that the fit begins with, where the job brings them."""
+    theta = Theta(job.n_params, job.k, job.layers)
+    if job.initial is not None:
+        theta.values[:], theta.buffers = unpack(job.initial.value, job.n_params, job.k)
+    return theta
+
+
+def make_replica(job: TrainingJob, theta: Theta) -> Replica:
+    """This worker's model, theta and encoder."""
+    master = job.master
+    encoder = Encoder(
+        job.n_params,
+        job.k,
+        algorithm_of(master.threshold),
+        master.residual_post_processor,
+        train_on=master.train_on,
+        aggregation=master.aggregation,
+        workers=job.workers,
+        layer_of=job.model.layer_of,
+        warm_up=master.warm_up,
+        shake_frequency=master.shake_frequency,
+        layers=job.layers,
+    )
+    return Replica(job.model, theta, encoder, local=master.train_on == "local")
+
+
+def identity_of(job: TrainingJob, place: TaskPlace, batches: Batches) -> Identity:
+    """What this process says of itself when it joins."""
+    return Identity(
+        token=secrets.randbits(63),
+        partition=place.partition,
+        attempt=place.attempt,
+        rows=batches.rows,
+        checksum=batches.checksum,
+        batches=batches.per_epoch,
+        host=place.host,
+        executor=f"{place.host}/{place.jvm}",
+        pid=os.getpid(),
+        version=__version__,
+        whole=job.initial is not None,
+    )
+
+
+def limits_of(job: TrainingJob) -> NodeLimits:
+    """The node's deadlines and sizes, from the user's options."""
+    void = job.master.void
+    return NodeLimits(
+        lease_s=void.lease_s,
+        master_silent_s=(3 if job.tree.depth_max == 1 else 6) * void.lease_s,
+        step_s=job.master.step_timeout,
+        window_bytes=void.window_bytes,
+        log_bytes=void.log_bytes,
+        serving=serving_of(job.n_params),
+        publications_max=PUBLICATIONS_MAX if job.master.publish_every == AUTO else None,
+        borrow_s=void.lease_s,
+        **bounds_of(job.master),
+    )
+
+
+class Bounds(TypedDict):
+    """How far workers may be apart; fields of ``NodeLimits``."""
+
+    max_lead: int | None
+    max_staleness: int | None
+    age_of_updates: int
+    steps_each: int
+
+
+def bounds_of(master: SharedTrainingMaster) -> Bounds:
+    """``max_lead`` and ``max_staleness`` in a worker's own steps, of which a publication may hold
+    several.
+    """
+    every = 1 if isinstance(master.publish_every, str) else master.publish_every
+    lead, rounds, age = master.max_lead, master.max_staleness, 0
+    if isinstance(lead, str):
+        lead = every
+    if isinstance(rounds, str):
+        rounds, age = 0, AGE
+    return {
+        "max_lead": lead,
+        "max_staleness": None if rounds is None else rounds * every,
+        "age_of_updates": age,
+        "steps_each": every,
+    }
+
+
+def forget_kept(network: str, rows: Iterable[Any]) -> Iterator[int]:
+    """Remove what workers of a network kept on this executor."""
+    yield residual_files.forget(here().scratch, network)

@@ -1,0 +1,1 @@
+"""Spark ML's estimator and model."""

@@ -1,0 +1,169 @@
+"""The Params of the estimator and its model: Spark ML's shared ones, and ours."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param.shared import (
+    HasFeaturesCol,
+    HasLabelCol,
+    HasPredictionCol,
+    HasProbabilityCol,
+    HasRawPredictionCol,
+    HasSeed,
+    HasValidationIndicatorCol,
+    HasWeightCol,
+)
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import FlatModel
+from sparkstrom.observe.stopping import EarlyStopping
+from sparkstrom.spark.data.columns import Names
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+
+NAMES = ("featuresCol", "labelCol", "predictionCol")  # may name several columns
+
+
+def names(value: Any) -> Any:
+    """A column's name, a list of them, a tuple or dictionary of these; or UsageError."""
+    several = value.values() if isinstance(value, dict) else value
+    parts = list(several) if isinstance(value, tuple | dict) else [value]
+    for part in parts:
+        one = part if isinstance(part, list) else [part]
+        if not (one and parts and all(isinstance(name, str) for name in one)):
+            raise UsageError(
+                f"{value!r}: give a column's name, a list of numeric columns that stand side by "
+                "side, or a tuple or dictionary of these for several arrays"
+            )
+    return value
+
+
+def a_model(value: Any) -> Any:
+    """A FlatModel, or UsageError."""
+    if not isinstance(value, FlatModel):
+        raise UsageError(
+            f"model={value!r}: pass a model of sparkstrom.models, such as DenseNetwork"
+        )
+    return value
+
+
+def a_master(value: Any) -> Any:
+    """A SharedTrainingMaster, or UsageError."""
+    if not isinstance(value, SharedTrainingMaster):
+        raise UsageError(f"master={value!r}: must be a SharedTrainingMaster")
+    return value
+
+
+def a_rule(value: Any) -> Any:
+    """An EarlyStopping or None, or UsageError."""
+    if not isinstance(value, EarlyStopping | None):
+        raise UsageError(f"earlyStopping={value!r}: must be None or EarlyStopping(patience=5)")
+    return value
+
+
+class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
+    """Columns that the model reads and adds; an empty name adds none."""
+
+    featuresCol: Param[Any] = Param(
+        Params._dummy(), "featuresCol", "what the model reads: columns as fit takes them", names
+    )
+    predictionCol: Param[Any] = Param(
+        Params._dummy(), "predictionCol", "prediction column; of several outputs, several", names
+    )
+
+    def setFeaturesCol(self, value: Names) -> Self:
+        """Array, vector or image; a list of numbers; a tuple or dictionary of several."""
+        return self._set(featuresCol=value)
+
+    def setPredictionCol(self, value: str | tuple[str, ...] | dict[str, str]) -> Self:
+        """The class as a double, or the value; several values as an array.
+
+        A tuple or dictionary names an array column for each output of a model of several.
+        """
+        return self._set(predictionCol=value)
+
+    def setProbabilityCol(self, value: str) -> Self:
+        """A vector of a probability per class; not for values."""
+        return self._set(probabilityCol=value)
+
+    def setRawPredictionCol(self, value: str) -> Self:
+        """A vector that ranks rows by each class; not for values."""
+        return self._set(rawPredictionCol=value)
+
+
+class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndicatorCol, HasSeed):
+    """What the estimator is told."""
+
+    labelCol: Param[Any] = Param(
+        Params._dummy(), "labelCol", "what is learnt: columns as fit takes them", names
+    )
+    model: Param[Any] = Param(
+        Params._dummy(), "model", "what is trained: a model of sparkstrom.models", a_model
+    )
+    epochs: Param[int] = Param(
+        Params._dummy(), "epochs", "epochs to train, at least 1", TypeConverters.toInt
+    )
+    batchSize: Param[int] = Param(
+        Params._dummy(), "batchSize", "rows of a minibatch on one worker", TypeConverters.toInt
+    )
+    master: Param[Any] = Param(
+        Params._dummy(), "master", "how workers train and share: SharedTrainingMaster", a_master
+    )
+    earlyStopping: Param[Any] = Param(
+        Params._dummy(), "earlyStopping", "when held-out rows end it: EarlyStopping", a_rule
+    )
+    validationFraction: Param[float] = Param(
+        Params._dummy(), "validationFraction", "share of rows held out", TypeConverters.toFloat
+    )
+    verbose: Param[bool] = Param(
+        Params._dummy(), "verbose", "draw a line of progress", TypeConverters.toBoolean
+    )
+
+    def setLabelCol(self, value: Names) -> Self:
+        """A class index, a value, or an array; a tuple or dictionary of several."""
+        return self._set(labelCol=value)
+
+    def setWeightCol(self, value: str) -> Self:
+        """How much each row counts."""
+        return self._set(weightCol=value)
+
+    def setValidationIndicatorCol(self, value: str) -> Self:
+        """A boolean column: true for rows to hold out."""
+        return self._set(validationIndicatorCol=value)
+
+    def setSeed(self, value: int) -> Self:
+        """Of the placement and order of rows; initial parameters have the model's own."""
+        return self._set(seed=value)
+
+    def setModel(self, value: FlatModel) -> Self:
+        """What is trained; each fit starts with fresh parameters."""
+        return self._set(model=value)
+
+    def setEpochs(self, value: int) -> Self:
+        """How many epochs."""
+        return self._set(epochs=value)
+
+    def setBatchSize(self, value: int) -> Self:
+        """Rows of a minibatch on one worker."""
+        return self._set(batchSize=value)
+
+    def setMaster(self, value: SharedTrainingMaster) -> Self:
+        """Every other option of training."""
+        return self._set(master=value)
+
+    def setEarlyStopping(self, value: EarlyStopping | None) -> Self:
+        """When held-out rows end it; None: after all epochs."""
+        return self._set(earlyStopping=value)
+
+    def setValidationFraction(self, value: float) -> Self:
+        """Share of rows held out, by seed and content."""
+        return self._set(validationFraction=value)
+
+    def setVerbose(self, value: bool) -> Self:
+        """Draw a line of progress."""
+        return self._set(verbose=value)
+
+    def of(self, name: str) -> Any:
+        """A Param's value, or None where it has none or an empty one."""
+        return (self.getOrDefault(name) or None) if self.isDefined(name) else None

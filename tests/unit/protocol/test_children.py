@@ -1,0 +1,399 @@
+"""Family: what each child is fed, from where it goes on, and what it is asked and told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from sparkstrom.codec.messages import Again, Attached, Behind, Committed, MergedRange, State
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.children import AGAIN_FIRST_S, AGAIN_LONGEST_S, STATE_SPACING_S
+from sparkstrom.protocol.common.send_window import HEADER_BYTES, QUEUE_S, weight
+from tests.unit.protocol.parents import CHUNK_BYTES, ONE, fed
+from tests.unit.protocol.spoken import every, only, sent
+
+# -- edges -------------------------------------------------------------------------------------
+
+
+def test_a_child_gets_its_edge_once(parent: Any, make: Any) -> None:
+    order = make.adopt(5, 50)
+    opened = ev.OpenEdge(5, 50, order.local, order.peer)
+    assert parent.family.adopt(order, 0.0) == [opened]
+    assert parent.family.adopt(order, 0.0) == []
+    assert parent.family.adopt(make.adopt(5, 49), 0.0) == []
+    assert parent.leases.holds(5)
+
+
+def test_a_newer_edge_begins_anew(parent: Any, make: Any) -> None:
+    parent.attach()
+    parent.commit(2)
+    assert parent.family.adopt(make.adopt(5, 51), 0.0)
+    child = parent.family.children[5]
+    assert (child.edge, child.answer, child.link.handed) == (51, None, 0)
+    assert fed(parent.attach(1)) == [2]
+
+
+def test_a_child_is_disowned_by_its_edge_or_a_newer_one(parent: Any) -> None:
+    parent.child(5, 50)
+    assert parent.family.disown(5, 49) == []
+    assert parent.family.disown(5, 50) == [ev.CloseEdge(5)]
+    assert parent.family.disown(5) == []
+    assert not parent.leases.holds(5)
+
+
+# -- attaching ---------------------------------------------------------------------------------
+
+
+def test_whoever_the_log_reaches_follows(parent: Any) -> None:
+    parent.commit(3)
+    effects = parent.attach(1)
+    assert sent(effects, Attached) == [Attached(base=1, snapshot=False, last=[])]
+    assert fed(effects) == [2, 3]
+    assert fed(parent.commit()) == [4]
+
+
+def test_whoever_has_no_replica_takes_a_snapshot(parent: Any) -> None:
+    parent.commit(3)
+    parent.history.applied = 2
+    effects = parent.attach(0, whole=False)
+    assert sent(effects, Attached) == [Attached(base=2, snapshot=True, last=[(9, 2)])]
+    assert fed(effects) == [3]
+
+
+def test_whoever_the_log_does_not_reach_takes_a_snapshot(parent_with: Any) -> None:
+    parent = parent_with(log_bytes=2 * ONE)
+    parent.commit(5)
+    assert [a.snapshot for a in sent(parent.attach(2, node=5), Attached)] == [True]
+    assert [a.snapshot for a in sent(parent.attach(3, node=6), Attached)] == [False]
+
+
+def test_whoever_holds_chunks_goes_on_with_them_where_the_log_reaches(parent_with: Any) -> None:
+    parent = parent_with(log_bytes=2 * ONE)
+    parent.commit(5)
+    answers = sent(parent.attach(4, whole=False, catching=True), Attached)
+    assert answers == [Attached(base=4, snapshot=False, last=[])]
+    answers = sent(parent.attach(1, node=6, whole=False, catching=True), Attached)
+    assert [a.snapshot for a in answers] == [True]
+
+
+def test_whoever_is_ahead_of_its_parent_waits_for_it(parent: Any) -> None:
+    parent.commit(2)
+    effects = parent.attach(4)
+    assert sent(effects, Attached) == [Attached(base=4, snapshot=False, last=[])]
+    assert fed(parent.commit(2)) == []
+    assert fed(parent.commit()) == [5]
+
+
+def test_without_a_replica_there_is_nothing_to_copy(parent: Any) -> None:
+    parent.commit(3)
+    parent.history.whole = False
+    assert parent.attach(0, whole=False) == []
+    assert parent.child().answer is None
+    assert fed(parent.commit()) == []
+    assert fed(parent.attach(2, node=6), 6) == [3, 4]  # who needs no copy follows all the same
+    parent.history.whole = True
+    assert [a.base for a in sent(parent.attach(0, whole=False), Attached)] == [4]
+
+
+def test_the_same_words_get_the_same_answer(parent: Any) -> None:
+    """It may have got the first answer, and must not be set back to another base."""
+    first = sent(parent.attach(0, whole=False), Attached)
+    parent.commit(2)
+    again = parent.attach(0, whole=False)
+    assert sent(again, Attached) == first
+    assert fed(again) == []
+
+
+# -- feeding -----------------------------------------------------------------------------------
+
+
+def test_nobody_is_fed_before_it_has_said_what_it_holds(parent: Any) -> None:
+    parent.child()
+    assert parent.commit(2) == []
+
+
+def test_the_number_alone_goes_to_its_origin_under_all_its_ids(parent: Any, make: Any) -> None:
+    parent.attach(0, 3, 5)
+    parent.attach(0, node=6)
+    effects = parent.append(make.committed(1, 3), make.committed(2, 5), make.committed(3, 6))
+    assert [len(c.payload) for c in sent(effects, Committed, 5)] == [0, 0, 4]
+    assert [len(c.payload) for c in sent(effects, Committed, 6)] == [4, 4, 0]
+    number = sent(effects, Committed, 5)[0]
+    assert (number.commit, number.origin, number.seq, number.form) == (1, 3, 1, 0)
+
+
+def test_a_slow_child_holds_up_nobody_else(parent_with: Any) -> None:
+    parent = parent_with(window_bytes=2 * ONE, n_params=1)
+    parent.attach(node=5)
+    parent.attach(node=6)
+    parent.commit(2)
+    parent.report(2, node=6)
+    effects = parent.commit(1)
+    assert (fed(effects, 5), fed(effects, 6)) == ([], [3])
+    assert fed(parent.report(1, node=5, taken=ONE)) == [3]
+
+
+def test_nothing_goes_twice_however_late_the_acknowledgements_are(parent: Any, make: Any) -> None:
+    """A link that takes a minute: time alone says nothing."""
+    parent.attach()
+    assert fed(parent.commit(2)) == [1, 2]
+    parent.asks(0)
+    for _ in range(600):
+        parent.now_s += 0.1
+        effects = parent.family.tick(make.state(), parent.now_s)
+        assert [type(e.message) for e in every(effects, ev.Send)] in ([], [State])
+        assert every(effects, ev.SendChunk) == []
+    assert fed(parent.report(2)) == []
+    assert fed(parent.commit()) == [3]
+
+
+def test_after_a_gap_that_the_child_names_all_that_follows_goes_again(parent: Any) -> None:
+    parent.attach()
+    parent.commit(4)
+    assert fed(parent.family.on_ask_after(parent.child(), 2, 0.0)) == [3, 4]
+
+
+def test_one_message_of_any_size_goes_on_an_empty_link(parent_with: Any, make: Any) -> None:
+    parent = parent_with(window_bytes=10)
+    parent.attach()
+    assert fed(parent.append(make.committed(1, payload=b"x" * 10**5))) == [1]
+    assert fed(parent.append(make.committed(2, payload=b"x" * 10**5))) == []
+    assert fed(parent.report(1)) == [2]
+
+
+# -- sums of many ------------------------------------------------------------------------------
+
+
+def late(parent: Any, backlog: int, *own: int) -> list[ev.Effect]:
+    """A child whose link is full, a backlog, and then the link is free."""
+    parent.attach(0, *own)
+    parent.commit()
+    assert parent.commit(backlog) == []
+    return list(parent.report(1))
+
+
+def test_a_sum_goes_where_more_waits_than_the_link_takes(parent_with: Any) -> None:
+    merged = only(late(parent_with(window_bytes=ONE), 3), ev.SendMerged)
+    assert (merged.to, merged.after, merged.commit, merged.last) == (5, 1, 4, [(9, 4)])
+    assert [entry.commit for entry in merged.entries] == [2, 3, 4]
+    assert merged.count == 12
+
+
+def test_commits_that_the_link_takes_soon_go_one_by_one(parent_with: Any) -> None:
+    """A sum would take less, but each of them is here sooner."""
+    parent = parent_with(window_bytes=3 * ONE)
+    parent.commit(3)
+    assert fed(parent.attach()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("lighter", [True, False])
+def test_a_sum_goes_only_where_it_weighs_less(parent_with: Any, make: Any, lighter: bool) -> None:
+    """In entries of four bits a commit holds more than a sum in as many bytes."""
+    parent = parent_with(window_bytes=ONE)
+    parent.attach()
+    parent.commit()
+    count = 10 if lighter else 1000  # in 100 bytes
+    for commit in (2, 3):
+        entry = make.committed(commit, payload=b"x" * 100)
+        parent.append(msgspec.structs.replace(entry, count=count))
+    effects = parent.report(1)
+    assert bool(every(effects, ev.SendMerged)) == lighter
+    assert fed(effects) == ([] if lighter else [2])
+
+
+def test_what_a_child_has_made_itself_weighs_next_to_nothing_singly(parent_with: Any) -> None:
+    """It gets the numbers alone; as a part of a sum they would weigh as much as the others'."""
+    own = [9]
+    effects = late(parent_with(window_bytes=ONE), 2, *own)
+    assert every(effects, ev.SendMerged)  # two numbers weigh more than a few entries
+    parent = parent_with(window_bytes=ONE)
+    parent.attach(0, *own)
+    parent.commit()
+    for commit in (2, 3):
+        entry = parent.make.committed(commit, payload=b"x" * 100)
+        parent.append(msgspec.structs.replace(entry, count=30))
+    assert fed(parent.report(1)) == [2]
+
+
+def test_a_sum_weighs_what_the_child_will_count(parent_with: Any) -> None:
+    """Or its acknowledgements would say nothing of what is under way."""
+    parent = parent_with(window_bytes=ONE)
+    effects = late(parent, 5)
+    sum_ = only(effects, ev.SendMerged)
+    merged = MergedRange(
+        after=sum_.after, commit=sum_.commit, last=sum_.last, count=sum_.count, payload=b""
+    )
+    assert parent.child().link.under_way == weight(merged, CHUNK_BYTES)
+
+
+def test_a_sum_waits_for_an_empty_link_where_it_is_larger_than_the_window(parent_with: Any) -> None:
+    parent = parent_with(window_bytes=2 * ONE)
+    parent.attach()
+    parent.commit(2)
+    assert parent.commit(60) == []
+    assert parent.report(1, taken=ONE) == []
+    assert only(parent.report(2), ev.SendMerged).commit == 62
+
+
+def test_after_a_sum_the_next_go_singly(parent_with: Any) -> None:
+    parent = parent_with(window_bytes=ONE)
+    late(parent, 5)
+    parent.report(6)
+    assert fed(parent.commit()) == [7]
+
+
+def test_a_sum_says_how_far_each_origin_is_in_it(parent_with: Any, make: Any) -> None:
+    parent = parent_with(window_bytes=1)
+    parent.append(make.merged(0, 4, [(7, 2), (8, 3)]))
+    parent.append(make.committed(5, 8, seq=4), make.committed(6, 9, seq=1))
+    merged = only(parent.attach(), ev.SendMerged)
+    assert (merged.after, merged.commit) == (0, 6)
+    assert dict(merged.last) == {7: 2, 8: 4, 9: 1}
+
+
+def test_what_came_as_a_sum_goes_on_as_one_to_whoever_is_where_it_begins(
+    parent: Any, make: Any
+) -> None:
+    parent.commit(2)
+    parent.attach(2, node=5)
+    parent.attach(1, node=6)
+    parent.report(2, node=5)
+    merged = make.merged(2, 6)
+    effects = parent.append(merged)
+    assert sent(effects, MergedRange, 5) == [merged]
+    assert sent(effects, MergedRange, 6) == [merged]  # after the second commit
+
+
+def test_whoever_is_inside_of_a_sum_takes_a_snapshot(parent: Any, make: Any) -> None:
+    parent.append(make.merged(0, 6))
+    (answer,) = sent(parent.attach(3), Attached)
+    assert (answer.snapshot, answer.base) == (True, 6)
+
+
+def test_whoever_holds_chunks_gets_a_sum_like_anybody(parent: Any, make: Any) -> None:
+    """It asks again for the chunks that have half of it."""
+    parent.commit(2)
+    parent.append(make.merged(2, 6))
+    effects = parent.attach(1, whole=False, catching=True)
+    assert fed(effects) == [2]
+    assert [merged.commit for merged in sent(effects, MergedRange)] == [6]
+    assert sent(effects, Behind) == []
+
+
+# -- falling behind ----------------------------------------------------------------------------
+
+
+def test_whoever_the_log_leaves_behind_takes_a_snapshot(parent_with: Any) -> None:
+    parent = parent_with(log_bytes=2 * ONE, window_bytes=2 * ONE)
+    parent.attach()
+    parent.commit(2)
+    effects = parent.commit(4)
+    assert sent(effects, Behind) == [Behind(6, [(9, 6)])]
+    assert fed(effects) == []
+    parent.report(2)
+    assert fed(parent.commit()) == [7]
+
+
+def test_who_is_behind_itself_promises_no_snapshot(parent_with: Any) -> None:
+    parent = parent_with(log_bytes=2 * ONE, window_bytes=2 * ONE)
+    parent.attach()
+    parent.commit(2)
+    parent.history.whole = False
+    assert parent.commit(4) == []
+    assert parent.report(2) == []
+    parent.history.whole = True
+    assert sent(parent.family.feed_all(0.0), Behind) == [Behind(6, [(9, 6)])]
+
+
+# -- asking and telling ------------------------------------------------------------------------
+
+
+def test_an_origin_is_asked_for_again_each_time_later(parent: Any) -> None:
+    """What is under way comes with the same gap, and through slow links for long."""
+    child, now_s, waits = parent.child(), 0.0, []
+    assert parent.family.again(child, 7, 3, now_s) == [ev.Send(5, Again(7))]
+    for _ in range(9):
+        before_s = now_s
+        while not parent.family.again(child, 7, 3, now_s):
+            now_s += AGAIN_FIRST_S / 4
+        waits.append(now_s - before_s)
+    assert waits[:3] == [AGAIN_FIRST_S, 2 * AGAIN_FIRST_S, 4 * AGAIN_FIRST_S]
+    assert waits[-1] == AGAIN_LONGEST_S
+
+
+def test_an_origin_that_answered_is_asked_at_once_after_the_next_gap(parent: Any) -> None:
+    child = parent.child()
+    parent.family.again(child, 7, 3, 1.0)
+    assert parent.family.again(child, 7, 3, 1.0 + AGAIN_FIRST_S / 2) == []
+    assert parent.family.again(child, 8, 3, 1.0) == [ev.Send(5, Again(8))]
+    assert parent.family.again(child, 7, 4, 1.0 + AGAIN_FIRST_S / 2) == [ev.Send(5, Again(7))]
+
+
+def test_the_state_says_what_was_sent_and_what_came(parent: Any, make: Any) -> None:
+    """Bytes of what is not whole yet, too; and what has gone on from here."""
+    parent.attach()
+    child = parent.child()
+    parent.commit(2)
+    assert parent.family.on_update(child, make.update(5, 1, b"12345")) == HEADER_BYTES + 5
+    child.passed = 3
+    (state,) = sent(parent.family.tick(make.state(), 1.0), State)
+    assert (state.sent, state.taken, state.passed) == (2, HEADER_BYTES + 5, 3)
+    parent.family.arriving(child, 1000)
+    (state,) = sent(parent.family.tick(make.state(), 2.0), State)
+    assert (state.taken, state.passed) == (HEADER_BYTES + 1005, 3)
+    parent.family.on_update(child, make.update(5, 2, b"12345"))
+    (state,) = sent(parent.family.tick(make.state(), 3.0), State)
+    assert state.taken == 2 * (HEADER_BYTES + 5)
+
+
+def test_the_state_says_how_long_updates_wait(parent_with: Any, make: Any) -> None:
+    """For the slowest link, by its rate and what it has to carry; or for one further up."""
+    parent = parent_with(window_bytes=2 * ONE)
+    parent.attach()
+
+    def tells(state: State, now_s: float) -> int:
+        parent.child().state_due = True
+        return sent(parent.family.tick(state, now_s), State, 5)[0].wait_ms
+
+    parent.commit(2)
+    assert tells(make.state(), 1.0) == 0, "its rate is not known"
+    parent.now_s = 2.0
+    parent.report(2)
+    assert (parent.child().link.rate, tells(make.state(), 2.0)) == (ONE, 0)
+    for _ in range(5):
+        parent.commit()
+    parent.child(6)  # it has not attached: nothing waits for it
+    assert tells(make.state(), 3.0) == 5000 - 1000 * QUEUE_S
+    assert tells(make.state(wait_ms=9000), 4.0) == 9000
+
+
+def test_the_state_goes_to_each_with_what_was_heard_of_it(parent: Any, make: Any) -> None:
+    parent.attach(node=5)
+    parent.attach(node=6)
+    parent.report(0, node=5, stamp=7)
+    effects = parent.family.tick(make.state(), 1.0)
+    assert [s.heard for s in sent(effects, State, 5)] == [7]
+    assert [s.heard for s in sent(effects, State, 6)] == [0]
+    assert parent.family.tick(make.state(), 2.0) == []
+
+
+def test_a_report_is_answered_with_the_state_but_not_too_often(parent: Any, make: Any) -> None:
+    parent.attach()
+    parent.family.tick(make.state(), 1.0)
+    parent.report(0, stamp=3)
+    parent.report(0, stamp=2)  # it was overtaken
+    assert parent.family.tick(make.state(), 1.0 + STATE_SPACING_S / 2) == []
+    assert parent.family.is_brief, "who waits for frames has to look again before it is due"
+    effects = parent.family.tick(make.state(), 1.0 + STATE_SPACING_S)
+    assert not parent.family.is_brief
+    assert [s.heard for s in sent(effects, State)] == [3]
+
+
+def test_a_new_state_goes_to_all(parent: Any, make: Any) -> None:
+    parent.child(5)
+    parent.child(6)
+    parent.family.tick(make.state(), 1.0)
+    parent.family.tell_all()
+    assert [e.to for e in every(parent.family.tick(make.state(), 2.0), ev.Send)] == [5, 6]

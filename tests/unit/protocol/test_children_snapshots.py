@@ -1,0 +1,193 @@
+"""Family: chunks of a snapshot as the link takes them, and what all children cost together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.codec.messages import Behind, Committed, MergedRange
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.send_window import HEADER_BYTES
+from tests.unit.protocol.parents import CHUNK_BYTES, ONE, Parent, fed
+from tests.unit.protocol.spoken import every, only, sent
+
+CHUNK = HEADER_BYTES + CHUNK_BYTES
+
+
+def chunks(effects: list[ev.Effect], node: int = 5) -> list[int]:
+    return [chunk.index for chunk in every(effects, ev.SendChunk) if chunk.to == node]
+
+
+# -- chunks ------------------------------------------------------------------------------------
+
+
+def test_chunks_go_as_the_link_takes_them_and_each_once(parent_with: Any) -> None:
+    parent = parent_with(window_bytes=5 * CHUNK // 2)
+    parent.attach(whole=False)
+    effects = [parent.asks(index) for index in range(4)] + [parent.asks(3)]
+    assert [chunks(one) for one in effects] == [[0], [1], [], [], []]
+    assert chunks(parent.report(0, taken=CHUNK)) == [2]
+    assert chunks(parent.report(0, taken=3 * CHUNK)) == [3]
+    assert chunks(parent.report(0)) == []
+
+
+def test_a_chunk_comes_after_every_commit_that_may_be_in_it(parent_with: Any) -> None:
+    parent = parent_with(window_bytes=CHUNK)
+    parent.attach(whole=False)
+    parent.asks(0)
+    parent.commit(3)
+    parent.asks(1)
+    effects = parent.report(0)
+    kinds = [type(getattr(effect, "message", effect)) for effect in effects]
+    assert kinds == [*[Committed] * 3, ev.SendChunk]
+
+
+def test_what_is_applied_goes_as_a_sum_before_a_chunk_and_the_rest_singly(
+    parent_with: Any, make: Any
+) -> None:
+    """A chunk may be of what is applied or of anything later, but not of half a sum."""
+    parent = parent_with(window_bytes=ONE)
+    parent.attach(whole=False)
+    parent.asks(0)
+    parent.commit(5)
+    for commit in (6, 7, 8):
+        parent.history.append(make.committed(commit))
+    parent.asks(1)
+    effects = parent.report(0)
+    assert (only(effects, ev.SendMerged).after, only(effects, ev.SendMerged).commit) == (0, 5)
+    assert fed(effects) == [6, 7, 8]
+    assert isinstance(effects[-1], ev.SendChunk)
+
+
+def test_as_many_chunks_go_as_weigh_what_went_before_them(parent_with: Any, make: Any) -> None:
+    """A link on which commits come as fast as it takes them brings chunks all the same."""
+    parent = parent_with(window_bytes=CHUNK)
+    parent.attach(whole=False)
+    parent.asks(0)
+    for index in range(1, 9):
+        parent.asks(index)
+    parent.append(make.committed(1, payload=b"x" * 3 * CHUNK))
+    effects = parent.report(0)
+    assert fed(effects) == [1]
+    assert chunks(effects) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("applied", [5, 6])
+def test_no_chunk_of_a_replica_that_has_not_applied_what_came_as_a_sum(
+    parent: Any, make: Any, applied: int
+) -> None:
+    parent.attach(whole=False)
+    parent.history.append(make.merged(0, 6))
+    parent.history.applied = applied
+    effects = parent.asks(0)
+    assert len(sent(effects, MergedRange)) == 1
+    assert chunks(effects) == ([0] if applied == 6 else [])
+
+
+def test_no_chunk_from_inside_of_a_sum_that_the_child_was_sent(parent_with: Any, make: Any) -> None:
+    """Half of the sum would be in it, and it would be asked for again."""
+    parent = parent_with(window_bytes=ONE)
+    parent.attach(whole=False)
+    parent.commit()
+    for commit in range(2, 8):
+        parent.history.append(make.committed(commit))
+    parent.history.applied = 4
+    assert only(parent.report(1), ev.SendMerged).commit == 7
+    assert chunks(parent.asks(0) + parent.report(7)) == []
+    parent.history.applied = 7
+    assert chunks(parent.family.feed_all(0.0)) == [0]
+
+
+def test_no_chunk_of_a_replica_that_is_being_replaced(parent: Any) -> None:
+    parent.attach(whole=False)
+    parent.history.whole = False
+    assert parent.asks(0) == []
+    parent.history.whole = True
+    assert chunks(parent.family.feed_all(0.0)) == [0]
+
+
+def test_another_snapshot_is_asked_for_anew(parent_with: Any) -> None:
+    """The chunks that were wanted before are not of it."""
+    parent = parent_with(window_bytes=CHUNK, log_bytes=2 * ONE)
+    parent.attach(whole=False)
+    for index in range(3):
+        parent.asks(index)
+    assert [behind.base for behind in sent(parent.commit(4), Behind)] == [4]
+    assert chunks(parent.report(0)) == []
+    assert chunks(parent.asks(2)) == [2]
+
+
+# -- all of them -------------------------------------------------------------------------------
+
+CHILDREN = 1000
+
+
+def crowd(parent: Parent) -> Parent:
+    for node in range(CHILDREN):
+        parent.attach(node=node)
+    return parent
+
+
+def under_way(parent: Parent) -> int:
+    return sum(child.link.under_way for child in parent.family.children.values())
+
+
+def test_a_thousand_children_cost_no_more_than_was_said(parent_with: Any) -> None:
+    parent = crowd(parent_with(total_bytes=40 * ONE))
+    for round_ in range(10):
+        parent.commit(3)
+        assert 39 * ONE <= under_way(parent) <= 40 * ONE
+        parent.asks(0, node=round_)
+        parent.report(0, node=next(c.node for c in parent.family.children.values() if c.sent))
+        assert 39 * ONE <= under_way(parent) <= 40 * ONE
+
+
+def test_everybody_gets_a_turn(parent_with: Any) -> None:
+    """Although there is always more for those who come first."""
+    parent = crowd(parent_with(total_bytes=40 * ONE, n_params=1))
+    way = [send.to for send in every(parent.commit(40), ev.Send)]
+    served = set(way)
+    for _ in range(2 * CHILDREN):
+        node = way.pop(0)
+        effects = parent.report(0, node=node) + parent.commit()
+        way += [effect.to for effect in every(effects, ev.Send)]
+        way += [effect.to for effect in every(effects, ev.SendMerged)]
+        served |= set(way)
+        assert under_way(parent) <= 40 * ONE
+    assert len(served) == CHILDREN
+
+
+def test_a_message_that_needs_all_the_room_gets_it_in_its_turn(parent_with: Any, make: Any) -> None:
+    """Small ones would fill whatever gets free, and it would wait for ever."""
+    parent = parent_with(total_bytes=10 * ONE)
+    big = make.committed(1, payload=b"x" * 20 * ONE)
+    parent.append(big)
+    for node in (5, 6, 7):
+        parent.attach(1, node=node)
+    parent.commit()
+    parent.attach(0, node=8)
+    got = False
+    for _ in range(40):
+        for node in (5, 6, 7):
+            effects = parent.commit() + parent.report(0, node=node)
+            got = got or bool([send for send in every(effects, ev.Send) if send.message == big])
+    assert got
+
+
+def test_what_is_under_way_to_a_child_that_left_takes_no_room(parent_with: Any) -> None:
+    parent = parent_with(total_bytes=2 * ONE)
+    parent.attach(node=5)
+    parent.attach(node=6)
+    assert fed(parent.commit(2), 5) == [1, 2]
+    assert fed(parent.family.feed_all(0.0), 6) == []
+    parent.family.disown(5)
+    assert fed(parent.family.feed_all(0.0), 6) == [1, 2]
+
+
+def test_an_acknowledgement_lets_those_go_on_who_wait_for_memory(parent_with: Any) -> None:
+    parent = parent_with(total_bytes=2 * ONE)
+    parent.attach(node=5)
+    parent.attach(node=6)
+    parent.commit(2)
+    assert fed(parent.report(2, node=5), 6) == [1, 2]

@@ -1,0 +1,131 @@
+"""Log and History: what is kept, and who can go on from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.protocol.common.history import History, Log, before, cost, last_of
+from sparkstrom.protocol.common.send_window import HEADER_BYTES
+
+ONE = HEADER_BYTES + 4  # what a commit of these tests costs
+PLENTY = 10**6
+
+
+def filled(make: Any, count: int, bytes_max: int = PLENTY) -> Log:
+    log = Log(bytes_max)
+    for commit in range(1, count + 1):
+        log.append(make.committed(commit))
+    return log
+
+
+def commits(entries: Any) -> list[int]:
+    return [entry.commit for entry in entries]
+
+
+# -- the log -----------------------------------------------------------------------------------
+
+
+def test_the_oldest_commits_leave_a_full_log(make: Any) -> None:
+    log = filled(make, 5, 3 * ONE)
+    assert (log.base, log.head, log.bytes) == (2, 5, 3 * ONE)
+    assert [log.reaches(commit) for commit in (1, 2, 5)] == [False, True, True]
+    assert commits(log.after(3)) == [4, 5]
+    assert log.next(3).commit == 4
+
+
+def test_a_log_takes_one_commit_of_any_size(make: Any) -> None:
+    log = Log(1)
+    log.append(make.committed(1, payload=b"x" * 100))
+    assert (log.base, log.head) == (0, 1)
+    log.append(make.committed(2))
+    assert (log.base, log.head, log.bytes) == (1, 2, cost(make.committed(2)))
+
+
+@pytest.mark.parametrize("entry", [("committed", 4), ("merged", 3, 5), ("merged", 1, 4)])
+def test_a_log_has_no_gaps(make: Any, entry: tuple[Any, ...]) -> None:
+    kind, *numbers = entry
+    with pytest.raises(AssertionError, match="no gaps"):
+        filled(make, 2).append(getattr(make, kind)(*numbers))
+
+
+def test_it_is_known_what_is_missing_costs(make: Any) -> None:
+    log = filled(make, 5, 3 * ONE)
+    assert [log.bytes_after(commit) for commit in (2, 3, 5, 9)] == [3 * ONE, 2 * ONE, 0, 0]
+
+
+def test_nobody_is_served_from_inside_of_a_sum(make: Any) -> None:
+    log = filled(make, 2)
+    log.append(make.merged(2, 5))
+    log.append(make.committed(6))
+    assert [log.reaches(commit) for commit in range(7)] == [True] * 3 + [False] * 2 + [True] * 2
+    assert commits(log.after(1)) == [2, 5, 6]
+    assert before(log.next(2)) == 2
+
+
+def test_a_sum_leaves_a_full_log_as_a_whole(make: Any) -> None:
+    log = Log(2 * ONE)
+    for entry in (make.merged(0, 5), make.committed(6), make.committed(7)):
+        log.append(entry)
+    assert (log.base, log.head, log.bytes) == (5, 7, 2 * ONE)
+    assert not log.reaches(0)
+
+
+# -- history -----------------------------------------------------------------------------------
+
+
+def history(make: Any, *keys: tuple[int, int]) -> History:
+    """These (origin, seq) were committed, from commit 1."""
+    made = History(Log(PLENTY))
+    for commit, (origin, seq) in enumerate(keys, 1):
+        made.append(make.committed(commit, origin, seq=seq))
+    return made
+
+
+def test_how_far_every_origin_was_at_any_commit_that_the_log_holds(make: Any) -> None:
+    made = history(make, (1, 1), (2, 1), (1, 2), (1, 3))
+    tables = [dict(made.last_at(base)) for base in range(5)]
+    assert tables == [{1: 0, 2: 0}, {1: 1, 2: 0}, {1: 1, 2: 1}, {1: 2, 2: 1}, {1: 3, 2: 1}]
+
+
+def test_a_sums_table_counts_and_one_from_before_it_does_not_go_beyond(make: Any) -> None:
+    made = history(make, (1, 1), (2, 1))
+    made.append(make.merged(2, 6, [(1, 4), (3, 1)]))
+    made.append(make.committed(7, 1, seq=5))
+    assert dict(made.last_at(7)) == {1: 5, 2: 1, 3: 1}
+    assert dict(made.last_at(6)) == {1: 4, 2: 1, 3: 1}
+    with pytest.raises(AssertionError, match="before a sum"):
+        made.last_at(2)
+
+
+def test_a_copy_goes_on_from_what_is_applied_and_still_held_singly(make: Any) -> None:
+    made = history(make, (1, 1), (1, 2))
+    assert made.base == 0
+    made.applied = 1
+    assert made.base == 1
+    made.append(make.merged(2, 6))
+    assert made.base == 6
+    made.applied = 7
+    assert made.base == 7
+    made.log.base = 9
+    assert made.base == 9
+
+
+def test_after_a_snapshot_the_past_is_another(make: Any) -> None:
+    made = history(make, (1, 1), (1, 2))
+    made.whole = True
+    made.begin_at(9, [(1, 5), (2, 4)])
+    assert (made.log.base, made.log.head, made.base, made.applied) == (9, 9, 9, 9)
+    assert made.log.bytes_max == PLENTY
+    assert not made.whole
+    assert made.last_at(9) == [(1, 5), (2, 4)]
+
+
+def test_the_newest_seqs_among_some_commits(make: Any) -> None:
+    entries = [
+        make.committed(1, 1, seq=1),
+        make.merged(1, 5, [(1, 3), (2, 2)]),
+        make.committed(6, 2, seq=3),
+    ]
+    assert dict(last_of(entries)) == {1: 3, 2: 3}

@@ -1,0 +1,245 @@
+"""Borrowing: the updater's state of another worker, from whoever has one, and not for ever."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from sparkstrom.codec.copies import Copy, number_of
+from sparkstrom.codec.messages import Activity, AskUpdater, UpdaterChunk
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.worker.heartbeats import put_own_status
+from sparkstrom.protocol.worker.optimizer_transfer import (
+    ASKED_AT_ONCE,
+    RETRY_FIRST_S,
+    OptimizerTransfer,
+    can_lend,
+)
+from tests.unit.protocol.spoken import answers, only, sent
+
+
+def chunk(index: int = 0, content: bytes = b"0", asker: int = 1) -> UpdaterChunk:
+    """A byte of a copy."""
+    return Copy.of(content, 1).chunk(AskUpdater(asker, number_of(content), index))
+
+
+def late(node: Any, make: Any) -> Any:
+    """Its first replica is there, and the others are training."""
+    node.joined()
+    node.hear(make.state(slowest=3))
+    node.hear(make.chunk(0))
+    node.step(ev.Paused(1))
+    node.tick()
+    node.step(ev.Installed())
+    return node
+
+
+# -- one copy ----------------------------------------------------------------------------------
+
+
+def test_it_is_whole_with_all_chunks_of_one_copy() -> None:
+    loan = OptimizerTransfer(10.0, 10.0)
+    assert loan.wanted(0.0) == [0]
+    for index in (2, 0):
+        loan.take(chunk(index, b"012"), 0.0)
+        assert loan.whole is None
+    assert loan.wanted(0.0) == [1]
+    loan.take(chunk(1, b"012"), 0.0)
+    assert loan.whole == b"012"
+
+
+def test_a_chunk_of_another_copy_begins_anew() -> None:
+    loan = OptimizerTransfer(10.0, 10.0)
+    loan.take(chunk(0, b"ab"), 0.0)
+    loan.take(chunk(1, b"cd"), 0.0)
+    assert loan.whole is None
+    assert loan.wanted(0.0) == [0]
+
+
+def test_chunks_that_do_not_make_the_copy_that_they_name_begin_anew() -> None:
+    loan = OptimizerTransfer(10.0, 10.0)
+    loan.take(chunk(0, b"ab"), 0.0)
+    loan.take(msgspec.structs.replace(chunk(1, b"ab"), payload=b"d"), 0.0)
+    assert loan.whole is None
+    assert (loan.copy, loan.wanted(0.0)) == (0, [0])
+    for index in (0, 1):
+        loan.take(chunk(index, b"ab"), 0.0)
+    assert loan.whole == b"ab"
+
+
+def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> None:
+    loan = OptimizerTransfer(10.0, 10.0)
+    loan.take(chunk(0, b"012345678"), 0.0)
+    some = list(range(1, 1 + ASKED_AT_ONCE))
+    asked = [now_s for now_s in range(40) if loan.wanted(float(now_s)) == some]
+    assert asked == [0, 3, 8, 17, 34]  # just after 2, 4, 8 and 16 s
+    assert RETRY_FIRST_S == 2.0
+
+
+def test_chunks_are_not_asked_for_again_while_others_come() -> None:
+    """A slow link has them one after the other."""
+    loan = OptimizerTransfer(60.0, 60.0)
+    loan.take(chunk(0, b"01234"), 0.0)
+    assert loan.wanted(0.0) == [1, 2, 3, 4]
+    for index in (1, 2, 3):
+        loan.take(chunk(index, b"01234"), 1.9 * index)
+        assert loan.wanted(1.9 * index + 1.8) == []
+    assert loan.wanted(9.4) == []  # it takes 1.9 s for one, and has as long again
+    assert loan.wanted(9.6) == [4]
+
+
+def test_patience_with_a_chunk_follows_what_the_last_one_took() -> None:
+    """Also the first, of whatever copy there is: a link further up may be slow, unseen here."""
+    loan = OptimizerTransfer(60.0, 60.0)
+    assert loan.wanted(0.0) == [0]
+    loan.take(chunk(0, b"01234"), 1.9)
+    assert loan.wanted(1.9) == [1, 2, 3, 4]
+    assert loan.wanted(5.6) == []
+    assert loan.wanted(5.8) == [1, 2, 3, 4]
+
+
+def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
+    node_with: Any, make: Any
+) -> None:
+    node = late(node_with(borrow_s=60.0), make)
+    asks: list[Any] = []
+    for size in range(1, 20):
+        node.step(ev.Arriving(node.parent, 10_000 * size))
+        asks += sent(node.tick(0.5), AskUpdater)
+    assert [ask.index for ask in asks] == [0]
+
+
+def test_each_chunk_that_comes_extends_the_deadline() -> None:
+    """Through a slow link the whole state may take long."""
+    loan = OptimizerTransfer(10.0, 10.0)
+    loan.take(chunk(0, b"012345678"), 8.0)
+    assert loan.until_s == 18.0
+    loan.take(chunk(0, b"012345678"), 9.0)  # again: no progress
+    assert loan.until_s == 18.0
+    loan.take(chunk(1, b"012345678"), 17.0)
+    assert loan.until_s == 27.0
+
+
+# -- who wants it ------------------------------------------------------------------------------
+
+
+def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -> None:
+    node = late(node_with(borrow_s=5.0), make)
+    assert (node.order, node.machine.command.reason[:11]) == (Order.WAIT, "the updater")
+    assert not can_lend(node.machine.standing)
+    assert sent(node.tick(), AskUpdater) == [AskUpdater(1, 0, 0)]
+    effects = node.hear(chunk())
+    assert only(effects, ev.InstallUpdater).payload == b"0"
+    assert node.order is Order.TRAIN
+
+
+def test_nobody_waits_for_it_beyond_a_deadline(node_with: Any, make: Any) -> None:
+    node = late(node_with(borrow_s=5.0), make)
+    node.tick(4.9)
+    assert node.order is Order.WAIT
+    assert only(node.tick(0.2), ev.InstallUpdater).payload is None
+    assert node.order is Order.TRAIN
+
+
+def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
+    node_with: Any, make: Any
+) -> None:
+    """It is on its way to the trainer, whose own state is a fresh one until it has it."""
+    borrower = late(node_with(borrow_s=5.0), make)
+    assert only(borrower.hear(chunk()), ev.InstallUpdater).payload == b"0"
+    assert not can_lend(borrower.machine.standing)
+    borrower.step(ev.Busy(Activity.STEPPING))
+    borrower.step(ev.Progressed(0, 1, 4))
+    assert can_lend(borrower.machine.standing)
+
+
+def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make: Any) -> None:
+    borrower = late(node_with(borrow_s=5.0), make)
+    borrower.hear(chunk())
+    fresh = late(node_with(borrow_s=5.0), make)
+    fresh.tick(5.1)
+    for node, lends in ((borrower, True), (fresh, False)):
+        node.step(ev.Busy(Activity.STEPPING))
+        node.step(ev.Progressed(0, 1, 4))
+        me = node.machine.standing
+        put_own_status(me, 10.0)
+        assert me.status.lends == lends
+        ask = AskUpdater(5, 0, 0)
+        assert node.told(ask) == ([ev.SendUpdater(0, ask)] if lends else [])
+
+
+@pytest.mark.parametrize("welcome", [{"batch": 3}, {"epoch": 1}, {"steps": 3}])
+def test_who_goes_on_in_the_middle_borrows_whatever_the_slowest_has_done(
+    node_with: Any, make: Any, welcome: dict[str, int]
+) -> None:
+    node = node_with(borrow_s=5.0).joined(**welcome)
+    node.hear(make.state(slowest=0))
+    node.hear(make.chunk(0))
+    node.step(ev.Paused(1))
+    node.tick()
+    node.step(ev.Installed())
+    assert sent(node.tick(), AskUpdater) == [AskUpdater(1, 0, 0)]
+
+
+def test_who_is_there_from_the_start_does_not_borrow(node_with: Any) -> None:
+    assert node_with(borrow_s=5.0).training().order is Order.TRAIN
+
+
+# -- who lends it ------------------------------------------------------------------------------
+
+
+def trained(node: Any) -> Any:
+    node.training().step(ev.Progressed(0, 1, 1))
+    return node
+
+
+def test_a_parent_that_has_trained_lends_its_own(node: Any) -> None:
+    trained(node).with_child(5)
+    ask = AskUpdater(5, 0, 0)
+    assert node.hear(ask, sender=5) == [ev.SendUpdater(5, ask)]
+    assert node.told(ask) == [ev.SendUpdater(0, ask)]  # as the master asked
+
+
+def test_one_that_has_not_trained_asks_above_but_answers_no_for_itself(node: Any) -> None:
+    node.training().with_child(5)
+    ask = AskUpdater(5, 0, 0)
+    assert node.hear(ask, sender=5) == [ev.Send(0, ask)]
+    assert node.told(ask) == []
+
+
+def test_the_master_asks_the_same_worker_again_and_brings_the_answer_down(
+    master: Any, make: Any
+) -> None:
+    master.running()
+    ask = AskUpdater(2, 0, 0)
+    assert master.hear(2, ask) == []  # nobody has trained
+    master.say(1, steps=3, activity=Activity.STEPPING)
+    assert master.hear(2, ask) == []  # nobody whose state is worth having
+    master.say(1, steps=3, activity=Activity.STEPPING, lends=True)
+    for _ in range(2):
+        assert answers(master.hear(2, ask), AskUpdater, "w0") == [ask]
+    assert sent(master.hear(1, chunk(asker=2)), UpdaterChunk, 2) == [chunk(asker=2)]
+
+
+# -- on its way --------------------------------------------------------------------------------
+
+
+def test_a_chunk_goes_down_to_whoever_leads_to_the_asker_and_else_up(node: Any, make: Any) -> None:
+    node.training().with_child(5).with_child(6)
+    node.hear(make.report(make.status(8)), sender=5)
+    assert node.hear(chunk(asker=8)) == [ev.Send(5, chunk(asker=8))]
+    assert node.hear(chunk(asker=8), sender=6) == [ev.Send(5, chunk(asker=8))]
+    assert node.hear(chunk(asker=77), sender=6) == [ev.Send(0, chunk(asker=77))]
+
+
+@pytest.mark.parametrize(("sender", "asker"), [(0, 77), (5, 8)])
+def test_a_chunk_never_goes_back_where_it_came_from(
+    node: Any, make: Any, sender: int, asker: int
+) -> None:
+    """The asker is gone, and two who each know of it through the other would go on for ever."""
+    node.training().with_child(5)
+    node.hear(make.report(make.status(8)), sender=5)
+    assert node.hear(chunk(asker=asker), sender=sender) == []

@@ -1,0 +1,266 @@
+"""Link: what may be under way, by what has been seen to arrive."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import pytest
+
+from sparkstrom.codec.messages import UpdaterChunk
+from sparkstrom.protocol.common.send_window import (
+    HEADER_BYTES,
+    LAST_SEQ_BYTES,
+    QUEUE_S,
+    SUM_ENTRY_BYTES,
+    WINDOW_FIRST,
+    WINDOW_LEAST,
+    SendWindow,
+    entries_in_sum,
+    weight,
+)
+
+PLENTY = 1 << 40
+KIB = 1 << 10
+
+
+class Wire:
+    """A wire with a rate and a delay, and a link that hands over messages of one size to it."""
+
+    def __init__(
+        self,
+        rate: float,
+        delay_s: float = 0.0,
+        *,
+        size: int = 8 * KIB,
+        window_max: int = PLENTY,
+        now_s: float = 0.0,
+    ) -> None:
+        self.rate, self.delay_s, self.size = rate, delay_s, size
+        self.link = SendWindow(window_max, now_s)
+        self.now_s = self.free_s = now_s
+        self.way: deque[tuple[float, int]] = (
+            deque()
+        )  # when it is there, and bytes handed over up to it
+        self.sent = 0
+        self.queued_s = 0.0  # the longest that anything stood in the queue, since ``watch``
+
+    def watch(self) -> None:
+        self.queued_s = 0.0
+
+    def narrow(self, times: int) -> None:
+        """The rate goes down, also for what is on its way."""
+        self.rate /= times
+        self.free_s, handed = self.now_s, self.link.passed
+        on_its_way, self.way = self.way, deque()
+        for _, upto in on_its_way:
+            self.free_s, handed = self.free_s + (upto - handed) / self.rate, upto
+            self.way.append((self.free_s + self.delay_s, upto))
+
+    def run(self, seconds: float, *, wants: bool = True) -> None:
+        """Hand over whatever there is room for, and hear what arrives, every 10 ms."""
+        until_s = self.now_s + seconds
+        while self.now_s < until_s:
+            self.now_s += 0.01
+            arrived = 0
+            while self.way and self.way[0][0] <= self.now_s:
+                arrived = self.way.popleft()[1]
+            if arrived:
+                self.link.told(arrived, arrived, self.now_s)
+            while wants and self.link.has_room(self.size):
+                self.link.hand(self.size, self.now_s)
+                self.sent += 1
+                self.queued_s = max(self.queued_s, self.free_s - self.now_s)
+                self.free_s = max(self.free_s, self.now_s) + self.size / self.rate
+                self.way.append((self.free_s + self.delay_s, self.link.handed))
+
+
+# -- weights -----------------------------------------------------------------------------------
+
+
+def test_what_a_message_counts_is_the_same_at_both_ends(make: Any) -> None:
+    """The one who asked for a chunk knows how long a full one is, and so does the one who sends."""
+    assert weight(make.update(1, 1, b"12345"), 0) == HEADER_BYTES + 5
+    assert weight(make.committed(1, payload=b""), 0) == HEADER_BYTES
+    assert weight(make.chunk(3), 1000) == HEADER_BYTES + 1000
+    merged = make.merged(1, 5, [(1, 2), (3, 4)], count=10)
+    assert weight(merged, 0) == HEADER_BYTES + int(10 * SUM_ENTRY_BYTES) + 2 * LAST_SEQ_BYTES
+    assert weight(UpdaterChunk(asker=1, copy=1, index=0, count=1, payload=b"x" * 99), 1000) == 0
+
+
+def test_a_sum_has_as_many_entries_as_fall_on_different_places() -> None:
+    assert entries_in_sum(0, 100) == 0
+    assert entries_in_sum(10, 10**9) == 10
+    assert 63 <= entries_in_sum(100, 100) <= 64  # 1 - 1/e
+    assert entries_in_sum(10**6, 100) == 100
+
+
+# -- room --------------------------------------------------------------------------------------
+
+
+def test_an_empty_link_takes_one_message_of_any_size() -> None:
+    link = SendWindow(1000, 0.0)
+    assert link.has_room(10**9)
+    link.hand(10**9, 0.0)
+    assert not link.has_room(1)
+    link.told(10**9 - 1, 10**9 - 1, 1.0)
+    assert not link.has_room(10**9)
+    link.told(10**9, 10**9, 2.0)
+    assert link.has_room(10**9)
+
+
+def test_the_window_is_never_more_than_the_most_that_is_allowed() -> None:
+    link = SendWindow(1000, 0.0)
+    assert link.has_room(1000)
+    link.hand(400, 0.0)
+    assert link.has_room(600)
+    assert not link.has_room(601)
+    wire = Wire(1e9, window_max=400 * KIB)
+    wire.run(0.1)
+    assert wire.link.window == 400 * KIB
+
+
+def test_only_what_the_neighbour_is_done_with_makes_room() -> None:
+    """What has merely arrived waits there, and the next would wait behind it."""
+    link = SendWindow(1000, 0.0)
+    link.hand(1000, 0.0)
+    link.told(1000, 0, 1.0)
+    assert link.under_way == 1000
+    assert not link.has_room(1)
+    link.told(1000, 700, 1.0)
+    assert link.under_way == 300
+
+
+def test_an_overtaken_word_takes_nothing_back() -> None:
+    link = SendWindow(1000, 0.0)
+    link.hand(900, 0.0)
+    assert link.told(900, 900, 1.0)
+    assert not link.told(500, 500, 2.0)
+    assert (link.under_way, link.passed) == (0, 900)
+
+
+def test_nobody_is_done_with_more_than_was_handed_over() -> None:
+    """Of an updater's state, which weighs nothing, pieces that come are counted for a moment."""
+    link = SendWindow(1000, 0.0)
+    link.hand(500, 0.0)
+    link.told(90_000, 90_000, 1.0)
+    assert link.under_way == 0
+    assert link.since_s is None
+    link.hand(300, 2.0)
+    assert (link.under_way, link.since_s) == (300, 2.0)
+    assert not link.told(500, 500, 3.0)
+    assert link.since_s == 2.0
+    assert link.told(800, 800, 4.0)
+    assert link.since_s is None
+
+
+# -- the window follows the delay ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rate", [125e3, 1.25e6, 12.5e6, 125e6])
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.5])
+def test_a_link_is_used_and_its_queue_stays_short(rate: float, delay_s: float) -> None:
+    """From 1 Mbit/s to 1 Gbit/s, next door or behind a satellite: most of the rate, and
+    little more than a second in queues."""
+    wire = Wire(rate, delay_s, size=max(8 * KIB, int(rate / 500)))
+    wire.run(20.0)
+    wire.watch()
+    sent = wire.sent
+    wire.run(20.0)
+    assert (wire.sent - sent) * wire.size >= 0.85 * 20.0 * rate
+    assert wire.queued_s <= 5 * QUEUE_S
+
+
+def test_the_window_shrinks_when_the_link_narrows_and_grows_when_it_widens() -> None:
+    wire = Wire(12.5e6)
+    wire.run(20.0)
+    wide = wire.link.window
+    wire.rate = 1.25e6
+    wire.run(20.0)
+    narrow = wire.link.window
+    assert narrow < wide / 5
+    wire.watch()
+    wire.run(20.0)
+    assert wire.queued_s <= 5 * QUEUE_S
+    wire.rate = 12.5e6
+    wire.run(20.0)
+    assert wire.link.window > 5 * narrow
+
+
+def test_the_window_has_a_least_size() -> None:
+    wire = Wire(1e4, size=1000)
+    wire.run(100.0)
+    assert wire.link.window == WINDOW_LEAST
+
+
+def test_a_queue_is_answered_once_not_for_every_message_in_it() -> None:
+    link = SendWindow(PLENTY, 0.0)
+    for _ in range(2):  # the least way is known
+        link.hand(1, 0.0)
+        link.told(link.handed, link.handed, 0.0)
+    before = link.window
+    for _ in range(64):
+        link.hand(1000, 0.0)
+    for i in range(1, 65):
+        link.told(2 + 1000 * i, 2 + 1000 * i, 10.0 + i / 10)
+    assert link.window == before / 2
+
+
+def test_a_queue_that_turns_out_twice_as_long_is_answered_again() -> None:
+    """The first message of it waited little: what stands behind it shows how narrow the link is."""
+    wire = Wire(12.5e6, 0.001, window_max=4 << 20)
+    wire.run(20.0)
+    wire.narrow(100)
+    drained_s = wire.link.under_way / wire.rate
+    wire.run(drained_s + 1.0)
+    assert wire.link.window < wire.rate
+    wire.watch()
+    sent = wire.sent
+    wire.run(50.0)
+    assert wire.queued_s <= 5 * QUEUE_S
+    assert (wire.sent - sent) * wire.size >= 0.85 * 50.0 * wire.rate
+
+
+def test_a_window_that_holds_nothing_back_does_not_grow() -> None:
+    """It would say nothing of what the link takes."""
+    link = SendWindow(PLENTY, 0.0)
+    for i in range(100):
+        assert link.has_room(1000)
+        link.hand(1000, float(i))
+        link.told(link.handed, link.handed, i + 0.01)
+    assert link.window == WINDOW_FIRST
+
+
+# -- what it knows -----------------------------------------------------------------------------
+
+
+def test_the_rate_is_what_goes_through_while_something_is_under_way() -> None:
+    wire = Wire(1e6)
+    assert wire.link.rate == 0.0
+    wire.run(20.0)
+    assert wire.link.rate == pytest.approx(1e6, rel=0.05)
+    wire.run(100.0, wants=False)
+    wire.run(0.5)
+    assert wire.link.rate == pytest.approx(1e6, rel=0.1)
+
+
+def test_the_oldest_without_a_sign_of_arrival_is_known_by_its_time() -> None:
+    link = SendWindow(PLENTY, 0.0)
+    link.hand(100, 1.0)
+    link.hand(100, 2.0)
+    assert link.since_s == 1.0
+    link.told(50, 0, 3.0)  # a part of it: the stream lives, and what is left has to show it anew
+    assert link.since_s == 3.0
+    link.told(50, 0, 4.0)
+    assert link.since_s == 3.0
+    link.told(200, 0, 5.0)
+    assert link.since_s is None
+    link.hand(100, 6.0)
+    link.slept(10.0)
+    assert link.since_s == 16.0
+
+
+def test_a_link_that_slept_with_nothing_under_way_waits_for_nothing() -> None:
+    link = SendWindow(PLENTY, 0.0)
+    link.slept(10.0)
+    assert link.since_s is None

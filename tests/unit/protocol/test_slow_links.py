@@ -1,0 +1,85 @@
+"""Links that carry less than training would fill: who is told, when, and in which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.slow_links import NARROW_S, Backlog, SlowLink
+from tests.unit.protocol.parents import ONE
+from tests.unit.protocol.spoken import every
+
+WIDE = 1e9  # bytes per second
+
+
+def told(backlog: Backlog, waits: list[bool], carries: float = 0.0) -> list[float]:
+    """A second passes between two looks, and training makes 100 bytes in each."""
+    looks = [
+        backlog.looks(wait, 100 * second, carries, float(second))
+        for second, wait in enumerate(waits)
+    ]
+    return [needed for needed in looks if needed is not None]
+
+
+def test_a_link_is_told_once_it_has_been_behind_for_long_and_once_only() -> None:
+    assert told(Backlog(), [True] * int(NARROW_S)) == []
+    assert told(Backlog(), [True] * 60) == [100.0]
+
+
+def test_a_burst_that_passes_is_no_narrow_link() -> None:
+    assert told(Backlog(), [True, True, True, False] * 20) == []
+
+
+def test_a_link_that_carries_more_than_is_made_is_not_to_blame() -> None:
+    """Its other end stands still: that is another message's business."""
+    assert told(Backlog(), [True] * 60, carries=WIDE) == []
+
+
+def test_what_people_are_told() -> None:
+    narrow = SlowLink(3, 1.2e6, 9.4e6, 41, True)
+    assert narrow.text("host7") == (
+        "the link to node 3 (host7) carries 1.2 MB/s, training would fill 9.4: "
+        "updates are summed, staleness 41"
+    )
+    assert "carries 0.041 MB/s, training would fill 12" in SlowLink(
+        3, 41_200, 12.3e6, 4, True
+    ).text("h")
+    assert "updates are delayed" in SlowLink(3, 1.2e6, 9.4e6, 41, False).text("host7")
+
+
+def test_it_travels_among_a_relays_counters() -> None:
+    narrow = SlowLink(3, 1.2e6, 9.4e6, 41, True)
+    assert SlowLink.among({"loss": 1.0, **narrow.counters()}) == narrow
+    assert SlowLink.among({"loss": 1.0}) is None
+
+
+def test_a_family_names_the_child_that_takes_too_little(parent_with: Any) -> None:
+    parent = parent_with(window_bytes=ONE)
+    parent.attach()
+    for second in range(2 * int(NARROW_S)):
+        parent.now_s, head = float(second), parent.history.log.head
+        entries = [parent.make.committed(head + i) for i in range(1, 6)]
+        parent.append(*(msgspec.structs.replace(entry, count=1000) for entry in entries))
+        parent.report(second, taken=ONE * second)
+        parent.family.tick(parent.make.state(), parent.now_s)
+    (narrow,) = parent.family.narrow
+    assert narrow.node == 5
+    assert 0 < narrow.carries < narrow.needed
+    assert narrow.behind > 5 * NARROW_S / 2
+
+
+def test_the_master_tells_of_each_link_once_and_blames_no_slow_worker(master: Any) -> None:
+    master.running()
+    narrow = SlowLink(1, 1.2e6, 9.4e6, 41, True).counters()
+    (note,) = every(master.say(1, stats=narrow, lag=64), ev.Note)
+    assert note.text.startswith("the link to node 1 (h) carries 1.2 MB/s")
+    assert every(master.say(1, stats={**narrow, "loss": 1.0}, lag=4096), ev.Note) == []
+
+
+def test_a_relay_tells_with_its_counters(node: Any) -> None:
+    node.training()
+    node.me.family.narrow.append(SlowLink(3, 1.0, 2.0, 4, False))
+    node.machine.stats({"loss": 1.0})
+    assert SlowLink.among(node.me.stats) == SlowLink(3, 1.0, 2.0, 4, False)

@@ -1,0 +1,235 @@
+"""Handing: what goes up from a relay as its link takes it. It is node 1, under node 4."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.codec.messages import Again, State, Update, UpdaterChunk
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.child import Serving
+from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.common.send_window import HEADER_BYTES
+from sparkstrom.protocol.worker.in_flight import RETRY_LEAST_S
+from tests.unit.protocol.spoken import every, sent
+
+PARENT = 4
+ONE = HEADER_BYTES + 4  # an update of these tests
+
+
+@pytest.fixture
+def relay(node_with: Any) -> Any:
+    """Its link upwards takes two updates at a time; it has the children 5 and 6."""
+    serving = Serving(2 * ONE, 10**6, 10**6, 10)
+    return node_with(parent=PARENT, serving=serving).training().with_child(5).with_child(6)
+
+
+def up(effects: list[ev.Effect]) -> list[tuple[int, int]]:
+    """Updates that went to the parent."""
+    return [(update.origin, update.seq) for update in sent(effects, Update, PARENT)]
+
+
+def arrived(relay: Any, count: int, **fields: Any) -> list[ev.Effect]:
+    """So many of the updates that went up have come, and gone on."""
+    effects: list[ev.Effect] = relay.alive(taken=count * ONE, passed=count * ONE, **fields)
+    return effects + list(relay.tick(0.1))
+
+
+def passed(effects: list[ev.Effect], child: int) -> list[tuple[int, int]]:
+    """Updates of this child that came, and that have gone on, as it hears."""
+    return [(s.taken // ONE, s.passed // ONE) for s in sent(effects, State, child)]
+
+
+# -- as the link takes it ------------------------------------------------------------------------
+
+
+def test_what_the_link_has_no_room_for_waits_and_is_not_lost(relay: Any, make: Any) -> None:
+    for seq in (1, 2):
+        assert up(relay.hear(make.update(5, seq), sender=5)) == [(5, seq)]
+    for seq in (3, 4):
+        assert up(relay.hear(make.update(5, seq), sender=5)) == []
+    assert up(arrived(relay, 1)) == [(5, 3)]
+    assert up(arrived(relay, 3)) == [(5, 4)]
+    assert not relay.me.waiting
+
+
+def test_updates_go_up_in_the_order_in_which_they_came(relay: Any, make: Any) -> None:
+    """Its own among them; the small ones overtake none that waits."""
+    relay.hear(make.update(5, 1), sender=5)
+    relay.hear(make.update(6, 1, b"x" * 100), sender=6)
+    relay.step(make.published(1))
+    relay.hear(make.update(5, 2, b""), sender=5)
+    assert up(relay.tick()) == []
+    effects = arrived(relay, 1)
+    assert up(effects) == [(6, 1)]
+    relay.alive(taken=10**6, passed=10**6)
+    assert up(relay.tick()) == [(1, 1), (5, 2)]
+
+
+def test_a_child_hears_what_came_and_what_has_gone_on(relay: Any, make: Any) -> None:
+    """What waits here fills its link, so that it publishes less."""
+    for seq in (1, 2, 3, 4):
+        relay.hear(make.update(5, seq), sender=5)
+    assert passed(relay.tick(0.1), 5) == [(4, 2)]
+    assert passed(arrived(relay, 2) + relay.tick(0.1), 5)[-1] == (4, 4)
+
+
+def test_a_child_is_held_to_its_window_by_a_relay_that_cannot_go_on(
+    relay: Any, node_with: Any, make: Any
+) -> None:
+    """Its own window, and what waits at the relay, are all that the relay ever holds for it."""
+    child = node_with(parent=1, serving=relay.me.limits.serving).training()
+    for batch in range(1, 20):
+        for update in sent(child.step(make.published(batch)), Update):
+            relay.hear(update, sender=5)
+        for state in sent(relay.tick(0.1), State, 5):
+            child.hear(state)
+        for update in sent(child.tick(0.1), Update):
+            relay.hear(update, sender=5)
+    assert len(relay.me.waiting) == 2  # and two are on the way up
+    assert len(child.me.waiting) == 19 - 4
+
+
+def test_nothing_goes_up_twice_however_late_the_signs_of_arrival_are(relay: Any, make: Any) -> None:
+    """A link that takes half a lease; and a whole minute where parts of it come."""
+    relay.hear(make.update(5, 1), sender=5)
+    relay.step(make.published(1))
+    effects: list[ev.Effect] = []
+    for tick in range(120):
+        effects += relay.alive(taken=tick) + relay.tick(0.5)
+    assert up(effects) == []
+    assert every(effects, ev.Reopen) == []
+
+
+def test_an_own_update_that_waits_for_room_goes_once(relay: Any, make: Any) -> None:
+    for batch in (1, 2, 3):
+        relay.step(make.published(batch))
+    assert up(relay.hear(Again(1), 1.0)) == []
+    assert up(arrived(relay, 2)) == [(1, 1), (1, 2)]
+    assert up(arrived(relay, 4)) == [(1, 3)]
+    assert not relay.me.waiting
+
+
+def test_without_any_sign_for_much_longer_than_updates_take_the_oldest_goes_again(
+    relay: Any, make: Any
+) -> None:
+    relay.step(make.published(1))
+    effects: list[ev.Effect] = []
+    for _ in range(int(RETRY_LEAST_S) - 1):
+        effects += arrived(relay, 1)
+    assert up(effects) == []
+    for _ in range(2 * int(RETRY_LEAST_S)):
+        effects += relay.alive(taken=ONE, passed=ONE) + relay.tick(1.0)
+    assert up(effects) == [(1, 1)]
+
+
+# -- a new edge upwards --------------------------------------------------------------------------
+
+
+def test_over_a_new_edge_everybody_sends_again_and_what_waited_is_credited(
+    relay: Any, make: Any
+) -> None:
+    """It would come twice, once from here and once from its origin."""
+    relay.step(make.published(1))
+    for seq in (1, 2, 3):
+        relay.hear(make.update(5, seq), sender=5)
+    relay.opened()
+    relay.told(make.welcome(edge=9, parent=PARENT, knock=relay.me.knock))
+    effects = relay.hear(make.attached(0, snapshot=False))
+    assert up(effects) == [(1, 1)]
+    assert [send.to for send in every(effects, ev.Send) if send.message == Again(0)] == [5, 6]
+    assert not relay.me.waiting
+    assert relay.me.up.under_way == ONE
+    assert passed(relay.tick(0.1), 5)[-1] == (3, 3)
+
+
+def test_without_a_parent_what_comes_from_below_is_credited_and_dropped(
+    relay: Any, make: Any
+) -> None:
+    relay.opened()
+    assert up(relay.hear(make.update(5, 1), sender=5)) == []
+    child = relay.me.family.children[5]
+    assert (child.taken, child.passed) == (ONE, ONE)
+
+
+def test_whoever_is_asked_because_of_a_new_edge_answers_although_it_just_did(
+    relay: Any, make: Any
+) -> None:
+    """What it sent a moment ago was dropped on the way: there was no edge above."""
+    relay.step(make.published(1))
+    assert up(relay.hear(Again(1), 1.0)) == [(1, 1)]
+    assert up(relay.hear(Again(1))) == []
+    relay.alive(taken=10**6, passed=10**6)
+    assert up(relay.hear(Again(0))) == [(1, 1)]
+
+
+def test_a_fresh_edge_counts_from_nothing(relay: Any, make: Any) -> None:
+    relay.hear(make.update(5, 1), sender=5)
+    arrived(relay, 1)
+    relay.hear(make.committed(1))
+    relay.told(make.welcome(edge=50, parent=PARENT, knock=relay.me.knock))
+    assert (relay.me.up.handed, relay.me.taken, relay.me.arriving) == (0, 0, 0)
+    relay.hear(make.attached(1, snapshot=False))
+    relay.hear(make.update(5, 1), sender=5)
+    assert relay.me.up.since_s is not None
+    arrived(relay, 1)
+    assert relay.me.up.since_s is None
+
+
+def test_what_came_by_an_older_edge_is_not_credited_to_the_new_one(relay: Any, make: Any) -> None:
+    for seq in (1, 2, 3):
+        relay.hear(make.update(5, seq), sender=5)
+    relay.with_child(5)
+    arrived(relay, 2)
+    child = relay.me.family.children[5]
+    assert (child.taken, child.passed) == (0, 0)
+
+
+# -- what a relay hears of its children's bytes ----------------------------------------------------
+
+
+def test_part_of_a_message_from_below_is_told_to_whoever_sends_it(relay: Any, make: Any) -> None:
+    relay.step(ev.Arriving(5, 10 * ONE))
+    assert passed(relay.tick(0.1), 5) == [(10, 0)]
+    relay.hear(make.update(5, 1), sender=5)
+    assert passed(relay.tick(0.1), 5) == [(1, 1)]
+
+
+def test_a_part_of_an_updaters_state_is_forgotten_when_it_is_whole(relay: Any, make: Any) -> None:
+    relay.step(ev.Arriving(5, 10 * ONE))
+    chunk = UpdaterChunk(asker=77, copy=1, index=0, count=1, payload=b"")
+    relay.hear(chunk, sender=5)
+    assert relay.me.family.children[5].arriving == 0
+
+
+def test_a_part_from_a_stranger_says_nothing(relay: Any) -> None:
+    assert relay.step(ev.Arriving(77, 1000)) == []
+    assert relay.order is Order.TRAIN
+
+
+# -- a dead stream upwards -------------------------------------------------------------------------
+
+
+def reopens(relay: Any, leases: float, **state: Any) -> bool:
+    """Does it open fresh streams while the master is heard all the time?"""
+    for _ in range(int(10 * leases)):
+        relay.alive(**state)
+        if every(relay.tick(relay.me.limits.lease_s / 10), ev.Reopen):
+            return True
+    return False
+
+
+def test_a_stream_upwards_is_dead_when_nothing_handed_up_arrives(relay: Any, make: Any) -> None:
+    """It has nothing of its own to send, and would not notice otherwise."""
+    assert not reopens(relay, 1.5)
+    relay.hear(make.update(5, 1), sender=5)
+    assert reopens(relay, 1.5)
+
+
+def test_what_the_parent_has_counted_was_handed_up(relay: Any, make: Any) -> None:
+    """Whether it has a number by now is not this edge's affair."""
+    relay.hear(make.update(5, 1), sender=5)
+    assert not reopens(relay, 3.5, taken=ONE)
+    relay.hear(make.update(5, 2), sender=5)
+    assert reopens(relay, 1.5, taken=ONE)

@@ -1,0 +1,310 @@
+"""The mailroom over edges: who is heard, who is not, what waits, and that no nonce repeats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sparkstrom.base.identity import MASTER, Endpoint
+from sparkstrom.codec.frames import KEY_BYTES, NOBODY, OVERHEAD_BYTES, Rejection, Seal
+from sparkstrom.codec.messages import AskAfter, Committed, Failed, Heartbeat, Probe, Update
+from sparkstrom.codec.wire import encode
+from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
+from tests.unit.runtime.offices import (
+    ASK,
+    HEAD,
+    JOB,
+    KEY,
+    LOBBY,
+    Office,
+    join,
+    joining,
+    offer,
+    update,
+)
+
+
+def test_messages_travel_both_ways_and_control_overtakes_data(pair: tuple[Office, Office]) -> None:
+    master, node = pair
+    node.room.send(MASTER, update())
+    node.room.send(MASTER, AskAfter(1))
+    assert node.room.flush() == 2
+    assert master.got() == [(7, AskAfter(1)), (7, update())]
+    master.room.send(7, AskAfter(4))
+    assert master.room.waiting == 1
+    master.room.flush()
+    assert master.room.waiting == 0
+    assert node.got() == [(MASTER, AskAfter(4))]
+
+
+def test_long_messages_are_cut_and_joined(network: MemoryNetwork) -> None:
+    master, node = Office(network, MASTER, 10), Office(network, 7, 20, chunk=1024)
+    join(master, node, edge=3)
+    long, trace = update(payload=bytes(4096)), Failed(node=7, reason="r", trace="t" * 16_000)
+    node.room.send(MASTER, long)
+    node.room.send(MASTER, trace)
+    assert node.room.waiting == 5 + 2  # 1024 at a time; control has a fixed size of its own
+    node.room.flush()
+    assert master.got() == [(7, trace), (7, long)]
+
+
+def test_the_transport_limits_a_frame_too(pair: tuple[Office, Office]) -> None:
+    _, node = pair
+    most = node.transport.max_frame_bytes - OVERHEAD_BYTES
+    body = len(encode(update(payload=b""))[1])
+    node.room.send(MASTER, update(payload=bytes(most - body)))
+    assert node.room.waiting == 1
+    node.room.send(MASTER, update(payload=bytes(most - body + 1)))
+    assert node.room.waiting == 3
+
+
+def test_pieces_fit_the_transport_of_the_day(pair: tuple[Office, Office]) -> None:
+    """After a media driver's death the logs of the next one may be smaller."""
+    master, node = pair
+
+    class Narrow(MemoryTransport):
+        max_frame_bytes = 2000
+
+    network = node.transport._network
+    node.room.move_to(lambda: Narrow(network, Endpoint("127.0.0.1", 99)))
+    node.room.open_edge(MASTER, 3, node.address, master.at(1012))
+    node.room.send(MASTER, update(payload=bytes(4000)))
+    assert node.room.waiting == 3
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"hello", Rejection.SHORT),
+        (bytes(OVERHEAD_BYTES), Rejection.FOREIGN),
+        (Seal(bytes(KEY_BYTES), JOB).close(HEAD, ASK), Rejection.SEAL),
+        (Seal(KEY, JOB + 1).close(HEAD, ASK), Rejection.OTHER_JOB),
+        (Seal(KEY, JOB).close(HEAD, ASK) + b"x", Rejection.LENGTH),
+        (Seal(KEY, JOB).close(replace(HEAD, piece=1), ASK), Rejection.PIECE),
+        (Seal(KEY, JOB).close(replace(HEAD, edge=4), ASK), Rejection.OTHER_EDGE),
+        (Seal(KEY, JOB).close(replace(HEAD, sender=8), ASK), Rejection.OTHER_EDGE),
+        (Seal(KEY, JOB).close(replace(HEAD, receiver=8), ASK), Rejection.OTHER_RECEIVER),
+        (Seal(KEY, JOB).close(replace(HEAD, receiver=NOBODY), ASK), Rejection.OTHER_RECEIVER),
+        (Seal(KEY, JOB).close(HEAD, b"no message"), Rejection.NO_MESSAGE),
+        (Seal(KEY, JOB).close(replace(HEAD, kind=9), ASK), Rejection.NO_MESSAGE),
+    ],
+)
+def test_strangers_frames_are_counted_and_change_nothing(
+    pair: tuple[Office, Office], frame: bytes, reason: Rejection
+) -> None:
+    master, node = pair
+    offer(node, master.at(1012), frame)
+    node.room.send(MASTER, AskAfter(2))
+    node.room.send(MASTER, AskAfter(3))
+    node.room.flush()
+    assert [message for _, message in master.got()][-1] == AskAfter(3)
+    assert master.room.traffic.rejected[reason] == 1
+    assert master.room.traffic.received_bytes > len(frame)
+
+
+def test_a_repeated_frame_is_counted_and_dropped(pair: tuple[Office, Office]) -> None:
+    master, node = pair
+    frame = Seal(KEY, JOB).close(HEAD, ASK)
+    offer(node, master.at(1012), frame, frame)
+    assert master.got() == [(7, AskAfter(1))]
+    assert master.room.traffic.rejected.total() == 1
+
+
+# -- edges -----------------------------------------------------------------------------------------
+
+
+def test_frames_on_a_stream_that_was_closed_are_nobodys(pair: tuple[Office, Office]) -> None:
+    master, node = pair
+    node.room.send(MASTER, AskAfter(1))
+    node.room.flush()
+    master.room.close_edge(7)
+    assert master.got() == []
+    assert node.room.flush() == 0
+
+
+def test_a_node_has_one_parent_and_several_children(network: MemoryNetwork) -> None:
+    master, relay = Office(network, MASTER, 10), Office(network, 7, 20)
+    below = [Office(network, 8, 30), Office(network, 9, 40)]
+    join(master, relay, edge=3)
+    for edge, child in enumerate(below, 4):
+        join(relay, child, edge)
+        child.room.send(7, AskAfter(edge))
+        child.room.flush()
+    relay.room.send(MASTER, AskAfter(3))
+    assert relay.got() == [(8, AskAfter(4)), (9, AskAfter(5))]
+    for to in (8, 9):
+        relay.room.send(to, AskAfter(to))
+    relay.room.flush()
+    assert [office.got() for office in (master, *below)] == [
+        [(7, AskAfter(3))],
+        [(7, AskAfter(8))],
+        [(7, AskAfter(9))],
+    ]
+
+
+def test_neighbours_on_one_media_driver_speak_inside_it(network: MemoryNetwork) -> None:
+    """The child's own streams stay open for the master, who is elsewhere."""
+    relay = Office(network, 7, 20)
+    child = Office(network, 8, 40, beside=relay.transport)
+    master = Office(network, MASTER, 10)
+    child.room.listen(child.address)
+    up = join(relay, child, edge=4)
+    assert {place.local for place, _ in relay.transport._streams.values()} == {True}
+    relay.room.send(8, AskAfter(1))
+    child.room.send(7, AskAfter(2))
+    master.answer(child, Probe(8))
+    for office in (relay, child, master):
+        office.room.flush()
+    assert relay.got() == [(8, AskAfter(2))]
+    assert sorted(child.got(), key=lambda came: came[0]) == [(MASTER, Probe(8)), (7, AskAfter(1))]
+    offer(master, up, Seal(KEY, JOB).close(HEAD, ASK))
+    assert relay.got() == []  # nobody outside reaches the edge
+    child.room.close_edge(7)
+    assert {place.local for place, _ in child.transport._streams.values()} == {False}
+
+
+def test_another_parent_is_heard_at_the_same_place(pair: tuple[Office, Office]) -> None:
+    master, node = pair
+    other = Office(node.transport._network, 5, 50)
+    node.room.close_edge(MASTER)
+    join(other, node, edge=9)
+    other.room.send(7, AskAfter(1))
+    master.room.send(7, AskAfter(2))
+    other.room.flush()
+    master.room.flush()
+    assert node.got() == [(5, AskAfter(1))]
+    assert node.room.traffic.rejected == {Rejection.OTHER_EDGE: 1}
+
+
+def test_a_new_edge_replaces_the_old_one(pair: tuple[Office, Office]) -> None:
+    master, node = pair
+    node.room.send(MASTER, AskAfter(1))
+    join(master, node, edge=4)
+    node.room.send(MASTER, AskAfter(2))
+    node.room.flush()
+    assert master.got() == [(7, AskAfter(2))]
+    assert sorted(master.transport._streams) == [1016, 1017]
+
+
+def test_who_listens_elsewhere_is_not_heard_of_where_it_was(pair: tuple[Office, Office]) -> None:
+    master, node = pair
+    before = node.address
+    node.room.listen(node.at(60))
+    master.answer(node, Probe(7), at=before)
+    master.answer(node, Probe(7), at=node.at(60))
+    master.room.flush()
+    assert node.got() == [(MASTER, Probe(7))]
+    assert sorted(node.transport._streams) == [60, 61]
+
+
+# -- queues ----------------------------------------------------------------------------------------
+
+
+def test_no_message_is_dropped_however_much_waits(pair: tuple[Office, Office]) -> None:
+    """How much that is, is bounded by who hands it over."""
+    master, node = pair
+    for seq in range(1, 10_001):
+        node.room.send(MASTER, update(seq))
+    assert (node.room.waiting, node.room.traffic.not_queued) == (10_000, 0)
+    seqs: list[int] = []
+    while node.room.waiting:
+        node.room.flush()
+        seqs += [m.seq for _, m in master.got() if isinstance(m, Update)]
+    assert seqs == list(range(1, 10_001))
+
+
+def report(stamp: int) -> Heartbeat:
+    return Heartbeat(received=0, taken=0, catching=False, stamp=stamp, news=[])
+
+
+def test_of_reports_that_wait_only_the_newest_goes(pair: tuple[Office, Office]) -> None:
+    """Counters rise all the same, or the other end would take it for a replay."""
+    master, node = pair
+    node.room.send(MASTER, AskAfter(1))
+    for stamp in range(1, 50):
+        node.room.send(MASTER, report(stamp))
+    node.room.send(MASTER, AskAfter(2))
+    node.room.send(MASTER, report(50))
+    assert node.room.waiting == 3
+    node.room.flush()
+    assert [m for _, m in master.got()] == [AskAfter(1), AskAfter(2), report(50)]
+    node.room.send(MASTER, report(51))
+    node.room.flush()
+    assert [m for _, m in master.got()] == [report(51)]
+    assert not master.room.traffic.rejected
+
+
+def test_back_pressure_keeps_frames_in_order(pair: tuple[Office, Office]) -> None:
+    master, node = pair
+    for seq in range(1, 41):
+        node.room.send(MASTER, update(seq, payload=bytes(60_000)))
+    seqs: list[int] = []
+    while node.room.waiting:
+        assert node.room.flush() > 0
+        seqs += [m.seq for _, m in master.got() if isinstance(m, Update)]
+    assert seqs == list(range(1, 41))
+
+
+def test_without_an_edge_a_message_is_lost_and_counted(network: MemoryNetwork) -> None:
+    node = Office(network, 7, 20)
+    node.room.send(MASTER, AskAfter(1))
+    assert node.room.traffic.not_queued == 1
+
+
+def test_own_updates_are_counted_once_and_everything_on_the_wire_each_time(
+    pair: tuple[Office, Office],
+) -> None:
+    _, node = pair
+    for message in (update(1), update(1), update(2), update(2, origin=8)):
+        node.room.send(MASTER, message)
+    frame = OVERHEAD_BYTES + len(encode(update())[1])
+    assert node.room.traffic.update_bytes == 2 * frame
+    assert node.room.traffic.wire_bytes == 4 * frame
+
+
+def test_over_another_transport_counters_and_traffic_go_on(pair: tuple[Office, Office]) -> None:
+    master, node = pair
+    node.room.send(MASTER, update())
+    node.room.flush()
+    before = node.room.traffic.wire_bytes
+    other = node.transport._network.open()
+    node.room.move_to(lambda: other)
+    assert node.room.waiting == 0
+    with pytest.raises(Exception, match="closed"):
+        node.transport.poll(0.0)
+    node.room.send(MASTER, AskAfter(1))
+    assert node.room.traffic.not_queued == 1  # no edge yet
+    node.room.open_edge(MASTER, 3, node.address, master.at(1012))
+    node.room.send(MASTER, AskAfter(2))
+    node.room.flush()
+    assert [m for _, m in master.got()] == [AskAfter(2), update()]
+    assert node.room.traffic.wire_bytes > before
+
+
+def everything_that_is_sealed(master: Office, node: Office) -> None:
+    """Data, control, repeats, answers, what is told, another edge, another transport."""
+    long = Committed(
+        commit=1, origin=7, seq=1, form=1, tau_quanta=2, count=1, payload=bytes(200_000)
+    )  # fmt: skip
+    for _ in range(3):
+        node.room.send(MASTER, update())
+        node.room.send(MASTER, AskAfter(1))
+        master.room.send(7, long)
+        master.answer(node, Probe(7))
+    node.room.meet(master.transport.endpoint, LOBBY)
+    node.room.tell(joining(node.address))
+    node.room.tell(Failed(node=7, reason="r", trace="t" * 16_000))
+    join(master, node, edge=9)
+    node.room.send(MASTER, update())
+    node.room.move_to(node.transport._network.open)
+    node.room.open_edge(MASTER, 9, node.address, master.at(1036))
+    node.room.send(MASTER, update())
+
+
+def test_no_nonce_is_used_twice(pair: tuple[Office, Office]) -> None:
+    master, node = pair
+    everything_that_is_sealed(master, node)
+    nonces = master.seal.nonces + node.seal.nonces
+    assert len(nonces) > 20
+    assert len(set(nonces)) == len(nonces)

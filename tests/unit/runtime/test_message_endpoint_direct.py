@@ -1,0 +1,194 @@
+"""What a node and the master tell each other directly, whoever stands between them."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkstrom.base.identity import MASTER
+from sparkstrom.codec.frames import NOBODY, Rejection, Seal, told_by
+from sparkstrom.codec.messages import (
+    Address,
+    Adopt,
+    AskAfter,
+    Failed,
+    Here,
+    Probe,
+    Refused,
+    Welcome,
+)
+from sparkstrom.codec.wire import encode
+from sparkstrom.runtime import message_endpoint
+from sparkstrom.runtime.message_endpoint import LOBBY as FROM_LOBBY
+from sparkstrom.runtime.outbox import ANSWER_FRAMES_MAX, ANSWERS_MAX, PATIENCE_FLUSHES
+from sparkstrom.transport.memory import MemoryNetwork
+from tests.unit.runtime.offices import (
+    ASK,
+    HEAD,
+    JOB,
+    KEY,
+    LOBBY,
+    Office,
+    joining,
+    offer,
+    welcome,
+)
+
+
+def lobby_of(network: MemoryNetwork) -> tuple[Office, Office]:
+    master, node = Office(network, MASTER, 10), Office(network, NOBODY, 20)
+    master.room.open_lobby(LOBBY)
+    node.room.meet(master.transport.endpoint, LOBBY)
+    return master, node
+
+
+def test_only_what_is_told_directly_is_taken_in_the_lobby(network: MemoryNetwork) -> None:
+    master, node = lobby_of(network)
+    node.room.tell(joining(node.address))
+    node.room.flush()
+    assert master.got() == [(FROM_LOBBY, joining(node.address))]
+    lobby = Address("127.0.0.1", master.address.port, LOBBY, LOBBY)
+    stranger = told_by(1, 1, HEAD.kind, 0, 1)
+    offer(node, lobby, Seal(KEY, JOB).close(stranger, ASK))
+    offer(node, lobby, Seal(KEY, JOB).close(HEAD, encode(joining(node.address))[1]))
+    assert master.got() == []
+    assert master.room.traffic.rejected == {Rejection.NOT_DIRECT: 2}
+
+
+def test_several_tell_long_messages_at_once(network: MemoryNetwork) -> None:
+    """Pieces of one message may come between those of another one's."""
+    master, node = lobby_of(network)
+    other = Office(network, NOBODY, 30)
+    other.room.meet(master.transport.endpoint, LOBBY)
+    told = [Failed(node=n, reason="r" * 9000, trace="t" * 16_000) for n in (1, 2)]
+    for office, message in zip((node, other), told, strict=True):
+        office.room.tell(message)
+    boxes = [office.room._to_master for office in (node, other)]
+    while node.room.waiting or other.room.waiting:
+        for box in boxes:
+            assert box is not None
+            box._sender.offer([box._frames.popleft()])
+    assert master.got() == [(FROM_LOBBY, message) for message in told]
+    assert master.room._lobby.joiners == {}
+
+
+def test_the_lobby_keeps_a_bounded_number_of_beginnings(
+    network: MemoryNetwork, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(message_endpoint, "TELLERS_MAX", 3)
+    master, node = lobby_of(network)
+    for n in range(1, 10):
+        node.room.tell(Failed(node=n, reason="r", trace="t" * 16_000))
+        assert node.room._to_master is not None
+        node.room._to_master._frames.pop()  # its last piece is lost
+    node.room.tell(Here(5))
+    node.room.flush()
+    assert master.got() == [(FROM_LOBBY, Here(5))]
+    assert len(master.room._lobby.joiners) <= 3
+
+
+def test_meeting_again_drops_what_was_not_sent(network: MemoryNetwork) -> None:
+    master, node = lobby_of(network)
+    node.room.tell(joining(node.address))
+    node.room.meet(master.transport.endpoint, LOBBY)
+    node.room.tell(Here(7))
+    node.room.flush()
+    assert master.got() == [(FROM_LOBBY, Here(7))]
+
+
+def test_an_answer_reaches_who_has_no_edge(network: MemoryNetwork) -> None:
+    master, node = Office(network, MASTER, 10), Office(network, NOBODY, 20)
+    node.room.listen(node.address)
+    refused = Refused(token=1, count=0, reason="no", fatal=True)
+    for _ in range(2):
+        master.answer(node, refused)
+    master.room.flush()
+    assert node.got() == [(MASTER, refused)] * 2
+
+
+def test_a_welcome_finds_a_node_that_has_no_id_yet(network: MemoryNetwork) -> None:
+    """What follows over the edge in the same poll is for the id that it brings."""
+    master, node = Office(network, MASTER, 10), Office(network, NOBODY, 20)
+    node.room.listen(node.address)
+    up = master.at(1012)
+    master.room.open_edge(9, 3, up, node.address)
+    master.answer(node, welcome(9))
+    master.room.send(9, AskAfter(1))
+    master.room.flush()
+    came = []
+    for _, message in node.room.receive(0.0):
+        if isinstance(message, Welcome):
+            node.room.me = message.node
+            node.room.open_edge(MASTER, 3, node.address, up)
+        came.append(message)
+    assert came == [welcome(9), AskAfter(1)]
+
+
+def test_the_masters_own_words_come_beside_the_edge(pair: tuple[Office, Office]) -> None:
+    """Over the edge and beside it counters rise, each in an order of their own."""
+    master, node = pair
+    long = Adopt(node=8, edge=5, local=Address("h" * 500, 1, 1, 2), peer=node.address)
+    for n in range(3):
+        master.answer(node, Probe(n))
+        master.room.send(7, AskAfter(n))
+    master.answer(node, long)
+    box = master.room._peers[7].control
+    box.flush()  # the edge is quicker
+    master.room.flush()
+    came = [message for _, message in node.got()]
+    assert came == [*map(AskAfter, range(3)), *map(Probe, range(3)), long]
+    assert node.room.traffic.rejected.total() == 0
+
+
+def test_the_masters_own_words_come_once_wherever_it_listens(
+    pair: tuple[Office, Office],
+) -> None:
+    """Who recorded them cannot play them again when the streams are fresh."""
+    master, node = pair
+    master.answer(node, Probe(7))
+    (frame,) = master.room._answers._waiting[node.address]
+    master.room.flush()
+    assert node.got() == [(MASTER, Probe(7))]
+    node.room.listen(node.at(60))
+    offer(master, node.at(60), frame)
+    assert node.got() == []
+    assert node.room.traffic.rejected.total() == 1
+
+
+@pytest.mark.parametrize("many", [ANSWERS_MAX, 10 * ANSWERS_MAX])
+def test_of_a_whole_mesh_that_joins_at_once_everybody_is_answered(
+    network: MemoryNetwork, many: int
+) -> None:
+    """Few senders are open at a time, and none is closed with something to say."""
+    master = Office(network, MASTER, 10)
+    nodes = [Office(network, NOBODY, 20) for _ in range(many)]
+    for node in nodes:
+        node.room.listen(node.address)
+        master.answer(node, Probe(1))
+        master.answer(node, Probe(2))
+    for _ in range(20):
+        master.room.flush()
+        assert len(master.room._answers._open) <= ANSWERS_MAX
+    assert master.room.waiting == 0
+    assert all(node.got() == [(MASTER, Probe(1)), (MASTER, Probe(2))] for node in nodes)
+
+
+def test_who_does_not_listen_keeps_nobody_waiting_for_long(network: MemoryNetwork) -> None:
+    master, node = Office(network, MASTER, 10), Office(network, NOBODY, 20)
+    node.room.listen(node.address)
+    for stream in range(100, 100 + ANSWERS_MAX):
+        master.answer(node, Probe(1), at=node.at(stream))
+    master.room.flush()
+    master.answer(node, Probe(2))
+    for _ in range(PATIENCE_FLUSHES - 1):
+        master.room.flush()
+    assert node.got() == []
+    master.room.flush()
+    assert node.got() == [(MASTER, Probe(2))]
+
+
+def test_what_waits_for_one_place_is_bounded(network: MemoryNetwork) -> None:
+    master, node = Office(network, MASTER, 10), Office(network, NOBODY, 20)
+    for n in range(100):
+        master.answer(node, Probe(n))
+    assert master.room.waiting == ANSWER_FRAMES_MAX
+    assert master.room.traffic.not_queued == 100 - ANSWER_FRAMES_MAX

@@ -1,0 +1,233 @@
+"""What was recorded on the way and is played again, without the key: it is not heard.
+
+What the master says directly is for one process, and under one id where that counts; what it is
+told directly has a session and a count of its own.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from sparkstrom.base.identity import MASTER
+from sparkstrom.codec.frames import HEADER, KEY_BYTES, NOBODY, Header, Rejection, Seal
+from sparkstrom.codec.messages import (
+    Address,
+    Failed,
+    Here,
+    Message,
+    Probe,
+    Refused,
+    Release,
+)
+from sparkstrom.runtime.message_endpoint import LOBBY as FROM_LOBBY
+from sparkstrom.transport.memory import MemoryNetwork
+from tests.unit.runtime.offices import ASK, HEAD, JOB, KEY, LOBBY, Office, joining, offer
+
+RELEASE = Release("a slot is needed")
+LONG = Failed(node=1, reason="r" * 9000, trace="t" * 16_000)
+FORGED = 2_000
+
+
+def said(master: Office, to: Office, message: Message, node: int | None = None) -> list[bytes]:
+    """What goes over the wire when the master says this."""
+    master.answer(to, message, node)
+    return list(master.room._answers._waiting.pop(to.address))
+
+
+def told(node: Office, message: Failed | Here) -> list[bytes]:
+    """What goes over the wire when a node tells this."""
+    node.room.tell(message)
+    box = node.room._to_master
+    assert box is not None
+    frames = list(box._frames)
+    box._frames.clear()
+    return frames
+
+
+@pytest.fixture
+def master(network: MemoryNetwork) -> Office:
+    office = Office(network, MASTER, 10)
+    office.room.open_lobby(LOBBY)
+    return office
+
+
+def listening(network: MemoryNetwork, me: int, stream: int) -> Office:
+    office = Office(network, me, stream)
+    office.room.listen(office.address)
+    return office
+
+
+def lobby(master: Office) -> Address:
+    return Address("127.0.0.1", master.address.port, LOBBY, LOBBY)
+
+
+# -- from the master -------------------------------------------------------------------------------
+
+
+def test_what_is_said_to_one_node_is_not_heard_by_another(
+    network: MemoryNetwork, master: Office
+) -> None:
+    seven, eight = listening(network, 7, 20), listening(network, 8, 30)
+    frames = said(master, seven, RELEASE, 7)
+    offer(master, eight.address, *frames)
+    assert eight.got() == []
+    assert eight.room.traffic.rejected == {Rejection.SEAL: 1}
+    offer(master, seven.address, *frames)
+    assert seven.got() == [(MASTER, RELEASE)]
+
+
+@pytest.mark.parametrize("message", [Refused(token=1, count=1, reason="no", fatal=True), Probe(7)])
+def test_nor_what_is_said_to_one_that_has_no_id_yet(
+    network: MemoryNetwork, master: Office, message: Message
+) -> None:
+    one, other = listening(network, NOBODY, 20), listening(network, NOBODY, 30)
+    frames = said(master, one, message)
+    offer(master, other.address, *frames)
+    assert other.got() == []
+    assert other.room.traffic.rejected == {Rejection.SEAL: 1}
+    offer(master, one.address, *frames)
+    assert one.got() == [(MASTER, message)]
+
+
+def test_what_was_meant_for_an_id_does_not_reach_the_next_one(
+    network: MemoryNetwork, master: Office
+) -> None:
+    """The process was evicted meanwhile, and is back: nobody has asked node 9 to leave."""
+    node = listening(network, 7, 20)
+    frames = said(master, node, RELEASE, 7)
+    node.room.me = 9
+    offer(master, node.address, *frames)
+    assert node.got() == []
+    assert node.room.traffic.rejected == {Rejection.OTHER_RECEIVER: 1}
+
+
+def test_it_is_heard_once_on_whatever_stream(network: MemoryNetwork, master: Office) -> None:
+    node = listening(network, 7, 20)
+    frames = said(master, node, RELEASE, 7)
+    offer(master, node.address, *frames, *frames)
+    node.room.listen(node.at(60))
+    offer(master, node.at(60), *frames)
+    assert node.got() == [(MASTER, RELEASE)]
+    node.room.move_to(network.open)
+    node.room.listen(node.at(70))
+    offer(master, Office.at(node, 70), *frames)
+    assert node.got() == []
+
+
+# -- to the master ---------------------------------------------------------------------------------
+
+
+def test_what_was_told_is_not_heard_again(network: MemoryNetwork, master: Office) -> None:
+    """A recording would keep the lease of a node that is dead."""
+    node = Office(network, NOBODY, 20)
+    node.room.meet(master.transport.endpoint, LOBBY)
+    first, second = told(node, Here(7)), told(node, Here(7))
+    offer(node, lobby(master), *first, *first, *second, *first, *second)
+    assert master.got() == [(FROM_LOBBY, Here(7))] * 2
+    assert master.room.traffic.rejected == {Rejection.AGAIN: 3}
+
+
+def test_nor_after_the_drivers_media_driver_has_died(
+    network: MemoryNetwork, master: Office
+) -> None:
+    node = Office(network, NOBODY, 20)
+    node.room.meet(master.transport.endpoint, LOBBY)
+    frames = told(node, Here(7))
+    offer(node, lobby(master), *frames)
+    assert master.got() == [(FROM_LOBBY, Here(7))]
+    endpoint = master.transport.endpoint
+    master.room.move_to(lambda: type(master.transport)(network, endpoint))
+    master.room.open_lobby(LOBBY)
+    offer(node, lobby(master), *frames, *told(node, Here(8)))
+    assert master.got() == [(FROM_LOBBY, Here(8))]
+    assert master.room.traffic.rejected == {Rejection.AGAIN: 1}
+
+
+def test_a_session_goes_on_over_other_connections(network: MemoryNetwork, master: Office) -> None:
+    """What the first one had not sent is gone, and what comes late of it is too late."""
+    node = Office(network, NOBODY, 20)
+    node.room.meet(master.transport.endpoint, LOBBY)
+    late = told(node, LONG)
+    node.room.meet(master.transport.endpoint, LOBBY)
+    offer(node, lobby(master), late[0], *told(node, Here(1)), *late[1:])
+    assert master.got() == [(FROM_LOBBY, Here(1))]
+    assert set(master.room.traffic.rejected) == {Rejection.AGAIN}
+    offer(node, lobby(master), *told(node, LONG))
+    assert master.got() == [(FROM_LOBBY, LONG)]
+    node.room.move_to(network.open)
+    node.room.meet(master.transport.endpoint, LOBBY)
+    node.room.tell(joining(node.address))
+    node.room.flush()
+    assert master.got() == [(FROM_LOBBY, joining(node.address))]
+
+
+def test_sessions_do_not_disturb_each_other(network: MemoryNetwork, master: Office) -> None:
+    """A process that came later begins to count anew; pieces of two messages may alternate."""
+    nodes = [Office(network, NOBODY, 20 + 10 * n) for n in range(3)]
+    for node in nodes:
+        node.room.meet(master.transport.endpoint, LOBBY)
+    assert [told(nodes[0], Here(n)) for n in range(5)]
+    both = zip(told(nodes[0], LONG), told(nodes[1], LONG), strict=True)
+    offer(nodes[0], lobby(master), *(frame for pair in both for frame in pair))
+    offer(nodes[2], lobby(master), *told(nodes[2], Here(3)))
+    assert master.got() == [(FROM_LOBBY, LONG)] * 2 + [(FROM_LOBBY, Here(3))]
+    assert master.room.traffic.rejected == {}
+
+
+def test_only_who_has_the_key_takes_room_in_the_lobby(
+    network: MemoryNetwork, master: Office
+) -> None:
+    """One number for each process, however much it tells."""
+    nodes = [Office(network, NOBODY, 20 + 10 * n) for n in range(3)]
+    for node in nodes * 5:
+        node.room.meet(master.transport.endpoint, LOBBY)
+        node.room.tell(LONG)
+        node.room.flush()
+    rest = random.Random(1)
+    offer(nodes[0], lobby(master), *(forged(rest) for _ in range(50)))
+    assert len(master.got()) == 15
+    assert master.room._lobby.heard.keys() == {node.token for node in nodes}
+
+
+# -- counting what is rejected ---------------------------------------------------------------------
+
+
+def forged(chance: random.Random) -> bytes:
+    """Whatever a stranger can make: other jobs, other versions, other lengths, other pieces."""
+    header = Header(
+        kind=chance.randrange(256),
+        sender=chance.choice((NOBODY, MASTER, 7, chance.getrandbits(32))),
+        receiver=chance.getrandbits(32),
+        edge=chance.choice((0, 3, chance.getrandbits(32))),
+        counter=chance.getrandbits(63),
+        piece=chance.randrange(3),
+        pieces=chance.randrange(1, 4),
+    )
+    job = chance.choice((JOB, chance.getrandbits(64)))
+    frame = bytearray(Seal(chance.randbytes(KEY_BYTES), job).close(header, chance.randbytes(9)))
+    if chance.random() < 0.2:
+        frame[4] = chance.randrange(256)
+    if chance.random() < 0.2:
+        frame[HEADER.size - 4 : HEADER.size] = chance.randbytes(4)
+    return bytes(frame[: chance.choice((len(frame), chance.randrange(len(frame))))])
+
+
+def test_what_strangers_send_is_counted_by_a_few_reasons(
+    network: MemoryNetwork, master: Office
+) -> None:
+    """However much they vary it, it takes no memory."""
+    node, chance = listening(network, 7, 20), random.Random(2)
+    for office, at in ((master, lobby(master)), (node, node.address)):
+        for _ in range(FORGED):
+            offer(office, at, forged(chance))
+            assert office.got() == []
+        assert office.room.traffic.rejected.total() == FORGED
+        assert set(office.room.traffic.rejected) <= set(Rejection)
+        assert len(office.room.traffic.rejected) >= 5
+        assert office.room._lobby.heard == {}
+    ours = Seal(KEY, JOB).close(HEAD, ASK)
+    offer(master, node.address, ours)
+    assert node.got() == []
+    assert node.room.traffic.rejected[Rejection.OTHER_EDGE] == 1

@@ -1,0 +1,101 @@
+"""A lender's copy: made when it is asked for, whole while it is asked for, gone after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.codec.copies import number_of
+from sparkstrom.codec.messages import AskUpdater, UpdaterChunk
+from sparkstrom.codec.states import decode_state_untrusted
+from sparkstrom.runtime import optimizer_lending
+from sparkstrom.runtime.optimizer_lending import OptimizerLender
+
+
+@pytest.fixture
+def model(pushing: Callable[..., Any]) -> Any:
+    made = pushing(5)
+    made.state = {"mean": np.arange(1000, dtype=np.float32), "steps": 4}
+    return made
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now_s = [100.0]
+    monkeypatch.setattr(optimizer_lending.time, "monotonic", lambda: now_s[0])
+    return now_s
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizer_lending, "CHUNK_BYTES", 1000)
+
+
+def ask(copy: int = 0, index: int = 0) -> AskUpdater:
+    return AskUpdater(8, copy, index)
+
+
+def test_nobody_copies_what_nobody_asked_for(model: Any) -> None:
+    lender = OptimizerLender()
+    model.updater_state = None  # would raise
+    lender.at_boundary(model)
+
+
+def test_chunks_are_the_state_as_it_was_at_the_boundary(model: Any) -> None:
+    lender = OptimizerLender()
+    assert lender.chunk(ask()) is None
+    lender.at_boundary(model)
+    first = lender.chunk(ask())
+    assert first is not None
+    model.state["mean"] += 1  # it trains on
+    chunks = [lender.chunk(ask(first.copy, index)) for index in range(first.count)]
+    assert [chunk.index for chunk in chunks if chunk] == list(range(first.count))
+    content = b"".join(chunk.payload for chunk in chunks if chunk)
+    assert {(c.asker, c.copy) for c in chunks if c} == {(8, number_of(content))}
+    lent = decode_state_untrusted(content)
+    np.testing.assert_array_equal(lent["mean"], np.arange(1000, dtype=np.float32))
+    assert lent["steps"] == 4
+
+
+def lending_a_copy(model: Any) -> tuple[OptimizerLender, UpdaterChunk]:
+    """A lender that was asked, and the first chunk of its copy."""
+    lender = OptimizerLender()
+    lender.chunk(ask())
+    lender.at_boundary(model)
+    first = lender.chunk(ask())
+    assert first is not None
+    return lender, first
+
+
+@pytest.mark.parametrize(("other", "index"), [(1, 2), (0, 1_000_000)])
+def test_who_asks_for_another_copy_begins_anew(model: Any, other: int, index: int) -> None:
+    lender, first = lending_a_copy(model)
+    assert first.count > 2
+    assert lender.chunk(ask(first.copy + other, index)) == first
+
+
+def test_two_lenders_at_equal_steps_number_their_copies_apart(model: Any) -> None:
+    _, one = lending_a_copy(model)
+    model.state["mean"] = model.state["mean"] + 1  # the same step count, in another worker
+    _, other = lending_a_copy(model)
+    assert model.state["steps"] == 4
+    assert one.copy != other.copy
+
+
+def test_a_copy_lives_while_it_is_asked_for(model: Any, clock: list[float]) -> None:
+    lender, first = lending_a_copy(model)
+    for _ in range(3):
+        clock[0] += optimizer_lending.KEPT_S
+        lender.at_boundary(model)
+        assert lender.chunk(ask(first.copy, 1)) is not None
+    clock[0] += optimizer_lending.KEPT_S + 1
+    lender.at_boundary(model)
+    assert lender.chunk(ask(first.copy, 1)) is None
+    model.state["steps"] = 7
+    lender.at_boundary(model)
+    anew = lender.chunk(ask(first.copy, 1))
+    assert anew is not None
+    assert (anew.copy == first.copy, anew.index) == (False, 0)

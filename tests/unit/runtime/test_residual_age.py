@@ -1,0 +1,90 @@
+"""How long learning waits in a residual, from a replica whose mass is known."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from sparkstrom.observe.residual_figures import waiting_in_residuals
+from sparkstrom.runtime import residual_age as module
+from sparkstrom.runtime.replica import Replica
+from sparkstrom.runtime.residual_age import LOOK_S, SHARE_MAX, ResidualAge
+from tests.unit.runtime.benches import TAU, Bench, N, steps
+
+
+class Measured:
+    """A replica that says how often it was looked at; one look takes ``cost_s``."""
+
+    mass, looks, now_s, cost_s = 2.0, 0, 100.0, 0.0
+
+    def residual_mass(self) -> float:
+        self.looks += 1
+        self.now_s += self.cost_s
+        return self.mass
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
+    made = Measured()
+    monkeypatch.setattr(module, "time", made)
+    return made
+
+
+def test_it_looks_seldom(measured: Measured) -> None:
+    unsent, replica = ResidualAge(), cast(Replica, measured)
+    for step in range(1, 1025):
+        unsent.look(replica, step)
+    assert measured.looks == 11  # 1, 2, 4 ... 1024
+    measured.now_s += LOOK_S
+    unsent.look(replica, 1025)
+    unsent.look(replica, 1026)
+    assert measured.looks == 12
+
+
+def test_a_look_that_takes_long_is_made_less_often(measured: Measured) -> None:
+    measured.cost_s = 0.1
+    unsent, replica = ResidualAge(), cast(Replica, measured)
+    unsent.look(replica, 1024)
+    measured.now_s += 0.99 * 0.1 / SHARE_MAX
+    unsent.look(replica, 1025)
+    assert measured.looks == 1
+    measured.now_s += 0.02 * 0.1 / SHARE_MAX
+    unsent.look(replica, 1026)
+    assert measured.looks == 2
+
+
+def test_mass_is_taken_to_change_evenly(measured: Measured) -> None:
+    unsent, replica = ResidualAge(), cast(Replica, measured)
+    unsent.measure(replica, 4)  # from 0 to 2
+    unsent.measure(replica, 10)
+    measured.mass = 0.0
+    unsent.measure(replica, 11)
+    unsent.measure(replica, 11)
+    assert unsent.waited == 4 * 1.0 + 6 * 2.0 + 1 * 1.0
+
+
+def waiting(workers: int, minibatches: int, **counters: Any) -> float:
+    return waiting_in_residuals([counters, {"steps": 1.0}], workers, minibatches)
+
+
+def test_waiting_is_counted_in_minibatches_of_the_fit() -> None:
+    assert waiting(4, 1000, mass_waited=60.0, mass_left=3.0) == 80.0
+    assert waiting(4, 50, mass_waited=60.0, mass_left=3.0) == 50.0  # no longer than the fit
+    assert waiting(4, 50, mass_waited=60.0, mass_left=0.0) == 50.0
+    assert waiting(4, 50, mass_waited=0.0, mass_left=0.0) == 0.0
+    assert waiting(4, 50) == 0.0
+
+
+def test_a_trainer_tells_what_waited_and_what_left(bench: Any, measured: Measured) -> None:
+    """Half a tau more in each step, so that every other one sends all; looked at: 1, 2, 4, 6."""
+    made: Bench = bench(steps(6), push=TAU / 2)
+    made.run()
+    made.trainer._tell_stats(now=True)
+    told = made.station.stats
+    assert told is not None
+    assert told["mass_left"] == 3 * N * TAU
+    assert told["mass_waited"] == (1 + 1) * N * TAU / 4

@@ -1,0 +1,235 @@
+"""The store: the same rows in the same order whatever came when, in memory or on disk."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.models.base import Batch
+from sparkstrom.runtime import row_store as storing
+from sparkstrom.runtime.batches import PAGE_BYTES, WINDOW_BYTES, Batches
+from sparkstrom.runtime.records import Leaf, RowFormat, dense, entries_of, form_of
+from sparkstrom.runtime.row_store import Ordered, Store
+
+TINY_BYTES = 4_000
+
+
+def some_rows(count: int, width: int = 3) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    chance = np.random.default_rng(count)
+    return chance.normal(size=(count, width)).astype(np.float32), chance.integers(0, 5, count)
+
+
+def ordered(parts: list[Any], tmp_path: Path, memory_bytes: int, **options: Any) -> Ordered:
+    store = Store(memory_bytes, tmp_path, **options)
+    for features, labels in parts:
+        form = form_of(Batch(features, labels))
+        store.add(form, form.pack([features, labels]))
+    return store.finish()
+
+
+def all_of(rows: Ordered) -> bytes:
+    return rows.read([(0, rows.rows + rows.held_out)]).tobytes()
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("scratch")
+
+
+@settings(max_examples=25)
+@given(
+    cuts=st.lists(st.integers(0, 400), max_size=6),
+    seed=st.integers(0, 3),
+    fraction=st.sampled_from([0.0, 0.3]),
+)
+def test_disk_and_memory_and_any_order_give_the_same_rows(
+    cuts: list[int], seed: int, fraction: float, scratch: Path
+) -> None:
+    features, labels = some_rows(400)
+    order = np.random.default_rng(seed).permutation(400)
+    edges = sorted({0, *cuts, 400})
+    parts = [(features[order[a:b]], labels[order[a:b]]) for a, b in itertools.pairwise(edges)]
+    options = {"seed": 7, "fraction": fraction}
+    plain = ordered([(features, labels)], scratch, 1 << 30, **options)
+    spilled = ordered(parts, scratch, TINY_BYTES, **options)
+    assert plain.spilled_bytes == 0 < spilled.spilled_bytes
+    assert (plain.rows, plain.held_out, plain.checksum) == (
+        spilled.rows,
+        spilled.held_out,
+        spilled.checksum,
+    )
+    assert all_of(plain) == all_of(spilled)
+    assert plain.rows + plain.held_out == 400
+    assert (plain.held_out > 0) is (fraction > 0)
+    spilled.close()
+
+
+def test_epochs_are_the_same_from_disk(tmp_path: Path) -> None:
+    """Over several windows: pages at random, rows at random inside a window, each row once."""
+    features, labels = some_rows(3_000, width=1000)
+    assert features.nbytes > 2 * WINDOW_BYTES
+    on_disk = ordered([(features, labels)], tmp_path, 1 << 20)
+    options: dict[str, int] = {"batch_rows": 64, "seed": 1, "partition": 2}
+    memory = Batches(features, labels, **options)
+    disk = Batches.of_store(on_disk, **options)
+    assert disk.spilled_bytes == on_disk.spilled_bytes > 0
+    for epoch in (0, 1):
+        seen = []
+        for index in range(memory.per_epoch):
+            one, other = memory.get(epoch, index), disk.get(epoch, index)
+            assert isinstance(one.features, np.ndarray)
+            np.testing.assert_array_equal(one.features, other.features)
+            np.testing.assert_array_equal(one.labels, other.labels)
+            seen += one.features[:, 0].tolist()
+        assert sorted(seen) == sorted(features[:, 0].tolist())
+    later = disk.get(1, 20).features
+    disk.get(0, 0)
+    np.testing.assert_array_equal(disk.get(1, 20).features, later)  # as a replacement would ask
+    disk.close()
+
+
+def test_an_epoch_reads_pages_not_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = some_rows(3_000, width=1000)
+    rows = ordered([(features, labels)], tmp_path, 1 << 20)
+    batches = Batches.of_store(rows, batch_rows=64, seed=1, partition=2)
+    reads: list[int] = []
+    real = storing.os.preadv
+    monkeypatch.setattr(storing.os, "preadv", lambda *a: reads.append(len(a[1][0])) or real(*a))
+    for index in range(batches.per_epoch):
+        batches.get(0, index)
+    assert sum(reads) == rows.spilled_bytes  # each byte once
+    assert np.median(reads) > PAGE_BYTES / 2
+    batches.close()
+
+
+def test_held_out_rows_come_in_one_order_and_never_in_training(tmp_path: Path) -> None:
+    features, labels = some_rows(500)
+    batches = Batches(features, labels, batch_rows=32, seed=1, partition=0, fraction=0.2)
+    held = [tuple(row) for batch in batches.held_out for row in batch.features.tolist()]
+    trained = [
+        tuple(row) for i in range(batches.per_epoch) for row in batches.get(0, i).features.tolist()
+    ]
+    assert len(held) == batches.held_out.rows
+    assert 60 < len(held) < 140
+    assert sorted(held + trained) == sorted(map(tuple, features.tolist()))
+    assert held == [tuple(row) for batch in batches.held_out for row in batch.features.tolist()]
+    another = Batches(features, labels, batch_rows=32, seed=2, partition=0, fraction=0.2)
+    assert another.checksum != batches.checksum  # other rows are held out
+
+
+def test_a_file_of_rows_has_no_name(tmp_path: Path) -> None:
+    rows = ordered([some_rows(400)], tmp_path, TINY_BYTES)
+    assert rows.spilled_bytes > 0
+    assert list(tmp_path.iterdir()) == []
+    rows.close()
+
+
+def test_equal_rows_are_many_rows(tmp_path: Path) -> None:
+    part = (np.ones((100, 3), np.float32), np.zeros(100, np.int64))
+    rows = ordered([part] * 5, tmp_path, TINY_BYTES)
+    assert rows.rows == 500
+    rows.close()
+
+
+def test_no_rows_are_no_rows(tmp_path: Path) -> None:
+    rows = ordered([], tmp_path, TINY_BYTES)
+    assert (rows.rows, rows.held_out, rows.checksum, rows.spilled_bytes) == (0, 0, 0, 0)
+
+
+def test_rows_of_another_kind_are_refused(tmp_path: Path) -> None:
+    features, labels = some_rows(10)
+    with pytest.raises(UsageError, match=r"array 0 is float32\[2\] in one part .* float32\[3\]"):
+        ordered([(features, labels), (features[:, :2], labels)], tmp_path, 1 << 30)
+
+
+def test_scratch_that_takes_no_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match=r"nowhere.*spark\.local\.dir"):
+        ordered([some_rows(400)], tmp_path / "nowhere", TINY_BYTES)
+
+
+def test_full_scratch_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(storing.errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(storing.os, "pwritev", full)
+    with pytest.raises(SetupError, match=r"is full after .* give spark\.local\.dir more room"):
+        ordered([some_rows(400)], tmp_path, TINY_BYTES)
+
+
+def test_writes_may_be_partial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may take, or give, fewer bytes than asked for."""
+    real_write, real_read = storing.os.pwritev, storing.os.preadv
+    part = some_rows(400)
+    plain = ordered([part], tmp_path, 1 << 30)
+    monkeypatch.setattr(storing.os, "pwritev", lambda fd, b, at: real_write(fd, [b[0][:100]], at))
+    monkeypatch.setattr(storing.os, "preadv", lambda fd, b, at: real_read(fd, [b[0][:77]], at))
+    rows = ordered([part], tmp_path, TINY_BYTES)
+    assert all_of(rows) == all_of(plain)
+    rows.close()
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+def sparse_form(room: int) -> RowFormat:
+    return RowFormat((Leaf("x", (1000,), "<f4", "<f4", room), Leaf("y", (), "<i8", "<i8")))
+
+
+def test_a_sparse_row_has_one_key_with_any_room(tmp_path: Path) -> None:
+    """Blocks with more and with less room meet in one store, in memory and on disk."""
+    few = entries_of(np.array([0, 1]), np.array([5, 999]), np.array([1.0, 2.0]), 3)
+    assert few.shape == (3, 1)
+    assert dense(few, 1000).sum(1).tolist() == [1.0, 2.0, 0.0]
+    labels = np.arange(3)
+    narrow, wide = sparse_form(1), sparse_form(40)
+    records = narrow.pack([few, labels])
+    assert narrow.widened(records, wide).shape == (3, 40 * 8 + 8)
+    np.testing.assert_array_equal(narrow.keys(records), wide.keys(narrow.widened(records, wide)))
+    many = entries_of(np.zeros(40, np.int64), np.arange(40), np.ones(40), 1)
+    for memory_bytes in (1 << 30, 100):
+        store = Store(memory_bytes, tmp_path)
+        store.add(narrow, records)
+        store.add(wide, wide.pack([many, np.array([7])]))
+        rows = store.finish()
+        batch = rows.form.batch(rows.read([(0, 4)]))
+        assert isinstance(batch.features, np.ndarray)
+        sums = dict(zip(np.asarray(batch.labels).tolist(), batch.features.sum(1), strict=True))
+        assert sums == {0: 1.0, 1: 2.0, 2: 0.0, 7: 40.0}
+        rows.close()
+
+
+def test_keys_are_of_content_alone() -> None:
+    features, labels = some_rows(50)
+    form = form_of(Batch(features, labels))
+    records = form.pack([features, labels])
+    keys = form.keys(records)
+    assert keys.shape == (50, 2)
+    np.testing.assert_array_equal(form.keys(records[::-1].copy()), keys[::-1])
+    assert len({key for pair in keys.tolist() for key in pair}) == 100
+
+
+def test_every_byte_of_a_row_changes_its_key() -> None:
+    features, labels = some_rows(1, width=5)
+    form = form_of(Batch(features, labels))
+    record = form.pack([features, labels])
+    changed = np.repeat(record, 8 * form.row_bytes, axis=0)
+    for bit in range(8 * form.row_bytes):
+        changed[bit, bit // 8] ^= np.uint8(1 << bit % 8)
+    keys = form.keys(np.concatenate([record, changed]))
+    assert len(set(keys[:, 0].tolist())) == len(set(keys[:, 1].tolist())) == len(keys)
+
+
+def test_arrays_without_values_are_kept() -> None:
+    empty, labels = np.zeros((4, 0), np.float32), np.arange(4)
+    form = form_of(Batch((empty, labels), labels, np.ones(4, np.float32)))
+    batch = form.batch(form.pack([empty, labels, labels, np.ones(4)]))
+    assert batch.features[0].shape == (4, 0)
+    assert (batch.labels.tolist(), batch.weights.tolist()) == ([0, 1, 2, 3], [1.0] * 4)

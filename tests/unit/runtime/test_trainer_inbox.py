@@ -1,0 +1,157 @@
+"""The inbox: order is kept, bytes are bounded, and a merged sum is the same bits as the singles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sparkstrom.codec.messages import BUFFERS, Committed
+from sparkstrom.encoding.grid import quantum
+from sparkstrom.models.base import Flat
+from sparkstrom.protocol.common.events import Admitted, Deliver, Install, Passed
+from sparkstrom.runtime import trainer_inbox as module
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.runtime.trainer_inbox import Item, Merged, TrainerInbox
+
+K, N = 10, 300
+INSTALL = Install((), (), (), 5)
+ADMITTED = Admitted(1, 0, 0, 0, (), False)
+
+MakeCommit = Callable[..., Committed]
+
+
+def apply(theta: Theta, items: list[Item]) -> list[int]:
+    """Apply to theta; return the commits after each item."""
+    commits = []
+    for item in items:
+        if isinstance(item, Deliver):
+            theta.add(theta.decode(item.update))
+            commits.append(item.update.commit)
+        elif isinstance(item, Merged):
+            theta.add_sum(item.total)
+            commits.append(item.commit)
+    return commits
+
+
+def test_items_come_out_in_order_and_once(make_commit: MakeCommit) -> None:
+    inbox = TrainerInbox(N, 10_000, Theta(N, K).decode)
+    items = [ADMITTED, INSTALL, Deliver(make_commit(1, 3)), Deliver(make_commit(2, -3))]
+    for item in items:
+        inbox.put(item)
+    assert len(inbox) == 4
+    assert inbox.take() == items
+    assert inbox.take() == []
+    assert inbox.merges == 0
+
+
+def test_beyond_its_bytes_it_holds_one_sum(make_commit: MakeCommit) -> None:
+    first = Deliver(make_commit(1, 1, 2))
+    inbox = TrainerInbox(N, len(first.update.payload), Theta(N, K).decode)
+    inbox.put(first)
+    for commit in range(2, 50):
+        inbox.put(Deliver(make_commit(commit, 1, -7)))
+    single, merged = inbox.take()
+    assert single == first
+    assert isinstance(merged, Merged)
+    assert (merged.commit, inbox.merges) == (49, 1)
+    assert merged.total.dense()[[0, 6]].tolist() == [48 * 128, -48 * 128]
+
+
+def test_after_taking_there_is_room_again(make_commit: MakeCommit) -> None:
+    update = Deliver(make_commit(1, 1))
+    inbox = TrainerInbox(N, len(update.update.payload), Theta(N, K).decode)
+    for _ in range(3):
+        inbox.put(update)
+        assert inbox.take() == [update]
+
+
+def test_a_replica_in_between_ends_the_sum(make_commit: MakeCommit) -> None:
+    """What comes after an Install is not in it."""
+    inbox = TrainerInbox(N, 0, Theta(N, K).decode)
+    inbox.put(Deliver(make_commit(1, 1)))
+    inbox.put(INSTALL)
+    inbox.put(Deliver(make_commit(6, 1)))
+    kinds = [type(item) for item in inbox.take()]
+    assert kinds == [Merged, Install, Merged]
+
+
+def test_own_commits_cut_no_sum_into_pieces(make_commit: MakeCommit) -> None:
+    inbox = TrainerInbox(N, 0, Theta(N, K).decode)
+    for commit in range(1, 10, 3):
+        inbox.put(Deliver(make_commit(commit, 1)))
+        inbox.put(Passed(commit + 1))
+        inbox.put(Passed(commit + 2))
+    (merged,) = inbox.take()
+    assert isinstance(merged, Merged)
+    assert (merged.commit, merged.passed, merged.total.dense()[0]) == (9, 6, 3 * 128)
+
+
+def test_own_commits_with_nothing_to_merge_stand_alone(make_commit: MakeCommit) -> None:
+    inbox = TrainerInbox(N, 10_000, Theta(N, K).decode)
+    items = [Passed(1), Deliver(make_commit(2, 1)), Passed(3)]
+    for item in items:
+        inbox.put(item)
+    assert inbox.take() == items
+
+
+def test_buffers_are_in_no_sum(make_commit: MakeCommit) -> None:
+    """They replace, and what was own of them passes after them."""
+    inbox = TrainerInbox(N, 0, Theta(N, K).decode)
+    average = Deliver(
+        Committed(commit=2, origin=9, seq=1, form=BUFFERS, tau_quanta=0, count=0, payload=b"a" * 99)
+    )
+    inbox.put(Deliver(make_commit(1, 1)))
+    inbox.put(average)
+    inbox.put(Passed(2))
+    inbox.put(Deliver(make_commit(3, 1)))
+    first, *middle, last = inbox.take()
+    assert middle == [average, Passed(2)]
+    assert [m.commit for m in (first, last) if isinstance(m, Merged)] == [1, 3]
+
+
+def test_a_sum_that_could_overflow_is_followed_by_another(
+    make_commit: MakeCommit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MERGED_QUANTA_MAX", 300)
+    inbox = TrainerInbox(N, 0, Theta(N, K).decode)
+    for commit in range(1, 6):
+        inbox.put(Deliver(make_commit(commit, 1)))  # 128 quanta each
+    items = inbox.take()
+    assert [item.commit for item in items if isinstance(item, Merged)] == [2, 4, 5]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(
+    hits=st.lists(
+        st.lists(st.integers(1, N) | st.integers(-N, -1), min_size=1, max_size=200, unique_by=abs),
+        max_size=12,
+    ),
+    bytes_max=st.integers(0, 300),
+    takes=st.sets(st.integers(0, 11)),
+)
+def test_merged_is_equal_to_the_singles_bit_by_bit(
+    make_commit: MakeCommit,
+    on_grid: Callable[[int, int], Flat],
+    hits: list[list[int]],
+    bytes_max: int,
+    takes: set[int],
+) -> None:
+    singly, merged = Theta(N, K), Theta(N, K)
+    singly.values[:] = merged.values[:] = on_grid(N, 1)
+    inbox = TrainerInbox(N, bytes_max, merged.decode)
+    commits: list[int] = []
+    for i, indices in enumerate(hits):
+        committed = make_commit(i + 1, *indices)
+        singly.add(singly.decode(committed))
+        inbox.put(Deliver(committed))
+        if i in takes:
+            commits += apply(merged, inbox.take())
+    commits += apply(merged, inbox.take())
+    np.testing.assert_array_equal(merged.values.view(np.int32), singly.values.view(np.int32))
+    assert commits == sorted(commits)
+    assert commits[-1:] == ([len(hits)] if hits else [])
+    assert merged.q == quantum(K)

@@ -1,0 +1,56 @@
+"""What left the interfaces: each media driver counts once, whoever tells of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.runtime.wire_bytes import DRIVERS_TOLD, WireBytes, wire_bytes
+from sparkstrom.transport.contract import Sent
+from sparkstrom.transport.memory import MemoryNetwork
+
+
+class Counted:
+    """A transport that has sent so much."""
+
+    def __init__(self, driver: str, driver_bytes: int, own_bytes: int) -> None:
+        self.figures = Sent(driver, driver_bytes, own_bytes)
+
+    def sent(self) -> Sent:
+        return self.figures
+
+
+def told(*sent: tuple[str, int, int]) -> dict[str, float]:
+    """What one node tells after these transports."""
+    wire = WireBytes()
+    figures: dict[str, float] = {}
+    for driver, driver_bytes, own_bytes in sent:
+        transport: Any = Counted(driver, driver_bytes, own_bytes)
+        figures = wire.look(transport)
+    return figures
+
+
+def test_workers_of_an_executor_share_what_their_media_driver_sent() -> None:
+    here, beside = told(("a", 1000, 10)), told(("a", 1500, 20))
+    elsewhere = told(("b", 300, 5))
+    assert wire_bytes([here, beside, elsewhere]) == 1500 + 300 + 10 + 20 + 5
+
+
+def test_what_a_media_driver_sent_before_it_died_counts_too() -> None:
+    figures = told(("a", 1000, 10), ("a", 1200, 15), ("b", 50, 1))
+    assert wire_bytes([figures]) == 1200 + 15 + 50 + 1
+
+
+def test_many_deaths_make_no_endless_message() -> None:
+    figures = told(*((f"driver {number}", 1, 2) for number in range(100)))
+    assert len(figures) == DRIVERS_TOLD + 1
+    assert wire_bytes([figures]) == DRIVERS_TOLD + 100 * 2
+
+
+def test_other_figures_are_not_counted() -> None:
+    assert wire_bytes([{"steps": 5.0, "wire_bytes": 7.0}]) == 0
+
+
+def test_nothing_leaves_a_process_by_memory() -> None:
+    transport = MemoryNetwork().open("here")
+    assert transport.sent() == Sent(str(Endpoint("here", 1)), 0, 0)

@@ -1,0 +1,219 @@
+"""Each doubt at its boundary: silent on one side, and on the other it names figure and remedy."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.encoding.thresholds import (
+    AdaptiveThreshold,
+    AutoThreshold,
+    FixedThreshold,
+    TargetSparsityThreshold,
+)
+from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.models.updaters import Adam, Nesterov, Sgd
+from sparkstrom.spark.driver import accuracy_warnings as module
+from sparkstrom.spark.driver.accuracy_warnings import (
+    Facts,
+    density_doubts,
+    doubts,
+    facts_of,
+    momentum_doubts,
+    staleness_doubts,
+    wanted_fractions,
+)
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from tests.unit.spark.test_summary import STATS, outcome
+
+# The quickstart's figures.
+HEALTHY = Facts(
+    workers=4,
+    minibatches=1920,
+    publications=296,
+    sent_fraction=1e-2,
+    tau=8e-4,
+    staleness=6.3,
+    waiting=192,
+    clipped=0.0,
+)
+WAITS = replace(HEALTHY, waiting=961)  # more than half of the fit
+AUTO = SharedTrainingMaster()
+WORKER = SharedTrainingMaster(horizon="worker")
+
+
+def test_a_healthy_fit_has_none() -> None:
+    assert momentum_doubts(AUTO, DenseNetwork([2, 2], updater=Nesterov(0.1, 0.9)), HEALTHY) == []
+    assert staleness_doubts(AUTO, HEALTHY) == density_doubts(AUTO, HEALTHY) == []
+
+
+@pytest.mark.parametrize(
+    ("updater", "workers", "acting"),
+    [
+        (Nesterov(0.1, 0.9), 2, None),
+        (Nesterov(0.1, 0.9), 3, "0.965"),
+        (Adam(1e-3), 8, "0.987"),
+        (Nesterov(0.1, 0.9**8), 8, None),  # lowered by hand, it acts like 0.9
+        (Nesterov(0.1, 0.94**8), 8, None),
+        (Nesterov(0.1, 0.96**8), 8, "0.96"),
+        (Sgd(0.1), 8, None),
+    ],
+)
+def test_momentum_of_own_steps(updater: Any, workers: int, acting: str | None) -> None:
+    model, facts = DenseNetwork([2, 2], updater=updater), replace(HEALTHY, workers=workers)
+    assert momentum_doubts(AUTO, model, facts) == []
+    found = momentum_doubts(WORKER, model, facts)
+    if acting is None:
+        assert found == []
+        return
+    (text,) = found
+    assert f"on {workers} workers it acts like {acting} on one machine" in text
+    assert "horizon='fit'" in text
+
+
+def test_the_momentum_of_a_model_that_cannot_say_is_not_guessed() -> None:
+    assert momentum_doubts(WORKER, object(), HEALTHY) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"max_staleness": None}, "max_staleness='auto' bounds it (it was None)"),
+        ({"max_staleness": 2}, "max_staleness='auto' bounds it (it was 2)"),
+        ({"publish_every": 4}, "publish_every='auto' holds back less (it was 4)"),
+        ({"publish_every": 1}, "a larger batch_size_per_worker, fewer workers or max_lead=1"),
+        ({}, "a larger batch_size_per_worker, fewer workers or max_lead=1"),
+    ],
+)
+def test_staleness_beyond_what_was_harmless(options: Any, remedy: str) -> None:
+    master = SharedTrainingMaster(**options)
+    assert staleness_doubts(master, replace(HEALTHY, staleness=30.0)) == []
+    (text,) = staleness_doubts(master, replace(HEALTHY, staleness=30.4))
+    assert "last 30 minibatches, 7.6 rounds of 4 workers; beyond 30 accuracy suffers" in text
+    assert remedy in text
+
+
+def test_where_a_round_is_more_half_of_one_is_harmless() -> None:
+    many = replace(HEALTHY, workers=32)
+    assert staleness_doubts(AUTO, replace(many, staleness=48.0)) == []
+    assert staleness_doubts(AUTO, replace(many, staleness=49.0)) != []
+
+
+def test_a_worker_alone_has_nobody_to_be_late_for() -> None:
+    assert staleness_doubts(AUTO, replace(HEALTHY, workers=1, staleness=99.0)) == []
+
+
+def test_what_clipping_took() -> None:
+    assert density_doubts(AUTO, replace(HEALTHY, clipped=0.1)) == []
+    (text,) = density_doubts(AUTO, replace(HEALTHY, clipped=0.52, sent_fraction=0.9))
+    assert "52% of what was learnt was lost by clipping" in text
+    assert "tau, 0.0008 at the end" in text
+    assert "threshold='auto'" in text
+
+
+@pytest.mark.parametrize(
+    ("threshold", "most"),
+    [
+        ("auto", 5e-2),
+        (AdaptiveThreshold(sent_fraction_max=2e-2), 1e-1),
+        (TargetSparsityThreshold(sent_fraction_target=1e-3), 5e-3),
+        (FixedThreshold(1e-3), 5e-2),
+    ],
+)
+def test_too_much_is_sent(threshold: Any, most: float) -> None:
+    master = SharedTrainingMaster(threshold=threshold)
+    above = replace(HEALTHY, sent_fraction=1.01 * most)
+    assert density_doubts(master, replace(HEALTHY, sent_fraction=most)) == []
+    (text,) = density_doubts(master, above)
+    assert f"sent {1.01 * most:.2g} of all parameters" in text
+    assert "a larger tau than 0.0008" in text
+    assert density_doubts(master, replace(above, publications=9.9)) == []  # it had no time to rise
+    warm = SharedTrainingMaster(threshold=threshold, warm_up=WarmUp(100))
+    assert density_doubts(warm, above) == []  # as was asked for
+
+
+def test_too_little_is_sent_and_learning_waits() -> None:
+    master = SharedTrainingMaster(threshold=TargetSparsityThreshold(1.0))
+    below, enough = replace(WAITS, sent_fraction=1.9e-4), 1e9
+    (text,) = density_doubts(master, below)
+    assert "sent 0.00019 of all parameters, where 0.001 is wanted: take a smaller tau" in text
+    assert density_doubts(master, replace(below, waiting=960)) == []  # all that there was left soon
+    at_bound = replace(below, sent_fraction=2e-4, publications=enough)
+    (text,) = density_doubts(master, at_bound)
+    assert "wanted" not in text
+
+
+def test_the_wish_of_somebody_elses_threshold_is_not_known() -> None:
+    class Own:
+        def next_tau(self, state: Any, sent_fraction: float | None) -> Any:
+            return {"tau": 1.0}
+
+        def merge(self, states: Any) -> Any:
+            return {"tau": 1.0}
+
+    assert wanted_fractions(Own()) is None
+    master = SharedTrainingMaster(threshold=Own())
+    assert density_doubts(master, replace(HEALTHY, sent_fraction=0.9)) == []
+
+
+@pytest.mark.parametrize(
+    ("threshold", "needed"),
+    [("auto", 50), (AutoThreshold(levels=1), 100), (AdaptiveThreshold(), 100)],
+)
+def test_too_few_steps_for_the_density(threshold: Any, needed: int) -> None:
+    master = SharedTrainingMaster(threshold=threshold)
+    (text,) = density_doubts(master, replace(WAITS, publications=needed - 1))
+    assert f"published {needed - 1} times and sent 0.01 of its parameters" in text
+    assert f"{needed} publications are enough: fewer workers, more epochs" in text
+    enough = density_doubts(master, replace(WAITS, publications=needed))
+    assert not any("publications" in text for text in enough)
+    assert density_doubts(master, replace(WAITS, publications=9, waiting=960)) == []
+
+
+def test_a_tau_that_does_not_carry_what_is_learnt() -> None:
+    adaptive = SharedTrainingMaster(threshold=AdaptiveThreshold())
+    assert density_doubts(adaptive, replace(WAITS, waiting=960)) == []
+    (text,) = density_doubts(adaptive, WAITS)
+    assert "waited in residuals for 961 minibatches on average, of 1,920: tau, 0.0008" in text
+    assert "take threshold='auto'" in text
+    assert density_doubts(AUTO, WAITS) == []
+
+
+def test_nothing_sent_is_told_elsewhere() -> None:
+    nothing = replace(WAITS, sent_fraction=0.0, publications=0.0)
+    assert density_doubts(AUTO, nothing) == []
+
+
+def test_facts_are_of_a_fit_and_of_what_it_went_on_from() -> None:
+    made = facts_of(outcome(), 100, 60)  # 20 minibatches now, of two workers
+    assert made == Facts(
+        workers=2,
+        minibatches=80,
+        publications=4 * 10,
+        sent_fraction=0.05,
+        tau=pytest.approx(0.02),
+        staleness=1.5,
+        waiting=2 * 1.5,
+        clipped=0.25,
+    )
+    nothing = facts_of(outcome(stats={}, minibatches=0, rows=[0, -1]), 100, 0)
+    assert nothing == Facts(0, 0, 0.0, 0.0, 0.0, 1.5, 0.0, 0.0)
+
+
+def test_all_are_told_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = DenseNetwork([2, 2], updater=Nesterov(0.1, 0.9))
+    late = outcome(
+        rows=[5] * 4,
+        stats={1: STATS | {"mass_clipped": 3.0}},
+        staleness=Counter(),
+        staleness_minibatches=31.0,
+    )
+    with caplog.at_level(logging.WARNING, module.__name__):
+        found = doubts(WORKER, model, late, 0)
+    assert [text.split()[0] for text in found] == ["momentum", "when", "75%"]
+    assert caplog.messages == found

@@ -1,0 +1,133 @@
+"""VoidConfiguration: what it accepts, what it refuses and with which words."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.protocol.common.topology import FLAT
+from sparkstrom.spark.driver.discovery import AUTO_PLAIN_WORKERS, REFUSED, VoidConfiguration
+
+
+def test_every_field_has_a_default() -> None:
+    void = VoidConfiguration()
+    assert void.unicast_port is None
+    assert void.lease_s == 10.0
+    assert void.given == frozenset()
+
+
+def test_given_names_what_the_caller_passed_even_if_it_is_the_default() -> None:
+    assert VoidConfiguration(lease_s=10.0, unicast_port=40123).given == {"lease_s", "unicast_port"}
+
+
+def test_given_does_not_make_two_equal_configurations_differ() -> None:
+    assert VoidConfiguration(lease_s=10.0) == VoidConfiguration()
+
+
+def test_it_travels() -> None:
+    void = VoidConfiguration(port_range=(40000, 40010), network_mask="10.0.0.0/16")
+    copy = pickle.loads(pickle.dumps(void))
+    assert copy == void
+    assert copy.given == void.given
+
+
+@pytest.mark.parametrize(
+    ("void", "controller", "executors"),
+    [
+        ({}, None, None),
+        ({"unicast_port": 40123}, range(40123, 40124), range(40123, 40187)),
+        ({"unicast_port": 65530}, range(65530, 65531), range(65530, 65536)),
+        ({"port_range": (50000, 50003)}, range(50000, 50004), range(50000, 50004)),
+        (
+            {"unicast_port": 40123, "port_range": (50000, 50003)},
+            range(40123, 40124),
+            range(50000, 50004),
+        ),
+    ],
+)
+def test_who_may_bind_which_ports(
+    void: dict[str, Any], controller: range | None, executors: range | None
+) -> None:
+    made = VoidConfiguration(**void)
+    assert made.controller_ports() == controller
+    assert made.executor_ports() == executors
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("unicast_port", 0, "between 1 and 65535"),
+        ("unicast_port", 70000, "between 1 and 65535"),
+        ("unicast_port", "40123", "between 1 and 65535"),
+        ("port_range", (40010, 40000), "first must not be above last"),
+        ("port_range", (1, 2, 3), "is (first, last)"),
+        ("port_range", (0, 10), "between 1 and 65535"),
+        ("port_range", (65000, 65536), "between 1 and 65535"),
+        ("network_mask", "10.0.0.0.0/16", "write a network like 10.0.0.0/16"),
+        ("network_mask", "10.0.0.0/33", "write a network like 10.0.0.0/16"),
+        ("network_mask", "192.168.1.12", "such as 192.168.1.0/24"),
+        ("network_mask", "fd00::7", "such as fd00::/64"),
+        ("controller_address", " ", "is empty"),
+        ("mesh_build_mode", "PLAIN", "one of plain, mesh, auto"),
+        ("mesh_fan_out", 0, "at least 1; 8 suits most networks"),
+        ("mesh_fan_out", 2.5, "at least 1"),
+        ("mesh_depth", 0, "at least 1; 5 levels of 8 have 37,448 workers"),
+        ("max_chunk_size", 100, "at least 1024"),
+        ("lease_s", 0, "above 0"),
+        ("lease_s", float("inf"), "above 0"),
+        ("window_bytes", 0, "at least 1"),
+        ("log_bytes", 1 << 20, "window_bytes"),
+    ],
+)
+def test_a_refusal_names_option_value_and_remedy(option: str, value: object, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        VoidConfiguration(**{option: value})  # type: ignore[arg-type]
+    assert f"{option}={value!r}" in str(caught.value)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "workers", "shape"),
+    [
+        ({}, 100_000, FLAT),
+        ({"mesh_build_mode": "auto"}, AUTO_PLAIN_WORKERS, FLAT),
+        ({"mesh_build_mode": "auto"}, AUTO_PLAIN_WORKERS + 1, (8, 5)),
+        ({"mesh_build_mode": "mesh"}, 1, (8, 5)),
+        ({"mesh_build_mode": "mesh"}, 37_448, (8, 5)),
+        ({"mesh_build_mode": "mesh", "mesh_fan_out": 2, "mesh_depth": 3}, 14, (2, 3)),
+        ({"mesh_fan_out": 2, "mesh_depth": 3}, 15, FLAT),
+    ],
+)
+def test_how_many_stand_under_one_another(
+    options: dict[str, Any], workers: int, shape: tuple[int, int]
+) -> None:
+    tree = VoidConfiguration(**options).topology(workers)
+    assert (tree.fan_out, tree.depth_max) == shape
+
+
+@pytest.mark.parametrize("mode", ["mesh", "auto"])
+def test_the_worker_that_finds_no_place_is_named(mode: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        VoidConfiguration(mesh_build_mode=mode).topology(37_449)
+    assert "37,448 places: worker 37449 has none" in str(caught.value)
+    assert "mesh_fan_out=8 and mesh_depth=5" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_means_nothing_here_is_refused_by_name_with_a_sentence(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        VoidConfiguration(**{name: 1})  # type: ignore[arg-type]
+    assert str(caught.value) == f"VoidConfiguration takes no {name}: {REFUSED[name]}"
+
+
+def test_a_slip_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match=r"unicast_prt; did you mean unicast_port\?"):
+        VoidConfiguration(unicast_prt=1)  # type: ignore[call-arg]
+
+
+def test_a_name_near_nothing_is_answered_with_all_names() -> None:
+    with pytest.raises(UsageError, match="unicast_port, port_range, network_mask"):
+        VoidConfiguration(xyzzy=1)  # type: ignore[call-arg]

@@ -1,0 +1,157 @@
+"""Watching epochs: who decides when, what is kept, and what is asked of the master."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.codec.messages import Phase
+from sparkstrom.models import DenseNetwork
+from sparkstrom.observe.epochs import EpochLog, Finished
+from sparkstrom.observe.stopping import EarlyStopping
+from sparkstrom.runtime.master_thread import MasterThread, Progress, Snapshot
+from sparkstrom.spark.driver.epoch_watch import Best, EpochWatch, check_validation
+
+LOSSES = [5.0, 3.0, 4.0, 4.0, 2.0]
+
+
+class Master:
+    """Counts commits and copies; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.commit, self.copies, self.stops = 0, 0, list[str]()
+
+    def snapshot(self) -> Snapshot:
+        self.copies += 1
+        parameters = np.full(3, self.commit, np.float32)
+        return Snapshot(self.commit, parameters, b"%d" % self.commit)
+
+    def request_stop(self, reason: str) -> None:
+        self.stops.append(reason)
+
+
+class Bench:
+    """Two partitions whose epochs are as long as the test says."""
+
+    def __init__(self, rule: EarlyStopping | None, first_epoch: int = 0) -> None:
+        self.master = Master()
+        self.watch = EpochWatch(cast(MasterThread, self.master), rule, first_epoch)
+        self.logs = [EpochLog(0, 10), EpochLog(1, 11)]
+
+    def finish(self, partition: int, *losses: float) -> None:
+        log = self.logs[partition]
+        for loss in losses:
+            epoch = len(log.report()["epochs"])
+            log.add(Finished(epoch, 1.0, 2, 2 * loss, 2.0))
+
+    def look(self, training: tuple[int, ...] = (0, 1), phase: Phase = Phase.RUNNING) -> None:
+        self.master.commit += 1
+        last = {"last_loss_sum": 1.0, "last_examples": 2.0}
+        stats = {i: log.counters() | last for i, log in enumerate(self.logs)}
+        known = frozenset(training)
+        self.watch.look(Progress(phase, len(training), 2, 2, 0, 0, 0, 0.0, stats, known))
+
+
+def test_an_epoch_counts_when_the_slowest_has_finished_it() -> None:
+    made = Bench(EarlyStopping(patience=2))
+    made.finish(0, *LOSSES)
+    made.look()
+    assert (made.master.copies, made.watch.best) == (0, None)
+    made.finish(1, *LOSSES[:2])
+    made.look()
+    assert made.watch.best == Best(2, "loss", 3.0, commit=2)
+    assert made.watch.copy.parameters.tolist() == [2, 2, 2]
+    assert made.watch.copy.buffers == b"2"
+    assert made.master.copies == 1  # two epochs came at once, both the best of their time
+
+
+def test_a_rule_without_held_out_rows_is_refused() -> None:
+    """A fit that ends after ``patience`` epochs because nothing was measured helps nobody."""
+    made = Bench(EarlyStopping(patience=2))
+    for log in made.logs:
+        log.add(Finished(0, 1.0, 2, 0.0, 0.0))
+    with pytest.raises(UsageError, match=r"nothing to judge by: validation holds no rows out"):
+        made.look()
+    without = Bench(None)
+    without.logs = made.logs
+    without.look()
+
+
+def test_it_asks_to_stop_once_and_keeps_the_best() -> None:
+    made = Bench(EarlyStopping(patience=2), first_epoch=10)
+    for loss in LOSSES:
+        made.finish(0, loss)
+        made.finish(1, loss)
+        made.look()
+    assert made.master.stops == [
+        "early stopping: loss of the held-out rows was best in epoch 12 (3), 2 epochs ago"
+    ]
+    assert made.watch.best == Best(12, "loss", 3.0, commit=2)
+    assert made.watch.finished == 5
+    assert [one.epoch for one in made.watch.history()] == [11, 12, 13, 14, 15]
+
+
+def test_a_partition_without_a_worker_is_not_waited_for() -> None:
+    made = Bench(EarlyStopping(patience=1))
+    made.finish(0, 1.0, 2.0)
+    made.look(training=(0,))
+    assert len(made.master.stops) == 1
+
+
+def test_the_last_epochs_are_judged_when_all_have_left() -> None:
+    made = Bench(EarlyStopping(patience=1))
+    made.finish(0, 3.0)
+    made.finish(1, 3.0)
+    made.look()
+    made.finish(0, 1.0)
+    made.finish(1, 1.0)
+    made.look(training=(), phase=Phase.DONE)
+    assert made.watch.best == Best(2, "loss", 1.0, commit=2)
+    assert made.master.stops == []
+
+
+def test_who_wants_the_last_parameters_gets_no_copy() -> None:
+    made = Bench(EarlyStopping(patience=1, keep_best=False))
+    made.finish(0, 3.0)
+    made.finish(1, 3.0)
+    made.look()
+    assert made.watch.best == Best(1, "loss", 3.0, commit=None)
+    assert made.master.copies == 0
+
+
+def test_without_a_rule_it_only_takes_notes() -> None:
+    made = Bench(None)
+    made.finish(0, 1.0, 2.0, 3.0)
+    made.finish(1, 2.0, 2.0, 3.0)
+    made.look()
+    assert (made.watch.best, made.master.copies, made.master.stops) == (None, 0, [])
+    made.watch.close([json.dumps({"epochs": log.report()}) for log in made.logs])
+    assert [one.validation for one in made.watch.history()] == [1.5, 2.0, 3.0]
+    assert [one.loss for one in made.watch.history()] == [0.5] * 3
+
+
+class Unmeasured:
+    """A model without a loss."""
+
+
+@pytest.mark.parametrize(
+    ("model", "validation", "rule", "reason"),
+    [
+        (DenseNetwork([2, 2]), None, EarlyStopping(), "needs rows that nobody trains on"),
+        (DenseNetwork([2, 2]), 0.1, 3, "early_stopping=3: must be None or a rule"),
+        (Unmeasured(), 0.1, None, r"a Unmeasured has no loss\(batch\)"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(
+    model: Any, validation: Any, rule: Any, reason: str
+) -> None:
+    with pytest.raises(UsageError, match=reason):
+        check_validation(model, validation, rule)
+
+
+def test_accuracy_needs_predictions_only() -> None:
+    check_validation(cast(Any, Unmeasured()), 0.1, EarlyStopping(metric="accuracy"))

@@ -1,0 +1,45 @@
+"""What a summary says of momentum: what became of it, and where nothing could."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.models.updaters import Nesterov, Sgd
+from sparkstrom.spark.driver.horizon_notes import horizon_warnings, horizons_of
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+
+FIT, WORKER = SharedTrainingMaster(), SharedTrainingMaster(horizon="worker")
+MOVING = DenseNetwork([2, 2], updater=Nesterov(0.1, 0.9))
+
+
+class Opaque(DenseNetwork):
+    def horizons(self, workers: int) -> dict[str, str]:
+        return {"unseen": "PjitFunction"}
+
+
+@pytest.mark.parametrize(
+    ("master", "model", "rows", "expected"),
+    [
+        (FIT, MOVING, [5, 5, 0, 5], {"workers": 3, "momentum": "0.9 -> 0.729"}),
+        (FIT, MOVING, [5, 0], {}),
+        (FIT, DenseNetwork([2, 2], updater=Sgd()), [5, 5], {}),
+        (WORKER, MOVING, [5, 5], {}),
+        (FIT, object(), [5, 5], {}),
+    ],
+)
+def test_what_was_changed(master: Any, model: Any, rows: list[int], expected: Any) -> None:
+    assert horizons_of(master, model, rows) == expected
+
+
+def test_where_momentum_counts_own_steps_it_is_said() -> None:
+    (said,) = horizon_warnings(FIT, object(), [5, 5])  # type: ignore[arg-type]
+    assert said.startswith("a object counts each worker's own steps")
+    opaque = Opaque([2, 2])
+    (said,) = horizon_warnings(FIT, opaque, [5, 5])
+    assert "cannot be looked into (PjitFunction)" in said
+    assert horizon_warnings(WORKER, object(), [5, 5]) == []  # type: ignore[arg-type]
+    assert horizon_warnings(FIT, MOVING, [5, 5]) == []
+    assert horizon_warnings(FIT, object(), [5, 0]) == []  # type: ignore[arg-type]

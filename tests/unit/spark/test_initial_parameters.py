@@ -1,0 +1,142 @@
+"""Parameters on their way to executors: bit by bit, in few bytes, and gone after the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from sparkstrom.encoding.grid import KEPT_QUANTA, first_exponent, round_to_grid
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.driver.initial_parameters import BLOCK_SIZE, Packed, pack, travelling, unpack
+from sparkstrom.spark.executor.job import TrainingJob
+from sparkstrom.spark.executor.tasks import initial_theta
+
+K, WORKERS = 20, 4
+
+
+def theta_of(values: Any, k: int = K, buffers: bytes = b"") -> Theta:
+    theta = Theta(len(values), k)
+    theta.values[:], theta.buffers = values, buffers
+    return theta
+
+
+@given(arrays(np.int32, st.integers(0, 300), elements=st.integers(-KEPT_QUANTA, KEPT_QUANTA)))
+def test_parameters_arrive_bit_by_bit(quanta: Any) -> None:
+    theta = theta_of(np.ldexp(quanta.astype(np.float32), -K), buffers=b"statistics")
+    values, buffers = unpack(pack(theta), theta.n_params, K)
+    assert values.tobytes() == theta.values.tobytes()
+    assert buffers == b"statistics"
+
+
+@pytest.mark.parametrize(("scale", "bytes_each"), [(1e-3, 2.2), (0.05, 2.3), (1e6, 2.7)])
+def test_a_parameter_takes_less_than_three_bytes(scale: float, bytes_each: float) -> None:
+    values = (scale * np.random.default_rng(1).standard_normal(10_000)).astype(np.float32)
+    k = first_exponent(values)
+    packed = pack(theta_of(round_to_grid(values, k), k))
+    assert sum(map(len, packed)) < bytes_each * len(values)
+    assert unpack(packed, len(values), k)[0].tobytes() == round_to_grid(values, k).tobytes()
+
+
+class Conf:
+    """A SparkConf that lives in the JVM."""
+
+    def __init__(self, **known: str) -> None:
+        self.known = known
+
+    def contains(self, key: str) -> bool:
+        return key in self.known
+
+    def set(self, key: str, value: str) -> None:
+        self.known[key] = value
+
+    def remove(self, key: str) -> None:
+        del self.known[key]
+
+
+class Context:
+    """A SparkContext, as far as a broadcast needs one; the handle is the context itself."""
+
+    def __init__(self, **known: str) -> None:
+        self._conf = Conf(**known)
+        self.value: Packed | None = None
+        self.block_sizes: list[str | None] = []
+
+    @property
+    def _jsc(self) -> Any:
+        return self
+
+    def sc(self) -> Any:
+        return self
+
+    def conf(self) -> Conf:
+        return self._conf
+
+    def broadcast(self, value: Packed) -> Any:
+        self.block_sizes.append(self._conf.known.get(BLOCK_SIZE))
+        self.value = value
+        return self
+
+    def destroy(self) -> None:
+        self.value = None
+
+
+@pytest.mark.parametrize(
+    ("n_params", "workers", "size"),
+    [
+        (10, 100, "64k"),
+        (8 << 20, 2, "1024k"),
+        (8 << 20, 8, "512k"),
+        (8 << 20, 100, "256k"),
+        (200 << 20, 100, "4096k"),
+    ],
+)
+def test_blocks_are_small_for_this_one_broadcast(
+    monkeypatch: pytest.MonkeyPatch, n_params: int, workers: int, size: str
+) -> None:
+    planes: Any = range(n_params)  # as long as bytes would be
+    packed = Packed(planes, planes, b"", b"")
+    monkeypatch.setattr("sparkstrom.spark.driver.initial_parameters.pack", lambda theta: packed)
+    context = Context()
+    with travelling(context, theta_of([]), workers):
+        assert context._conf.known == {}
+    assert context.block_sizes == [size]
+
+
+def test_an_applications_own_block_size_stays() -> None:
+    context = Context(**{BLOCK_SIZE: "1m"})
+    with travelling(context, theta_of([0.5]), WORKERS):
+        pass
+    assert context.block_sizes == ["1m"]
+    assert context._conf.known == {BLOCK_SIZE: "1m"}
+
+
+def test_it_is_destroyed_also_after_a_fit_that_fails() -> None:
+    context = Context()
+
+    def fit() -> None:
+        with travelling(context, theta_of([0.5]), WORKERS) as handle:
+            assert handle.value is not None
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fit()
+    assert context.value is None
+
+
+def test_a_worker_begins_with_what_its_job_brings(job_of: Callable[..., TrainingJob]) -> None:
+    job = job_of()
+    values = np.linspace(-1, 1, job.n_params, dtype=np.float32)
+    theta = theta_of(round_to_grid(values, job.k), job.k, b"statistics")
+    context = Context()
+    with travelling(context, theta, WORKERS) as handle:
+        begun = initial_theta(replace(job, initial=handle))
+    assert begun.values.tobytes() == theta.values.tobytes()
+    assert (begun.buffers, begun.commit) == (b"statistics", 0)
+    assert not initial_theta(job).values.any()

@@ -1,0 +1,94 @@
+"""Which address wins on the driver and on executors, and what is said where none can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import DriverLost, SetupError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.executor import interfaces
+from sparkstrom.spark.executor.interfaces import (
+    driver_address,
+    executor_address,
+    opener,
+    resolve,
+    route_to,
+)
+from sparkstrom.transport.addresses import Listed
+
+LISTED = [Listed("lo", "127.0.0.1"), Listed("eth0", "10.1.2.3"), Listed("eth1", "192.168.7.8")]
+MASK = VoidConfiguration(network_mask="10.0.0.0/8")
+
+
+@pytest.fixture(autouse=True)
+def host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with these interfaces and nothing in its environment."""
+    monkeypatch.setattr(interfaces, "listed_addresses", lambda: LISTED)
+    for name in ("SPARKSTROM_LOCAL_IP", "DL4J_VOID_IP"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_driver_takes_what_is_most_explicit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert driver_address(VoidConfiguration(), "192.168.7.8") == "192.168.7.8"
+    assert driver_address(MASK, "192.168.7.8") == "10.1.2.3"
+    monkeypatch.setenv("DL4J_VOID_IP", "192.168.7.8")
+    assert driver_address(VoidConfiguration(), "127.0.0.1") == "192.168.7.8"
+    assert driver_address(MASK, "127.0.0.1") == "10.1.2.3"
+    both = VoidConfiguration(network_mask="10.0.0.0/8", controller_address="127.0.0.1")
+    assert driver_address(both, "192.168.7.8") == "127.0.0.1"
+
+
+def test_an_executor_takes_mask_environment_and_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = Endpoint("127.0.0.1", 9)
+    assert executor_address(VoidConfiguration(), controller) == "127.0.0.1"
+    assert executor_address(MASK, controller) == "10.1.2.3"
+    monkeypatch.setenv("SPARKSTROM_LOCAL_IP", "192.168.7.8")
+    assert executor_address(VoidConfiguration(), controller) == "192.168.7.8"
+    assert executor_address(MASK, controller) == "10.1.2.3"
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(SetupError, match=r"10\.9\.9\.9 is no address of"):
+        driver_address(VoidConfiguration(controller_address="10.9.9.9"), "127.0.0.1")
+
+
+def test_a_mask_that_fits_nothing_is_refused() -> None:
+    with pytest.raises(SetupError, match="matches no address"):
+        executor_address(VoidConfiguration(network_mask="172.16.0.0/12"), Endpoint("127.0.0.1", 9))
+
+
+def test_a_name_that_means_nothing_is_refused() -> None:
+    with pytest.raises(SetupError, match="'no such host' cannot be resolved"):
+        resolve("no such host")
+
+
+def test_no_route_is_an_error_that_names_the_controller() -> None:
+    with pytest.raises(SetupError, match=r"no route .* to the controller at no such host:9"):
+        route_to(Endpoint("no such host", 9))
+
+
+@pytest.mark.parametrize("losses", [0, 2, 3])
+def test_a_media_driver_that_ends_while_it_is_joined_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, losses: int
+) -> None:
+    joined: list[Any] = []
+
+    def join(handle: object) -> object:
+        joined.append(handle)
+        if len(joined) <= losses:
+            raise DriverLost("connecting", -1000, "no cnc.dat")
+        return handle
+
+    monkeypatch.setattr(interfaces, "ensure_driver", lambda key, options: object())
+    monkeypatch.setattr(interfaces, "AeronTransport", join)
+    open_transport = opener("k", "127.0.0.1", None, edges=1, scratch=Path("/tmp"))
+    if losses < interfaces.ATTEMPTS:
+        assert open_transport(None) is joined[-1]
+        assert len(set(map(id, joined))) == losses + 1
+    else:
+        with pytest.raises(DriverLost):
+            open_transport(None)

@@ -1,0 +1,53 @@
+"""Options as JSON and back; only what was given is written, and only our own classes are read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sparkstrom import (
+    AutoThreshold,
+    EarlyStopping,
+    SharedTrainingMaster,
+    VoidConfiguration,
+    WarmUp,
+)
+from sparkstrom.base.errors import UsageError
+from sparkstrom.spark.driver.option_json import changed, from_json, to_json
+
+MASTER = SharedTrainingMaster(
+    VoidConfiguration(network_mask="10.0.0.0/8", port_range=(40000, 40009)),
+    workers_per_node=2,
+    threshold=AutoThreshold(1e-4),
+    layer_multipliers={"layer 1": 2},
+    warm_up=WarmUp(100),
+    residual_post_processor=None,
+)
+
+
+@pytest.mark.parametrize(
+    "value", [MASTER, SharedTrainingMaster(), EarlyStopping(patience=2, metric="accuracy"), None]
+)
+def test_a_value_comes_back_equal(value: Any) -> None:
+    found = from_json(json.loads(json.dumps(to_json(value))))
+    assert found == value
+    assert getattr(found, "given", None) == getattr(value, "given", None)
+
+
+def test_what_was_not_given_is_not_written() -> None:
+    assert set(to_json(SharedTrainingMaster(rng_seed=3))) == {"class", "rng_seed"}
+
+
+def test_a_change_leaves_the_others_open() -> None:
+    found = changed(MASTER, rng_seed=7)
+    assert (found.rng_seed, found.workers_per_node) == (7, 2)
+    assert found.given == MASTER.given | {"rng_seed"}
+
+
+def test_other_classes_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"object.* cannot be saved"):
+        to_json([object()])
+    with pytest.raises(UsageError, match="'Popen', which is none of ours"):
+        from_json({"class": "Popen", "args": ["x"]})

@@ -1,0 +1,98 @@
+"""Dealing rows out: balanced, repeatable, random, and every row once."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.spark.data import row_blocks
+from sparkstrom.spark.data.columns import Chosen, check_chosen
+from sparkstrom.spark.data.partitioning import check_data
+from sparkstrom.spark.data.row_blocks import blocks_of_rows
+from sparkstrom.spark.data.shuffle_blocks import deal
+
+Parts = st.lists(st.integers(0, 40), max_size=8)  # rows of each input partition
+
+
+def shares(parts: list[int], workers: int, seed: int) -> list[tuple[int, tuple[int, int]]]:
+    """(worker, row) for all rows of all input partitions."""
+    return [
+        (worker, (index, int(number)))
+        for index, count in enumerate(parts)
+        for worker, parcel in deal(
+            blocks_of_rows, workers, seed, index, [([index, i], i) for i in range(count)]
+        )
+        if parcel.block is not None
+        for number in parcel.block.numbers
+    ]
+
+
+@given(parts=Parts, workers=st.integers(1, 7), seed=st.integers(0, 2**40))
+def test_every_row_has_one_worker_and_shares_differ_by_the_partitions_at_most(
+    parts: list[int], workers: int, seed: int
+) -> None:
+    dealt = shares(parts, workers, seed)
+    assert sorted(row for _, row in dealt) == [
+        (index, i) for index, count in enumerate(parts) for i in range(count)
+    ]
+    counts = Counter(worker for worker, _ in dealt)
+    assert set(counts) <= set(range(workers))
+    each = [counts[worker] for worker in range(workers)]
+    assert max(each) - min(each) <= len(parts)
+
+
+@given(parts=Parts, workers=st.integers(1, 7), seed=st.integers(0, 100))
+def test_a_partition_that_is_computed_again_is_dealt_the_same(
+    parts: list[int], workers: int, seed: int
+) -> None:
+    assert shares(parts, workers, seed) == shares(parts, workers, seed)
+
+
+def test_another_seed_deals_otherwise() -> None:
+    assert shares([40], 4, 1) != shares([40], 4, 2)
+
+
+def test_a_table_sorted_by_label_is_mixed() -> None:
+    """Neighbours do not stay together: each worker has rows from both halves."""
+    dealt = shares([100], 4, 0)
+    for worker in range(4):
+        rows = [i for who, (_, i) in dealt if who == worker]
+        assert min(rows) < 50 <= max(rows)
+
+
+def test_rows_are_dealt_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What dealing holds is one block, whatever the partition has; shares are as even."""
+    monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 10 * 16)
+    dealt = shares([103], 4, 0)
+    assert sorted(row for _, (_, row) in dealt) == list(range(103))
+    counts = Counter(worker for worker, _ in dealt)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    for worker in range(4):
+        blocks_of_worker = {row // 10 for who, (_, row) in dealt if who == worker}
+        assert len(blocks_of_worker) >= 9  # every block has rows for every worker
+
+
+def test_what_is_no_data_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"data is a builtins\.list: pass an RDD"):
+        check_data([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("chosen", "dataframe", "why"),
+    [
+        (Chosen(label=()), True, r"label=\(\): give a column's name"),
+        (Chosen(label=None), True, "label=None: give a column's name"),  # type: ignore[arg-type]
+        (Chosen("x"), False, "features='x': an RDD has no columns"),
+        (Chosen(label="y"), False, "label='y': an RDD has no columns"),
+    ],
+)
+def test_columns_that_cannot_be_meant_are_refused(
+    chosen: Chosen, dataframe: bool, why: str
+) -> None:
+    check_chosen(Chosen(), dataframe)
+    with pytest.raises(UsageError, match=why):
+        check_chosen(chosen, dataframe)

@@ -1,0 +1,105 @@
+"""What a worker keeps for the next fit comes back whole, whatever the updater."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.thresholds import AdaptiveThreshold
+from sparkstrom.models import DenseNetwork
+from sparkstrom.models.base import Batch, State
+from sparkstrom.models.updaters import UPDATERS
+from sparkstrom.runtime.replica import Replica
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.executor import residual_files
+
+BATCH = Batch(np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32), np.arange(8) % 3)
+
+WAYS = pytest.mark.parametrize("train_on", ["local", "replica"])
+
+
+def replica_of(
+    train_on: str, updater: str = "adam", kind: type[DenseNetwork] = DenseNetwork
+) -> Replica:
+    model = kind([4, 5, 3], updater=UPDATERS[updater]())
+    theta = Theta(model.n_params, 20)
+    encoder = Encoder(model.n_params, 20, AdaptiveThreshold(1e-2), train_on=train_on)
+    return Replica(model, theta, encoder, local=train_on == "local")
+
+
+def trained(train_on: str, updater: str = "adam") -> Replica:
+    replica = replica_of(train_on, updater)
+    for _ in range(3):
+        replica.step(BATCH)
+        replica.publish()
+    return replica
+
+
+@WAYS
+@pytest.mark.parametrize("updater", list(UPDATERS))
+def test_it_comes_back_whole(tmp_path: Path, train_on: str, updater: str) -> None:
+    before = trained(train_on, updater)
+    note = residual_files.keep(before, tmp_path, "n1")
+    assert note.mass == pytest.approx(np.abs(before.residual()).sum(dtype=np.float64))
+    assert note.mass > 0
+    after = replica_of(train_on, updater)
+    residual_files.restore(after, note.path)
+    np.testing.assert_array_equal(after.residual(), before.residual())
+    assert after.encoder.tau == before.encoder.tau
+    state, expected = after.model.updater_state(), before.model.updater_state()
+    assert set(state) == set(expected)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(state[name], value)
+    assert list(tmp_path.iterdir()) == []  # granted once in all
+
+
+@WAYS
+def test_residuals_add(tmp_path: Path, train_on: str) -> None:
+    note = residual_files.keep(trained(train_on), tmp_path, "n1")
+    after = trained(train_on)
+    before = after.residual()
+    residual_files.restore(after, note.path)
+    np.testing.assert_allclose(after.residual(), 2 * before, rtol=1e-5, atol=1e-7)
+
+
+def test_a_network_forgets_only_its_own(tmp_path: Path) -> None:
+    replica = trained("local")
+    for network in ("n1", "n1", "n2"):
+        residual_files.keep(replica, tmp_path, network)
+    assert residual_files.forget(tmp_path, "n1") == 2
+    assert residual_files.forget(tmp_path, "n1") == 0
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_failing_write_leaves_nothing_that_looks_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="No space"):
+        residual_files.keep(trained("local"), tmp_path, "n1")
+    assert list(tmp_path.glob("*.npz")) == []
+
+
+class Remembering(DenseNetwork):
+    """A custom model, whose optimizer keeps an array with a name of ours."""
+
+    def updater_state(self) -> State:
+        return {**super().updater_state(), "residual": np.ones(3, np.float32)}
+
+    def load_updater_state(self, state: State) -> None:
+        self.remembered = state["residual"]
+        super().load_updater_state({k: v for k, v in state.items() if k != "residual"})
+
+
+@WAYS
+def test_an_updater_may_call_an_array_residual(tmp_path: Path, train_on: str) -> None:
+    before, after = (replica_of(train_on, kind=Remembering) for _ in range(2))
+    residual_files.restore(after, residual_files.keep(before, tmp_path, "n1").path)
+    assert isinstance(after.model, Remembering)
+    np.testing.assert_array_equal(after.model.remembered, np.ones(3))

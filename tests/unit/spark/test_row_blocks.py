@@ -1,0 +1,156 @@
+"""Rows of an RDD become records; what does not fit is refused by the number of its row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models import DenseNetwork
+from sparkstrom.models.base import Batch
+from sparkstrom.runtime.records import ENTRY, Leaf, RowFormat
+from sparkstrom.spark.data import row_blocks
+from sparkstrom.spark.data.row_blocks import (
+    Block,
+    blocks_of_features,
+    blocks_of_rows,
+    check_block,
+    of_rows,
+    short,
+)
+
+
+def read(rows: list[Any]) -> Batch:
+    (block,) = blocks_of_rows(3, rows)
+    return block.form.batch(block.records)
+
+
+def test_pairs_become_arrays() -> None:
+    features, labels, weights = read([([1, 2], 0), (np.array([3.0, 4.0]), 1)])
+    assert features.dtype == np.float32
+    assert features.tolist() == [[1, 2], [3, 4]]
+    assert (labels.dtype, labels.tolist(), weights) == (np.int64, [0, 1], None)
+
+
+@pytest.mark.parametrize(
+    ("labels", "dtype", "shape"),
+    [
+        ([1, 0], np.int64, (2,)),
+        ([True, False], np.int64, (2,)),
+        ([0.5, 1.0], np.float32, (2,)),
+        ([[0.0, 1.0], [1.0, 0.0]], np.float32, (2, 2)),
+        ([np.int8(1), np.int8(2)], np.int64, (2,)),
+    ],
+)
+def test_labels_are_classes_or_values(labels: list[Any], dtype: Any, shape: Any) -> None:
+    array = read([([1.0], label) for label in labels]).labels
+    assert (array.dtype, array.shape) == (dtype, shape)
+
+
+def test_features_keep_their_shape_and_what_is_whole_in_an_array_stays_so() -> None:
+    image = np.arange(6, dtype=np.uint8).reshape(1, 2, 3)
+    features = read([(image, 0), (image + 1, 1)]).features
+    assert (features.dtype, features.shape) == (np.uint8, (2, 1, 2, 3))
+    assert read([(np.array([7, 8]), 0)]).features.dtype == np.int64
+    assert read([(3.5, 0), (2, 1)]).features.tolist() == [3.5, 2.0]
+
+
+def test_several_inputs_and_outputs_and_a_weight() -> None:
+    rows = [({"a": [1.0], "b": np.array([i])}, ([0.5], np.array([i, i])), 0.25) for i in range(3)]
+    features, labels, weights = read(rows)
+    assert list(features) == ["a", "b"]
+    assert features["b"].tolist() == [[0], [1], [2]]
+    assert [a.shape for a in labels] == [(3, 1), (3, 2)]
+    assert weights.tolist() == [0.25] * 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"),
+    [
+        ([([1], 0), 7], r"row 1 of partition 3 is 7: an element must be a pair"),
+        ([([1], 0), ([1], 0, 2)], r"row 1 of partition 3 is \(\[1\], 0, 2\): it has other parts"),
+        ([("cat", 0)], r"row 0 of partition 3 is \('cat', 0\)"),
+        ([([1, 2], 0), ([1], 0)], r"row 1 of partition 3 has features float32\[1\], row 0 has"),
+        ([([1], "cat")], r"row 0 of partition 3 is \(\[1\], 'cat'\)"),
+        ([([1], [1.0]), ([1], [1.0, 2.0])], r"row 1 of partition 3 has label float32\[2\]"),
+        ([([1], 1), ([1], 0.5)], r"row 1 of partition 3 has label float32\[\], row 0 has int64"),
+        ([([1], None)], r"row 0 of partition 3 is \(\[1\], None\)"),
+        ([([1], 0, -1.0)], "row 0 of partition 3 has weight -1.0: give 0 or above"),
+        ([({"a": 1}, 0), ({"b": 1}, 0)], "row 1 of partition 3 .* has other parts than row 0"),
+        ([([[1], [1, 2]], 0)], "row 0 of partition 3"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named(rows: list[Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        read(rows)
+
+
+def test_rows_are_numbered_through_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 100)
+    rows: list[Any] = [([float(i)], i) for i in range(50)]
+    made = list(blocks_of_rows(0, rows))
+    assert len(made) > 3
+    assert [int(n) for block in made for n in block.numbers] == list(range(50))
+    with pytest.raises(UsageError, match="row 50 of partition 0"):
+        list(blocks_of_rows(0, [*rows, ([1.0, 2.0], 0)]))
+
+
+@pytest.mark.parametrize("bad", [0, 17, 99])
+def test_the_row_that_a_model_refuses_is_found(bad: int) -> None:
+    features = np.zeros((100, 2), np.float32)
+    features[bad:, 1] = np.nan
+    (block,) = blocks_of_rows(3, list(zip(features, [0] * 100, strict=True)))
+    moved = Block(block.form, block.records, block.numbers + 1000, block.where)
+    with pytest.raises(UsageError, match=rf"^row {bad + 1000} of partition 3: feature 1 is nan"):
+        check_block(DenseNetwork([2, 2]), moved)
+
+
+def test_no_rows_are_no_blocks() -> None:
+    assert list(blocks_of_rows(0, [])) == []
+    assert list(of_rows([], 3)) == []
+
+
+@given(counts=st.lists(st.integers(1, 6), max_size=12), rows=st.integers(1, 9))
+def test_blocks_are_joined_to_some_rows(counts: list[int], rows: int) -> None:
+    """Of sparse vectors with other room in each block, too."""
+    made, number = [], 0
+    for count in counts:
+        leaf = Leaf("x", (2000,), "<f4", "<f4", entries=count)
+        entries = np.zeros((count, count), ENTRY)
+        entries["place"], entries["value"] = np.arange(count) + 1, number
+        form = RowFormat((leaf,), labels=0)
+        numbers = np.arange(number, number + count)
+        made.append(Block(form, form.pack([entries]), numbers, "here"))
+        number += count
+    joined = list(of_rows(iter(made), rows))
+    assert [int(n) for block in joined for n in block.numbers] == list(range(number))
+    assert all(len(block.records) >= rows for block in joined[:-1])
+    whole = [vector for block in joined for vector in dense_rows(block)]
+    np.testing.assert_array_equal(whole, [vector for block in made for vector in dense_rows(block)])
+
+
+def dense_rows(block: Block) -> Any:
+    return block.form.batch(block.records).features
+
+
+def test_features_alone_are_read_as_those_with_labels() -> None:
+    rows: list[Any] = [{"ids": np.array([i, 1]), "x": [float(i)]} for i in range(5)]
+    (alone,) = blocks_of_features(0, rows)
+    (labelled,) = blocks_of_rows(0, [(row, 0) for row in rows])
+    features = alone.form.batch(alone.records).features
+    wanted = labelled.form.batch(labelled.records).features
+    assert isinstance(features, dict)
+    assert isinstance(wanted, dict)
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(features[name], array)
+        assert features[name].dtype == array.dtype
+    with pytest.raises(UsageError, match=r"row 1 of partition 0 .* has other parts than row 0"):
+        list(blocks_of_features(0, [rows[0], [1.0]]))
+
+
+def test_long_values_are_cut_in_messages() -> None:
+    assert len(short("x" * 500)) == 60

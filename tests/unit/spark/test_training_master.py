@@ -1,0 +1,124 @@
+"""SharedTrainingMaster: what it accepts, what it refuses and with which words."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
+from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.training_master import ALIASES, REFUSED, SharedTrainingMaster
+
+
+def test_the_first_lines_of_the_example() -> None:
+    void = VoidConfiguration(unicast_port=40123)
+    master = SharedTrainingMaster(
+        void, batch_size_per_worker=16, workers_per_node=2, threshold=AdaptiveThreshold(1e-3)
+    )
+    assert master.void is void
+    assert master.given == {"void", "batch_size_per_worker", "workers_per_node", "threshold"}
+
+
+def test_defaults_are_dl4js_where_those_work() -> None:
+    master = SharedTrainingMaster()
+    assert master.void == VoidConfiguration()
+    assert master.workers_per_node == -1
+    assert master.threshold == "auto"
+    assert master.residual_post_processor == ResidualClipping(5.0, 5)
+    assert master.batch_size_per_worker == 32
+    assert master.train_on == "local"
+
+
+def test_it_travels() -> None:
+    master = SharedTrainingMaster(threshold=FixedThreshold(1e-3), residual_post_processor=None)
+    copy = pickle.loads(pickle.dumps(master))
+    assert copy == master
+    assert copy.given == master.given
+
+
+def test_dl4js_names_reach_the_same_fields() -> None:
+    void = VoidConfiguration(lease_s=3.0)
+    theirs = SharedTrainingMaster(
+        void_configuration=void,  # type: ignore[call-arg]
+        threshold_algorithm=FixedThreshold(1e-3),
+        repartition_data="never",
+    )
+    assert theirs == SharedTrainingMaster(void, threshold=FixedThreshold(1e-3), repartition="never")
+
+
+def test_one_field_under_two_names_is_refused() -> None:
+    names = {"repartition": "never", "repartition_data": "always"}
+    with pytest.raises(UsageError, match="repartition is given twice, once as repartition_data"):
+        SharedTrainingMaster(**names)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("void", None, "must be a VoidConfiguration"),
+        ("batch_size_per_worker", 0, "at least 1, as a rule 32"),
+        ("batch_size_per_worker", "32", "whole number"),
+        ("batch_size_per_worker", True, "whole number"),
+        ("workers_per_node", 0, "or -1 for all task slots"),
+        ("train_on", "theta", "one of local, replica"),
+        ("threshold", 1e-3, "AdaptiveThreshold(1e-3)"),
+        ("threshold", "adaptive", "must be 'auto' or a threshold algorithm"),
+        ("residual_post_processor", 5.0, "ResidualClipping(5.0, 5)"),
+        ("publish_every", 0, "at least 1, or 'auto'"),
+        ("publish_every", "always", "or 'auto'"),
+        ("publish_every", "2", "or 'auto'"),
+        ("publish_every", True, "or 'auto'"),
+        ("publish_every", 1.5, "or 'auto'"),
+        ("publish_every", None, "or 'auto'"),
+        ("aggregation", "average", "one of sum, mean, sqrt"),
+        ("max_lead", 0, "at least 1, or 'auto', or None"),
+        ("max_staleness", -1, "at least 0 rounds, or 'auto', or None"),
+        ("repartition", "num_partitions_workers_differs", "one of always, never"),
+        ("rdd_training_approach", "Direct", "one of direct"),
+        ("rng_seed", -1, "at least 0"),
+        ("min_workers", 0, "at least 1"),
+        ("start_timeout", -1.0, "seconds above 0"),
+        ("step_timeout", float("nan"), "seconds above 0"),
+        ("collect_training_stats", 1, "True or False"),
+        ("encoding_debug_mode", None, "True or False"),
+        ("debug_longer_iterations", 600_000, "every step would be late"),
+    ],
+)
+def test_a_refusal_names_option_value_and_remedy(option: str, value: object, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        SharedTrainingMaster(**{option: value})  # type: ignore[arg-type]
+    assert f"{option}={value!r}" in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_a_lead_shorter_than_the_publications_is_a_contradiction() -> None:
+    with pytest.raises(UsageError, match="at least 5, the value of publish_every"):
+        SharedTrainingMaster(publish_every=5, max_lead=4)
+    assert SharedTrainingMaster(publish_every=5, max_lead=5).max_lead == 5
+    assert SharedTrainingMaster(publish_every="auto", max_lead=1).max_lead == 1
+
+
+def test_publications_follow_the_link_by_default() -> None:
+    assert SharedTrainingMaster().publish_every == "auto"
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_means_nothing_here_is_refused_by_name_with_a_sentence(name: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        SharedTrainingMaster(**{name: 1})  # type: ignore[arg-type]
+    assert str(caught.value) == f"SharedTrainingMaster takes no {name}: {REFUSED[name]}"
+
+
+def test_a_slip_is_answered_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError, match=r"bach_size; did you mean batch_size_per_worker\?"):
+        SharedTrainingMaster(bach_size=1)  # type: ignore[call-arg]
+
+
+def test_no_name_is_both_refused_and_accepted() -> None:
+    names = set(SharedTrainingMaster.__dataclass_fields__)
+    assert not names & REFUSED.keys()
+    assert not names & ALIASES.keys()
+    assert set(ALIASES.values()) <= names
