@@ -1,0 +1,65 @@
+"""The map is true: what the documents for builders name is there, and the map stays short."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "sparkstrom"
+MAP = ROOT / "ARCHITECTURE.md"
+MAP_LINES_MAX = 200
+PAGES = [MAP, ROOT / "docs/protocol.md", ROOT / "docs/glossary.md"]
+PAGES += sorted((ROOT / "docs/decisions").glob("*.md"))
+
+ROOMS = "|".join(sorted(path.name for path in PACKAGE.iterdir() if path.is_dir()))
+NAMED = re.compile(rf"`((?:{ROOMS})/[\w/]+)((?:\.\w+)*)")
+TEST = re.compile(r"`((?:tests/)?[\w/]*test_\w+\.py)`")
+LINK = re.compile(r"\]\((?!http)([^)#]+)")
+
+
+def defined(module: Path) -> set[str]:
+    """Names of classes and functions in it, methods among them."""
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    return {
+        each.name for each in ast.walk(ast.parse(module.read_text())) if isinstance(each, kinds)
+    }
+
+
+def missing(text: str) -> list[str]:
+    """Modules, and names in them, that are named and not there."""
+    lost = []
+    for path, names in NAMED.findall(text):
+        module = (PACKAGE / path).with_suffix(".py")
+        if not (module.exists() or (PACKAGE / path).is_dir()):
+            lost.append(path)
+        elif names and (module.exists() and not {*names.split(".")[1:]} <= defined(module)):
+            lost.append(path + names)
+    return lost
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text()
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert missing(text) == []
+    assert [name for name in TEST.findall(text) if name.split("/")[-1] not in tests] == []
+    assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
+
+
+def test_a_name_that_is_not_there_is_found() -> None:
+    text = "`runtime/theta.install`, `runtime/thetas`, `runtime/theta.uninstall`, `protocol/worker`"
+    assert missing(text) == ["runtime/thetas", "runtime/theta.uninstall"]
+
+
+def test_the_map_is_short() -> None:
+    assert len(MAP.read_text().splitlines()) <= MAP_LINES_MAX
+
+
+def test_every_decision_is_in_the_list() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = {*LINK.findall((folder / "README.md").read_text())}
+    assert listed == {path.name for path in folder.glob("*.md")} - {"README.md"}
