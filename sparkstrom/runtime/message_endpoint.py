@@ -1,4 +1,4 @@
-"""Mailroom: messages in and out over one transport, sealed, cut, joined and counted.
+"""Message endpoint: messages in and out over one transport, sealed, cut, joined and counted.
 
 It belongs to the thread that drives a machine. Sending never blocks: frames wait in a queue per
 stream, control apart from data, and go when the transport takes them.

@@ -1,4 +1,4 @@
-"""Lending: a copy of a trainer's updater state, for workers that join in mid-training.
+"""Optimizer lending: a copy of a trainer's updater state, for workers that join in mid-training.
 
 The trainer makes the copy at a batch boundary when its node was asked for one, and numbers it by
 its content (``codec/copies``); the node's thread sends it in chunks. A copy lives while it is asked

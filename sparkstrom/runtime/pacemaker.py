@@ -1,4 +1,4 @@
-"""Pace: how many train and how far the fit is, as a worker's model is told before each step."""
+"""Pacemaker: how many train and how far the fit is, told to a worker's model before each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unsent: how long what a worker learns waits in its residual.
+"""Residual age: how long what a worker learns waits in its residual.
 
 By Little's law: the mass that waits, over all steps, for each mass that leaves. The residual is
 looked at now and then, right after a publication, and taken to change evenly in between.

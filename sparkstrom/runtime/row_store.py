@@ -1,4 +1,4 @@
-"""Store: a worker's rows in an order of their own content, in bounded memory.
+"""Row store: a worker's rows in an order of their own content, in bounded memory.
 
 Rows come in any order. While they are few they stay in memory; beyond that they go to a file on
 the executor's scratch, in buckets by the first bits of their keys, and from there bucket by bucket

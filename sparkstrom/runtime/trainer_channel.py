@@ -1,4 +1,4 @@
-"""Station: where a worker's trainer and its node thread meet.
+"""Trainer channel: where a worker's trainer and its node thread meet.
 
 The trainer posts events and takes items; the thread publishes items and the command that holds.
 Neither ever waits for the other but for the length of a list operation.

@@ -1,4 +1,4 @@
-"""Inbox: what waits for the batch boundary, bounded in bytes.
+"""Trainer inbox: what waits for the batch boundary, bounded in bytes.
 
 Remote updates come whenever they come; the trainer takes them between two steps. When they wait
 too long, they are summed: sparsely, and at most as one array. The sum is exact, so nobody sees a

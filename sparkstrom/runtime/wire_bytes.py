@@ -1,4 +1,4 @@
-"""Wire: what has left the interfaces, over one media driver after another, as figures to tell.
+"""Wire bytes: what has left the interfaces, over one media driver after another, as figures.
 
 All workers of an executor share a media driver, and each tells the counter of all: who adds them
 up takes each driver's largest, once.

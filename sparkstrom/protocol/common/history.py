@@ -1,4 +1,4 @@
-"""Replay: the recent commits, for those who have not had them yet.
+"""History: the recent commits, for those who have not had them yet.
 
 The root numbers every update, so "seen" is one integer, not a set that grows for ever. What a
 child misses is a range that it can name, in a bounded log. Where single commits would cost more

@@ -1,4 +1,4 @@
-"""Sharing: an immutable map of whole numbers, whose changed copy shares what did not change.
+"""Persistent map: an immutable map of whole numbers, whose changed copy shares what did not change.
 
 Keys lie in blocks of neighbours. A change copies one block and the list of blocks, so that it costs
 the same in a mesh of 30 and of 30,000 nodes.

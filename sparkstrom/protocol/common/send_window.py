@@ -1,4 +1,4 @@
-"""Link: how much may be under way to a neighbour, by what has been seen to arrive.
+"""Send window: how much may be under way to a neighbour, by what has been seen to arrive.
 
 Aeron's streams are ordered and reliable: what was handed over arrives, or the stream is gone. So
 nothing is sent again while a stream lives, and what a link needs is a bound on what waits in it:

@@ -1,4 +1,4 @@
-"""Ledger: the newest that a node knows of itself and of all below it, and what the parent lacks.
+"""Status table: the newest of a node and of all below it, and what the parent lacks of that.
 
 Nothing is summed on the way up, so the master sees each node's own words, and a word that was
 lost is in the next report. What did not change is not told again: however large the mesh is, a

@@ -1,4 +1,4 @@
-"""Tree: who stands under whom, as an immutable value; only the master makes new ones.
+"""Topology: who stands under whom, as an immutable value; only the master makes new ones.
 
 Places are numbered by level, the root is place 0, and the children of place p are places
 ``fan_out * p + 1`` to ``fan_out * p + fan_out``. A node has a place, and its parent is whoever has

@@ -1,4 +1,4 @@
-"""Placing: who stands under whom, ordered from the top down, and who is asked whether it lives.
+"""Placement: who stands under whom, ordered from the top down, and who is asked whether it lives.
 
 The tree changes at once; the nodes follow. A node is told its place when the one above it is
 confirmed, so that no circle ever exists, and again until its parent has said that it is there.

@@ -1,4 +1,4 @@
-"""Keeping: residuals that workers leave on their executors between two fits.
+"""Residual checkpoints: residuals that workers leave on their executors between two fits.
 
 Each file is granted once in all, to one joiner on that executor. The file of a grantee that
 died, and one that nobody was granted, is lost mass, and counted.

@@ -1,4 +1,4 @@
-"""Lateness: how old learning is when it is committed, in minibatches that others took meanwhile.
+"""Staleness: how old learning is when it is committed, in minibatches that others took meanwhile.
 
 A step begins with all that its worker knew, its own learning included. Until what it learns has a
 number, the others go on: so many of their minibatches it did not know, and they did not know it.

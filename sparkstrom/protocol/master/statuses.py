@@ -1,4 +1,4 @@
-"""Hearing: what the master takes from a node's own words, whoever handed them on."""
+"""Statuses: what the master takes from a node's own words, whoever handed them on."""
 
 from __future__ import annotations
 

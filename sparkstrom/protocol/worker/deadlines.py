@@ -1,4 +1,4 @@
-"""Waiting: every wait of a node has a deadline, counted from the last progress, and a reason."""
+"""Deadlines: every wait of a node has a deadline, counted from the last progress, and a reason."""
 
 from __future__ import annotations
 

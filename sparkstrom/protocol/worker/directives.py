@@ -1,4 +1,4 @@
-"""Orders: what a node's trainer is to do, as follows from where the node stands."""
+"""Directives: what a node's trainer is to do, as follows from where the node stands."""
 
 from __future__ import annotations
 

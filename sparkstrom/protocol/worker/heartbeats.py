@@ -1,4 +1,4 @@
-"""Reporting: a node renews its lease, acknowledges, and tells the news of all below it."""
+"""Heartbeats: a node renews its lease, acknowledges, and tells the news of all below it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uplink: a node's own updates until it sees them committed.
+"""In flight: a node's own updates until it sees them committed.
 
 The origin alone keeps an update. It is sent once, and again when the parent asks or when the edge
 was opened anew; the root drops what it has numbered already. Should all signs of a loss have been

@@ -1,4 +1,4 @@
-"""Borrowing: who joins in mid-training takes the updater's state of somebody who trains.
+"""Optimizer transfer: who joins in mid-training takes the updater's state of somebody who trains.
 
 Momentum and second moments are worth having, but nobody waits for them beyond a deadline. A
 parent that trains lends its own; otherwise the question goes up, and the master finds a lender.

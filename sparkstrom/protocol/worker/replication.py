@@ -1,4 +1,4 @@
-"""Following: a node takes the commits in order, or a snapshot where they are out of reach.
+"""Replication: a node takes the commits in order, or a snapshot where they are out of reach.
 
 Whatever it takes goes into its log, too, and from there to its children.
 """

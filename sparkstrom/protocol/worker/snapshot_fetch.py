@@ -1,4 +1,4 @@
-"""Catch up: a replica fetched in chunks from a live one, and the commits that passed meanwhile.
+"""Snapshot fetch: a replica in chunks from a live one, and the commits that passed meanwhile.
 
 Nobody freezes anything: each chunk says up to which commit its bytes are, and the commits after
 that are held here until the replica is whole, one by one or as sums. A chunk counts only while all

@@ -1,4 +1,4 @@
-"""Handing: what goes up from a node, its own updates and those from below it, as its link takes it.
+"""Upstream: own updates and those from below go up, as the link takes them.
 
 What the link has no room for waits here, in the order in which it came. A child's bytes count as
 passed only when they have gone on, so that its own link fills up and it publishes less: up waits

@@ -1,4 +1,4 @@
-"""Data: from what users have to one partition per worker, random and balanced by seed.
+"""Partitioning: from what users have to one partition per worker, random and balanced by seed.
 
 Whatever the data are, an executor sees an iterator of ``Block``. A DataFrame is an RDD of Arrow
 messages, straight from the JVM: pyspark's ``mapInArrow`` and ``toArrow`` import pandas or collect

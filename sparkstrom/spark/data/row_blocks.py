@@ -1,4 +1,4 @@
-"""Blocks: rows on their way from Spark to a worker, some MiB at a time, each with its number.
+"""Row blocks: rows on their way from Spark to a worker, some MiB at a time, each with its number.
 
 Whatever the rows come from, they become records here. What does not fit is refused by the column
 and by the row's number in its own partition.

@@ -1,4 +1,4 @@
-"""Parcels: rows on their way through a shuffle, so that the far end knows when they are whole.
+"""Shuffle blocks: rows on their way through a shuffle; the far end knows when they are whole.
 
 Spark ends a Python worker's input in the same way when it is read to the end and when it breaks
 off (lost shuffle files): the task's failure shows only when the Python side is done. A task that

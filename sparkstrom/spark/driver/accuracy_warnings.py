@@ -1,4 +1,4 @@
-"""Doubts: what makes it likely that a fit has lost accuracy against one machine, and the remedy.
+"""Accuracy warnings: what makes a loss of accuracy against one machine likely, and the remedy.
 
 None of it is an error: such a fit trains, ends well and is somewhat worse than it could be. So it
 is said at the end, in ``summary.warnings`` and once in the driver's log. Each rule is a function of

@@ -1,4 +1,4 @@
-"""Watching: the driver follows the epochs of a fit, ends it early, and keeps the best parameters.
+"""Epoch watch: follows the epochs of a fit, ends it early, and keeps the best parameters.
 
 Workers measure theta each at its own epoch's end, so an epoch's figure belongs to as many thetas as
 there are partitions. The copy kept for it is the driver's replica, with the model's buffers, at the

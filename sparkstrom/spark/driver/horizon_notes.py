@@ -1,4 +1,4 @@
-"""Horizons: what a fit has made of momentum and schedules, for its summary."""
+"""Horizon notes: what a fit has made of momentum and schedules, for its summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Initial: the parameters and buffers that a fit begins with, on their way to every executor.
+"""Initial parameters and buffers of a fit, on their way to every executor.
 
 They are one broadcast variable of Spark: executors take its blocks from one another, each once,
 whatever the number of its workers, and those that Spark starts later still find it. A block's

@@ -1,4 +1,4 @@
-"""Values: options as JSON and back, so that an estimator can be saved.
+"""Option JSON: options as JSON and back, so that an estimator can be saved.
 
 Only the classes listed here are made again; a file names none of its own. Of an option class that
 knows which fields were given, only these are written, so that ``spark.sparkstrom.*`` fills the

@@ -1,4 +1,4 @@
-"""Shipping: can this model travel to executors, and if not, what of it cannot?"""
+"""Pickling: can this model travel to executors, and if not, what of it cannot?"""
 
 from __future__ import annotations
 

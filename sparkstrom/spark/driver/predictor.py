@@ -1,4 +1,4 @@
-"""Using: what can be done with a network's parameters once they are trained."""
+"""Predictor: what can be done with a network's parameters once they are trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses: which interface of this machine the driver or an executor uses, and its transport."""
+"""Interfaces: which interface of this machine the driver or an executor uses, and its transport."""
 
 from __future__ import annotations
 

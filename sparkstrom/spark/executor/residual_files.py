@@ -1,4 +1,4 @@
-"""Kept: what a worker leaves on its executor's scratch for the next fit.
+"""Residual files: what a worker leaves on its executor's scratch for the next fit.
 
 Residual, threshold state and the updater's state, in one npz with a JSON description; written
 to a temporary file, flushed to disk, renamed. Where a file is granted, residuals add and the

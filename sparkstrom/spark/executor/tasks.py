@@ -1,4 +1,4 @@
-"""Executor: the named functions that run in Spark's Python workers.
+"""Tasks: the named functions that run in Spark's Python workers.
 
 Nothing here is swallowed: what goes wrong is told to the master, which ends the whole fit, and
 then raised, so that Spark's own log has it, too.
