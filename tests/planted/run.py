@@ -1,0 +1,109 @@
+"""Plant each bug of the corpus in a copy of the sources, and see it caught.
+
+    python -m tests.planted.run                     # all, on all cores
+    python -m tests.planted.run NAME NAME --json
+
+A bug is caught by its unit tests or within 1,000 seeds of its modes of simulation. Prints a line per
+bug: what caught it, and after how long. Ends with 1 where one was not caught.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tests.planted.corpus import Bug, bugs
+
+ROOT = Path(__file__).parents[2]
+SEEDS = 1000
+STRIDE = 50  # seeds to a process: nobody goes on after one has failed
+NODES = {"plain": 4, "mesh": 12, "links": 4, "links-mesh": 8}
+COPIED = ("sparkstrom", "tests", "benchmarks", "examples", "docs", "pyproject.toml")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one bug. ``by``: a test file or a seed; None: nothing has caught it."""
+
+    name: str
+    by: str | None
+    seconds: float
+
+
+def main() -> int:
+    """All bugs, or those that are named."""
+    args = arguments()
+    found = 0
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for verdict in pool.map(judge, args.bugs):
+            found += verdict.by is not None
+            print(json.dumps(asdict(verdict)) if args.json else line(verdict), flush=True)
+    print(f"{found} of {len(args.bugs)} were caught", file=sys.stderr)
+    return int(found < len(args.bugs))
+
+
+def arguments() -> argparse.Namespace:
+    """The options; ends where a name is unknown."""
+    parser = argparse.ArgumentParser(prog="python -m tests.planted.run", description=__doc__)
+    parser.add_argument("names", nargs="*", help="of bugs; default: all")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--json", action="store_true", help="one object per line")
+    args = parser.parse_args()
+    known = {bug.name: bug for bug in bugs()}
+    if unknown := {*args.names} - known.keys():
+        parser.error(f"no such bug: {', '.join(sorted(unknown))}")
+    args.bugs = [known[name] for name in args.names or known]
+    return args
+
+
+def line(verdict: Verdict) -> str:
+    """For people."""
+    return f"{verdict.name:50} {verdict.by or 'NOT CAUGHT'} ({verdict.seconds:.1f} s)"
+
+
+def judge(bug: Bug) -> Verdict:
+    """Plant it, and look for what catches it."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="planted-") as folder:
+        root = Path(folder)
+        for name in COPIED:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+            copy(ROOT / name, root / name)
+        bug.plant(root)
+        by = next((what for what, command in checks(bug) if not passes(command, root)), None)
+    return Verdict(bug.name, by, round(time.monotonic() - began_s, 1))
+
+
+def checks(bug: Bug) -> Iterator[tuple[str, list[str]]]:
+    """Commands that fail where the bug is seen, the quick ones first."""
+    for path in bug.tests:
+        yield path, [*("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"), path]
+    for first in range(0, SEEDS, STRIDE):
+        for mode in bug.modes:
+            seeds = f"{first}:{first + STRIDE}"
+            options = ["--mode", mode, "--nodes", str(NODES[mode]), "--seeds", seeds, "--jobs", "1"]
+            command = ["-m", "sparkstrom.cli.main", "simulate", *options, "--no-shrink", "--json"]
+            yield f"{mode} {seeds}", command
+
+
+def passes(command: list[str], root: Path) -> bool:
+    """Does it end with 0 below this root?"""
+    env = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=root, env=env, capture_output=True, check=False
+    )
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
