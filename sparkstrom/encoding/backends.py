@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.encoding.cuda.cuda_dlpack import is_on_cuda
 
 F32 = NDArray[np.float32]
 I32 = NDArray[np.int32]
@@ -181,12 +180,6 @@ def memory(name: str = "cpu") -> Memory:
     """The memory that goes with the kernel set of this name."""
     module = "cuda.cuda_memory" if name == CUDA else "cpu.host_memory"
     return cast(Memory, importlib.import_module(f"sparkstrom.encoding.{module}"))
-
-
-def backend_of(array: Any) -> str:
-    """The kernel set for an array, by where it lies: ``cuda`` on a CUDA device, else ``cpu``."""
-    by_numba = hasattr(array, "__cuda_array_interface__") or hasattr(array, "__cuda_ndarray__")
-    return CUDA if by_numba or is_on_cuda(array) else "cpu"
 
 
 def warm_up(name: str = "cpu") -> None:

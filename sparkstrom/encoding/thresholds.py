@@ -13,7 +13,6 @@ Formulas and reducers are those of DL4J's ``org.deeplearning4j.optimize.solvers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -34,9 +33,6 @@ class ThresholdAlgorithm(Protocol):
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
         """The state for the next message, ``tau`` in it; ``None``: nothing was published yet."""
-
-    def merge(self, states: Iterable[ThresholdState]) -> ThresholdState:
-        """One state out of several workers'; those that never published do not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +68,6 @@ class AutoThreshold:
         """What there is, or the least: this is only asked where all residuals are 0."""
         return state if "tau" in state else {"tau": 0.0}
 
-    def merge(self, states: Iterable[ThresholdState]) -> ThresholdState:
-        """The means over all states that have a tau."""
-        return _mean(states)
-
 
 def algorithm_of(threshold: ThresholdAlgorithm | str) -> ThresholdAlgorithm:
     """What the option ``threshold`` stands for."""
@@ -100,10 +92,6 @@ class FixedThreshold:
         """Always this tau."""
         return {"tau": self.tau}
 
-    def merge(self, states: Iterable[ThresholdState]) -> ThresholdState:
-        """Nothing is learnt, so nothing can differ."""
-        return {"tau": self.tau} if any("tau" in state for state in states) else {}
-
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveThreshold:
@@ -125,10 +113,6 @@ class AdaptiveThreshold:
         """tau falls by ``decay`` below the band, rises by it above, and stays inside."""
         low, high = self.sent_fraction_min, self.sent_fraction_max
         return _steer(state, sent_fraction, self.tau_initial, low, high, self.decay)
-
-    def merge(self, states: Iterable[ThresholdState]) -> ThresholdState:
-        """The means over all states that have a tau."""
-        return _mean(states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +142,6 @@ class TargetSparsityThreshold:
         target = self.sent_fraction_target
         return _steer(state, sent_fraction, self.tau_initial, target, target, self.decay)
 
-    def merge(self, states: Iterable[ThresholdState]) -> ThresholdState:
-        """The means over all states that have a tau."""
-        return _mean(states)
-
 
 def _steer(
     state: ThresholdState,
@@ -182,18 +162,6 @@ def _steer(
     elif sent > high:
         tau = tau / decay
     return {"tau": tau, "sent_fraction": sent}
-
-
-def _mean(states: Iterable[ThresholdState]) -> ThresholdState:
-    used = [state for state in states if "tau" in state]
-    if not used:
-        return {}
-    merged = {"tau": math.fsum(state["tau"] for state in used) / len(used)}
-    if any("sent_fraction" in state for state in used):
-        # As in DL4J, one that has no sent fraction yet adds nothing but counts.
-        sent = math.fsum(state.get("sent_fraction", 0.0) for state in used)
-        merged["sent_fraction"] = sent / len(used)
-    return merged
 
 
 def _need_positive(name: str, value: float) -> None:

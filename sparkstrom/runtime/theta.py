@@ -92,6 +92,7 @@ class Theta:
     def add_sum(self, total: Total, local: Flat | None = None) -> None:
         """theta, and local where there is one, move by merged updates."""
         kernel = kernels()
+        self.breaches += total.overflows
         if total.array is None:
             self.add(total.hits, local)
         elif local is None:
@@ -163,6 +164,7 @@ class Theta:
                 total.add_total(decode_quanta_untrusted(entry.payload, self.n_params))
             else:
                 total.add(self.decode(entry))
+        self.breaches += total.overflows
         return MergedRange(
             after=wanted.after,
             commit=wanted.commit,

@@ -28,28 +28,9 @@ class Posing:
         return self.array.__dlpack__()
 
 
-class SaysWhere:
-    """What torch, CuPy and Numba have on the device."""
-
-    __cuda_array_interface__: Any = None
-
-
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
     with pytest.raises(UsageError, match=r"backend='gpu'.*\['cpu', 'cuda', 'reference'\]"):
         backends.kernels("gpu")
-
-
-@pytest.mark.parametrize(
-    ("array", "name"),
-    [
-        (np.zeros(3), "cpu"),
-        (SaysWhere(), "cuda"),
-        (Posing(np.zeros(3)), "cuda"),
-        ([1.0], "cpu"),
-    ],
-)
-def test_the_backend_follows_from_where_the_array_lies(array: Any, name: str) -> None:
-    assert backends.backend_of(array) == name
 
 
 @pytest.mark.parametrize(

@@ -139,3 +139,29 @@ def test_the_bound_grows_with_what_is_summed() -> None:
     assert bounds[0] == sums.SPARSE_HEADER.size == len(sums.encode(Total(10**6)))
     assert sum_bytes_bound(10**9, 10**6) == 4 * 10**6 + 5
     assert sum_bytes_bound(10**4, 10**6, 2**14) < 3.5 * 10**4
+
+
+def sum_of(entries: int, *, dense: bool) -> Total:
+    """A sum whose first entry is the largest that there is."""
+    total = Total(64)
+    hits = np.arange(entries, dtype=np.int32), np.ones(entries, np.int32)
+    hits[1][0] = 2**31 - 1
+    if dense:
+        return Total.of_array(np.concatenate([hits[1], np.zeros(64 - entries, np.int32)]))
+    total.add(hits)
+    return total
+
+
+@pytest.mark.parametrize("dense", [False, True])
+@pytest.mark.parametrize("other", ["hits", "sparse", "dense"])
+def test_entries_that_leave_int32_are_counted(dense: bool, other: str) -> None:
+    total = sum_of(3, dense=dense)
+    assert (total.array is not None) == dense
+    assert total.overflows == 0
+    if other == "hits":
+        total.add((np.array([0, 1], np.int32), np.array([1, -5], np.int32)))
+    else:
+        total.add_total(sum_of(3, dense=other == "dense"))
+    assert total.overflows == 1
+    total.add_total(total)
+    assert total.overflows > 1, "what it was wrong by before counts, too"

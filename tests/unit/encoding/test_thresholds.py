@@ -35,15 +35,9 @@ def test_next_tau_leaves_the_old_state_alone(algorithm: ThresholdAlgorithm) -> N
     assert state == {"tau": 1e-3, "sent_fraction": 0.5}
 
 
-@pytest.mark.parametrize("algorithm", ALL)
-def test_no_used_state_merges_to_a_fresh_one(algorithm: ThresholdAlgorithm) -> None:
-    assert algorithm.merge([{}, {}]) == {}
-
-
 def test_fixed_stays() -> None:
     fixed = FixedThreshold(0.25)
     assert fixed.next_tau({"tau": 1.0}, 0.9) == {"tau": 0.25}
-    assert fixed.merge([{"tau": 0.25}, {}]) == {"tau": 0.25}
 
 
 def test_adaptive_keeps_tau_inside_the_band_and_without_news() -> None:

@@ -216,3 +216,12 @@ def test_the_digest_is_that_of_the_bytes() -> None:
     assert theta.digest() == zero
     theta.values[1] = theta.q
     assert theta.digest() != zero
+
+
+def test_a_sum_that_wrapped_around_is_told_as_a_breach() -> None:
+    theta = Theta(64, K)
+    total = Total(64)
+    total.add((np.array([3], np.int32), np.array([2**31 - 1], np.int32)))
+    total.add((np.array([3], np.int32), np.array([2**31 - 1], np.int32)))
+    theta.add_sum(total)
+    assert theta.breaches == 1
