@@ -49,7 +49,7 @@ def test_a_directory_that_others_may_write_is_not_used(tmp_path: Path, taken: st
     other.rmdir()
 
 
-@pytest.mark.parametrize("module", ["encoding.compiled", "transport.aeron.kernels"])
+@pytest.mark.parametrize("module", ["encoding.cpu.compiled", "transport.aeron.kernels"])
 def test_numba_knows_it_when_it_is_imported(tmp_path: Path, module: str) -> None:
     program = (
         "import os; real = os.access\n"
