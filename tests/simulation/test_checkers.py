@@ -24,6 +24,7 @@ from sparkstrom.protocol.worker import (
     replication,
 )
 from sparkstrom.protocol.worker.snapshot_fetch import SnapshotFetch
+from sparkstrom.runtime.training_loop import TrainingLoop
 from sparkstrom.simulation import sim_process
 from sparkstrom.simulation.sim_process import SimProcess
 from sparkstrom.simulation.sim_replica import SimReplica
@@ -63,14 +64,14 @@ def grants_again_on_return(patch: pytest.MonkeyPatch) -> None:
 
 
 def adds_its_grants_with_each_replica(patch: pytest.MonkeyPatch) -> None:
-    take = SimProcess._take_grants
+    take = TrainingLoop._take_grants
 
-    def keeping(self: SimProcess) -> None:
+    def keeping(self: TrainingLoop) -> None:
         grants = self._grants
         take(self)
         self._grants = grants
 
-    patch.setattr(SimProcess, "_take_grants", keeping)
+    patch.setattr(TrainingLoop, "_take_grants", keeping)
 
 
 def keeps_what_was_used_on_its_list(patch: pytest.MonkeyPatch) -> None:
@@ -133,18 +134,18 @@ def releases_the_untrained(patch: pytest.MonkeyPatch) -> None:
 
 
 def applies_twice(patch: pytest.MonkeyPatch) -> None:
-    apply = SimReplica.apply
+    apply = SimReplica.apply_update
 
     def twice(self: SimReplica, committed: Committed) -> None:
         apply(self, committed)
         if committed.commit == 10:
             apply(self, committed)
 
-    patch.setattr(SimReplica, "apply", twice)
+    patch.setattr(SimReplica, "apply_update", twice)
 
 
 def forgets_one(patch: pytest.MonkeyPatch) -> None:
-    apply = SimReplica.apply
+    apply = SimReplica.apply_update
 
     def never(self: SimReplica, committed: Committed) -> None:
         if committed.commit == 10:
@@ -152,7 +153,7 @@ def forgets_one(patch: pytest.MonkeyPatch) -> None:
         else:
             apply(self, committed)
 
-    patch.setattr(SimReplica, "apply", never)
+    patch.setattr(SimReplica, "apply_update", never)
 
 
 def applies_its_own_updates_twice(patch: pytest.MonkeyPatch) -> None:
@@ -173,9 +174,9 @@ def applies_out_of_order(patch: pytest.MonkeyPatch) -> None:
 
     def shuffled(self: SimProcess, event: ev.Event, now_s: float) -> None:
         feed(self, event, now_s)
-        inbox = self._inbox
-        if len(inbox) > 1 and all(isinstance(item, ev.Deliver) for item in inbox):
-            inbox.rotate(1)
+        items = self._inbox._items
+        if len(items) > 1 and all(isinstance(item, ev.Deliver) for item in items):
+            items.reverse()
 
     patch.setattr(SimProcess, "feed", shuffled)
 
@@ -198,14 +199,14 @@ def claims_a_replica_that_it_lacks(patch: pytest.MonkeyPatch) -> None:
 
 
 def begins_without_its_grants(patch: pytest.MonkeyPatch) -> None:
-    install = SimProcess._install
+    take = TrainingLoop._take
 
-    def forgetful(self: SimProcess, item: Any, now_s: float) -> None:
+    def forgetful(self: TrainingLoop, item: Any) -> None:
         if isinstance(item, ev.Begin):
             self._grants = ()
-        install(self, item, now_s)
+        take(self, item)
 
-    patch.setattr(SimProcess, "_install", forgetful)
+    patch.setattr(TrainingLoop, "_take", forgetful)
 
 
 def hashes_something_else(patch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ def test_a_chunk_is_what_its_commit_says_wherever_it_comes_in(
 
 
 def made() -> TrainerChannel:
-    station = TrainerChannel(TrainerInbox(N, 10_000, Theta(N, K).decode))
+    station = TrainerChannel(TrainerInbox(10_000, Theta(N, K).begin_sum))
     station._changed = threading.Condition(threading.Lock())  # one that says whether it is held
     return station
 

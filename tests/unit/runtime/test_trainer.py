@@ -151,7 +151,7 @@ def test_a_second_pause_is_answered_too(bench: Callable[..., Bench]) -> None:
 def test_updates_of_others_are_applied_between_steps(
     bench: Callable[..., Bench], make_commit: Callable[..., Committed]
 ) -> None:
-    merged = Merged(Total.of_array(np.full(N, 1024, np.int32)), 7, 0, 1024)
+    merged = Merged(Total.of_array(np.full(N, 1024, np.int32)), 7, 0)
     made = bench([*steps(1), ([ev.Deliver(make_commit(6, 1)), merged], TRAIN)])
     events = made.run()
     seen = [event.seen for event in events if isinstance(event, ev.Published)]
