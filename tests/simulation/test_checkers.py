@@ -23,7 +23,9 @@ from sparkstrom.protocol.worker import (
     optimizer_transfer,
     replication,
 )
+from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.snapshot_fetch import SnapshotFetch
+from sparkstrom.runtime.trainer_inbox import TrainerInbox
 from sparkstrom.runtime.training_loop import TrainingLoop
 from sparkstrom.simulation import sim_process
 from sparkstrom.simulation.sim_process import SimProcess
@@ -72,6 +74,36 @@ def adds_its_grants_with_each_replica(patch: pytest.MonkeyPatch) -> None:
         self._grants = grants
 
     patch.setattr(TrainingLoop, "_take_grants", keeping)
+
+
+def speaks_by_its_old_id(patch: pytest.MonkeyPatch) -> None:
+    """After a return its endpoint goes on with the id that was closed."""
+    carry = SimProcess._carry
+
+    def forgetful(self: SimProcess, effect: ev.Effect) -> None:
+        me = self.me
+        carry(self, effect)
+        if isinstance(effect, ev.Admitted) and effect.returned:
+            self.me = me
+
+    patch.setattr(SimProcess, "_carry", forgetful)
+
+
+def publishes_by_its_old_id(patch: pytest.MonkeyPatch) -> None:
+    """What was under way when it came back keeps its number."""
+    patch.setattr(InFlight, "rekey", lambda self, closed, node, now_s: None)
+
+
+def sees_orders_before_what_came_with_them(patch: pytest.MonkeyPatch) -> None:
+    """The newest item is taken one boundary after the order that it belongs to."""
+    take = TrainerInbox.take
+
+    def torn(self: TrainerInbox) -> list[Any]:
+        items = take(self)
+        self._items = items[-1:]
+        return items[:-1]
+
+    patch.setattr(TrainerInbox, "take", torn)
 
 
 def keeps_what_was_used_on_its_list(patch: pytest.MonkeyPatch) -> None:
@@ -292,6 +324,9 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (forgets_one, "I3: p", ROUGH),
     (applies_its_own_updates_twice, "I3: p", ROUGH),
     (applies_out_of_order, "I3: p", {}),
+    (sees_orders_before_what_came_with_them, "I3: node", ROUGH),
+    (speaks_by_its_old_id, "I4: p", ROUGH),
+    (publishes_by_its_old_id, "I4: not over", ROUGH),
     (begins_with_other_parameters, "I3: p", {"whole": True}),
     (claims_a_replica_that_it_lacks, "I3: p", {"whole": False}),
     (begins_without_its_grants, "I1: ", {"whole": True, "kept_files": 4}),
