@@ -8,12 +8,11 @@ for.
 from __future__ import annotations
 
 import threading
-import time
+from collections.abc import Callable
 
+from sparkstrom.base.clock import Clock
 from sparkstrom.codec.copies import Copy
 from sparkstrom.codec.messages import AskUpdater, UpdaterChunk
-from sparkstrom.codec.states import encode_state
-from sparkstrom.models.base import FlatModel
 
 CHUNK_BYTES = 64 * 1024  # four are asked for at once, over links that carry commits, too
 KEPT_S = 20.0  # after the last question: longer than anybody waits between two
@@ -22,7 +21,10 @@ KEPT_S = 20.0  # after the last question: longer than anybody waits between two
 class OptimizerLender:
     """Shared by a trainer and its node's thread."""
 
-    def __init__(self) -> None:
+    __slots__ = ("_asked_s", "_chunk_bytes", "_clock", "_copy", "_lock", "_wanted")
+
+    def __init__(self, clock: Clock, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self._clock, self._chunk_bytes = clock, chunk_bytes
         self._lock = threading.Lock()
         self._wanted = False
         self._copy: Copy | None = None
@@ -31,19 +33,19 @@ class OptimizerLender:
     def chunk(self, ask: AskUpdater) -> UpdaterChunk | None:
         """Part of the copy; None where there is none yet."""
         with self._lock:
-            self._asked_s = time.monotonic()
+            self._asked_s = self._clock.monotonic_s()
             if self._copy is None:
                 self._wanted = True
                 return None
             return self._copy.chunk(ask)
 
-    def at_boundary(self, model: FlatModel) -> None:
+    def at_boundary(self, state: Callable[[], bytes]) -> None:
         """The trainer stands between two steps: copy what is wanted, drop what is not."""
-        if self._copy is not None and time.monotonic() - self._asked_s > KEPT_S:
+        if self._copy is not None and self._clock.monotonic_s() - self._asked_s > KEPT_S:
             with self._lock:
                 self._copy = None
         if not self._wanted:
             return
-        copy = Copy.of(encode_state(model.updater_state()), CHUNK_BYTES)
+        copy = Copy.of(state(), self._chunk_bytes)
         with self._lock:
             self._copy, self._wanted = copy, False

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.codec.messages import BUFFERS, Chunk, Update
+from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, Update
 from sparkstrom.codec.payload import Bitmap
 from sparkstrom.encoding.encoded import Encoded
 from sparkstrom.encoding.encoder import Encoder
@@ -57,6 +57,15 @@ class Replica:
         """theta + residual, where the model trains on it."""
         return self._working if self._trains_local else None
 
+    @property
+    def commit(self) -> int:
+        """Up to where theta has all commits."""
+        return self.theta.commit
+
+    def digest(self) -> str:
+        """A hash of theta and its buffers."""
+        return self.theta.digest()
+
     def chunk(self, index: int) -> Chunk:
         """Part of a snapshot of theta, for a neighbour; from any thread."""
         with self._lock:
@@ -75,13 +84,17 @@ class Replica:
             self.theta.add(hits, self.local)
             self.theta.commit = commit
 
+    def apply_update(self, update: Committed) -> None:
+        """The same, as it came."""
+        self.apply(self.theta.read(update), update.commit)
+
     def passed(self, commit: int) -> None:
         """The oldest own update is committed."""
         with self._lock:
             self._own.popleft()
             self.theta.commit = commit
 
-    def apply_merged(self, merged: Merged) -> None:
+    def apply_merged(self, merged: Merged[Total]) -> None:
         """Many of somebody else's updates, summed here, and own ones among them."""
         self._apply_sum(merged.total, merged.passed, merged.commit)
 

@@ -31,6 +31,7 @@ from sparkstrom.models.base import Flat
 from sparkstrom.protocol.common.events import DeliverMerged, SendMerged
 
 CHUNK_PARAMS = 65_536  # 256 KiB of parameters in one chunk of a snapshot
+MERGED_QUANTA_MAX = 2**30  # sums of thresholds beyond this could overflow an int32
 
 
 def chunk_count(n_params: int) -> int:
@@ -173,6 +174,10 @@ class Theta:
             payload=encode_quanta(total),
         )
 
+    def begin_sum(self) -> BoundedTotal:
+        """Of commits that wait for this theta; none is in it yet."""
+        return BoundedTotal(self)
+
     def read_merged(self, item: DeliverMerged) -> Total:
         """What others did in a sum of commits: all of it less the node's own updates."""
         total = decode_quanta_untrusted(item.merged.payload, self.n_params)
@@ -184,3 +189,22 @@ class Theta:
     def digest(self) -> str:
         """SHA-256 of parameters and buffers, as hex."""
         return hashlib.sha256(self.values.tobytes() + self.buffers).hexdigest()
+
+
+class BoundedTotal(Total):
+    """A sum of whole updates that cannot overflow."""
+
+    def __init__(self, theta: Theta) -> None:
+        super().__init__(theta.n_params)
+        self._decode = theta.decode
+        self._quanta = 0  # sum of the updates' largest entries: none can be larger
+
+    def add_update(self, update: Committed) -> bool:
+        """Add an update of somebody else; False if the sum could overflow then."""
+        hits = self._decode(update)
+        quanta = self._quanta + int(np.abs(hits[1]).max())
+        if self._quanta and quanta > MERGED_QUANTA_MAX:
+            return False
+        self._quanta = quanta
+        self.add(hits)
+        return True

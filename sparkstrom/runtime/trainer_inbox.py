@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
+from typing import Any, Generic, Protocol, TypeVar
 
 from sparkstrom.codec.messages import BUFFERS, Committed
-from sparkstrom.encoding.totals import Hits, Total
 from sparkstrom.protocol.common.events import (
     Admitted,
     Begin,
@@ -24,28 +22,37 @@ from sparkstrom.protocol.common.events import (
     Passed,
 )
 
-MERGED_QUANTA_MAX = 2**30  # sums of thresholds beyond this could overflow an int32
+
+class CommitSum(Protocol):
+    """Several updates of others, added up."""
+
+    def add_update(self, update: Committed) -> bool:
+        """Add one; False where the sum could overflow, and is as before. A new one takes any."""
+
+
+Sum = TypeVar("Sum")
 
 
 @dataclass(slots=True)
-class Merged:
+class Merged(Generic[Sum]):
     """Several commits in one, up to and with ``commit``."""
 
-    total: Total
+    total: Sum
     commit: int
     passed: int  # how many of the commits are the node's own
-    quanta: int  # sum of the largest entries in it: none can be larger
 
 
 Effect = Deliver | Passed | DeliverMerged | Install | Begin | InstallUpdater | Admitted
-Item = Effect | Merged
+Item = Effect | Merged[Any]
 
 
 class TrainerInbox:
     """A queue of items in commit order. Not thread-safe: its owner holds a lock."""
 
-    def __init__(self, n_params: int, bytes_max: int, decode: Callable[[Committed], Hits]) -> None:
-        self._n_params, self._bytes_max, self._decode = n_params, bytes_max, decode
+    __slots__ = ("_begin_sum", "_bytes", "_bytes_max", "_items", "merges")
+
+    def __init__(self, bytes_max: int, begin_sum: Callable[[], CommitSum]) -> None:
+        self._bytes_max, self._begin_sum = bytes_max, begin_sum
         self._items: list[Item] = []
         self._bytes = 0
         self.merges = 0
@@ -55,19 +62,18 @@ class TrainerInbox:
 
     def put(self, item: Effect) -> None:
         """Add an item; single updates beyond the limit are merged."""
-        if isinstance(item, Passed) and self._items and isinstance(self._items[-1], Merged):
-            last = self._items[-1]  # so that a merge is not cut into pieces
+        items = self._items
+        if isinstance(item, Deliver) and item.update.form != BUFFERS:
+            size = len(item.update.payload)
+            if self._bytes + size > self._bytes_max:
+                self._merge(item.update)
+                return
+            self._bytes += size
+        elif isinstance(item, Passed) and items and isinstance(items[-1], Merged):
+            last = items[-1]  # so that a merge is not cut into pieces
             last.commit, last.passed = item.commit, last.passed + 1
             return
-        if not isinstance(item, Deliver) or item.update.form == BUFFERS:
-            self._items.append(item)
-            return
-        size = len(item.update.payload)
-        if self._bytes + size <= self._bytes_max:
-            self._items.append(item)
-            self._bytes += size
-        else:
-            self._merge(item.update)
+        items.append(item)
 
     def take(self) -> list[Item]:
         """Everything that waits."""
@@ -75,13 +81,11 @@ class TrainerInbox:
         return items
 
     def _merge(self, update: Committed) -> None:
-        hits = self._decode(update)
-        largest = int(np.abs(hits[1]).max())
         last = self._items[-1] if self._items else None
-        if not isinstance(last, Merged) or last.quanta + largest > MERGED_QUANTA_MAX:
-            last = Merged(Total(self._n_params), update.commit, 0, 0)
-            self._items.append(last)
-            self.merges += 1
-        last.total.add(hits)
-        last.commit = update.commit
-        last.quanta += largest
+        if isinstance(last, Merged) and last.total.add_update(update):
+            last.commit = update.commit
+            return
+        total = self._begin_sum()
+        total.add_update(update)
+        self._items.append(Merged(total, update.commit, 0))
+        self.merges += 1

@@ -9,6 +9,7 @@ from sparkstrom.protocol.common.send_window import SUM_ENTRY_BYTES
 from sparkstrom.protocol.common.topology import FLAT
 from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.protocol.worker.node import NodeLimits
+from sparkstrom.protocol.worker.optimizer_transfer import RETRY_FIRST_S
 from sparkstrom.simulation.sim_replica import CELL
 from sparkstrom.simulation.weights import CHUNK_BYTES, Weights
 
@@ -93,5 +94,5 @@ class Size:
             max_lead=self.max_lead,
             max_staleness=self.max_staleness,
             publications_max=None if self.publish_every else 1,
-            borrow_s=self.lease_s,
+            borrow_s=self.lease_s + RETRY_FIRST_S,  # whose first question comes before a copy
         )

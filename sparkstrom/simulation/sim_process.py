@@ -8,40 +8,32 @@ from __future__ import annotations
 
 import random
 import struct
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import get_args
 
+from sparkstrom.base.clock import Clock
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.copies import Copy
-from sparkstrom.codec.messages import (
-    BUFFERS,
-    Activity,
-    AskUpdater,
-    Heartbeat,
-    ResidualCheckpoint,
-    UpdaterChunk,
-)
+from sparkstrom.codec.messages import Heartbeat, ResidualCheckpoint
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import ENDS, Directive, Effect, Order
+from sparkstrom.protocol.common.events import Order
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
+from sparkstrom.runtime.optimizer_lending import OptimizerLender
+from sparkstrom.runtime.trainer_inbox import Effect, TrainerInbox
+from sparkstrom.runtime.training_loop import Move, TrainingLoop
 from sparkstrom.simulation.deaths import Doom, outlives
-from sparkstrom.simulation.sim_replica import SimLearner, SimReplica, Theta, mass
+from sparkstrom.simulation.sim_replica import SimLearner, SimReplica, SimSum, Theta, mass
 from sparkstrom.simulation.weights import CHUNK_BYTES, Weights, padded
 
-Item = (
-    ev.Deliver | ev.Passed | ev.DeliverMerged | ev.Install | ev.Begin | ev.InstallUpdater
-    | ev.Admitted
-)  # fmt: skip
 BUFFER = struct.Struct("<III")  # partition, attempt, epoch
 UPDATER = struct.Struct("<III")  # attempt, steps, 1 where the state began fresh in mid-training
 COPY_CHUNKS = 8  # so many that a lender may be gone before the last
 STEP_S_MIN = 0.004
 WEIGHTLESS = Weights()
-ITEMS = frozenset(get_args(Item))
-Perform = Callable[["SimProcess", Effect], None]
+ITEMS = frozenset(get_args(Effect))
+Perform = Callable[["SimProcess", ev.Effect], None]
 FAILURE = "training raised"
+FAILED_BY = {Order.END: Move.END, Order.FAIL: Move.FAIL}  # how a task ends whose training raised
 
 
 @dataclass(slots=True)
@@ -53,6 +45,16 @@ class Made:
     payload: bytes
     commit: int | None = None  # once it has one
     buffers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SimUpdate:
+    """What goes out of it."""
+
+    payload: bytes
+    count: int  # entries
+    form: int = 0
+    tau_quanta: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +91,11 @@ class SimProcess:
     """
 
     __slots__ = (  # there may be 32,768 of them, and each is touched at every commit
-        "_activity", "_applied", "_buffered", "_copy", "_end", "_grants", "_hurry", "_inbox",
-        "_is_fresh", "_perform", "_publish_every", "_rate", "_reached", "_replace", "_said",
-        "_scratch", "_sent", "_shift_s", "_unpublished", "_wake", "added", "alive", "awake_s",
-        "borrowed", "cut", "doom", "failing", "identity", "installed", "learner", "left", "limits",
-        "links", "made", "me", "name", "node", "port", "position", "quiet", "replica", "slots",
-        "slowness_s", "stepping", "steps", "tick_s", "ticks", "turn", "weights", "woken",
+        "_buffered", "_end", "_hurry", "_inbox", "_is_fresh", "_now_s", "_perform", "_rate",
+        "_replace", "_scratch", "_shift_s", "_wake", "added", "alive", "awake_s", "borrowed", "cut",
+        "doom", "failing", "identity", "installed", "learner", "left", "lender", "limits", "links",
+        "loop", "made", "me", "name", "node", "port", "quiet", "replica", "slots", "slowness_s",
+        "stepping", "tick_s", "ticks", "turn", "weights", "woken",
     )  # fmt: skip
 
     def __init__(
@@ -111,11 +112,12 @@ class SimProcess:
         hurry: Callable[[SimProcess], None],
         replace: Callable[[SimProcess], None],
         scratch: dict[str, Theta],
-        now_s: float,
+        time: Clock,
         clock: tuple[float, float] = (1.0, 0.0),
         buffered: bool = False,
         weights: Weights = WEIGHTLESS,
     ) -> None:
+        now_s = time.monotonic_s()
         self.name, self.identity, self.limits = name, identity, limits
         self._perform, self._scratch = perform, scratch
         self._wake, self._hurry = wake, hurry  # its trainer; its machine, which has to answer
@@ -125,27 +127,28 @@ class SimProcess:
         self.node = Node(identity, limits, self._rate * now_s + self._shift_s)
         self.replica = SimReplica(weights.chunk_bytes, whole=identity.whole)
         self.learner = SimLearner(random.Random(seed))
+        self._inbox = TrainerInbox(limits.window_bytes, SimSum)
+        self.weights = weights
+        self.lender = OptimizerLender(time, self.copy_bytes)
         self._end = Position(epochs if identity.rows else 0, 0)
-        self._publish_every, self._unpublished = publish_every, 0
-        self._inbox: deque[Item] = deque()
-        self.position = Position(0, 0)
-        self.steps = 0
-        self._sent = self.position  # up to there nothing was held back
-        self._reached = 0  # minibatch ordinal up to which its updates reach
+        self.loop = TrainingLoop(
+            self.replica,
+            self,
+            self.lender,
+            batches=identity.batches,
+            end=self._end,
+            publish_every=publish_every or None,
+        )
+        self._now_s = now_s  # at its last boundary
         self.made: list[Made] = []
         self.quiet: set[int] = set()  # minibatches that sent nothing when they were trained
-        self._grants: tuple[str, ...] = ()
         self.added: list[str] = []  # kept files that it has taken in
         self.left: ResidualCheckpoint | None = None  # what it has left for the next fit
-        self._activity = Activity.CATCHING_UP
-        self._said: set[tuple[Order, int, int]] = set()
         self.stepping = False  # inside a step, which began under an earlier command
-        self._buffered, self.weights = buffered, weights
-        self._copy: Copy | None = None  # of its updater's state, once somebody has asked for it
-        self._is_fresh = False  # that state, although training had begun
+        self._buffered = buffered
+        self.installed = False  # a replica
+        self._is_fresh = False  # its updater's state, although training had begun
         self.borrowed: list[bytes | None] = []
-        self.installed = False
-        self._applied = 0  # as its machine knows it
         self.failing = False
         self.port = 0  # a new one with each media driver, and each time it listens anew
         self.me = self.node.node  # by which id it sends and receives
@@ -167,7 +170,7 @@ class SimProcess:
         """One event for the machine, and its effects performed; its media driver may die there."""
         before = self.node.command
         effects = self.node.step(event, self._rate * now_s + self._shift_s)
-        lives = outlives(effects, self._carry, self.doom)
+        lives = not effects or outlives(effects, self._carry, self.doom)
         command = self.node.command
         if self._inbox or (command is not before and command != before):
             self._wake(self)
@@ -176,12 +179,14 @@ class SimProcess:
         if not lives:
             self._replace(self)
 
-    def _carry(self, effect: Effect) -> None:
+    def _carry(self, effect: ev.Effect) -> None:
         """Out, one effect."""
         if type(effect) in ITEMS:
-            self._inbox.append(effect)  # type: ignore[arg-type]
+            self._inbox.put(effect)  # type: ignore[arg-type]
             if type(effect) is ev.Admitted:
                 self.me = effect.node
+                if not effect.returned:
+                    self._is_fresh = max(effect.steps, effect.epoch, effect.batch) > 0
         else:
             self._perform(self, effect)
 
@@ -189,188 +194,101 @@ class SimProcess:
         """Is what the master says directly to these for it? Its endpoint opens nothing else."""
         return token == self.identity.token and node in (None, self.me)
 
+    def _ordinal(self, position: Position) -> int:
+        """Minibatches up to there, counted through all epochs."""
+        return position.epoch * self.identity.batches + position.batch
+
     @property
-    def ordinal(self) -> int:
-        """Minibatches up to here, counted through all epochs."""
-        return self.position.epoch * self.identity.batches + self.position.batch
+    def steps(self) -> int:
+        return self.loop.steps
 
     @property
     def goal(self) -> int:
         """Minibatches of all epochs."""
-        return self._end.epoch * self.identity.batches
+        return self._ordinal(self._end)
 
     @property
     def finished(self) -> bool:
-        return self.position >= self._end
+        return self.loop.finished
 
-    # -- the trainer's loop ----------------------------------------------------------------------
+    # -- the trainer -----------------------------------------------------------------------------
 
-    def boundary(self, now_s: float) -> bool:
-        """The step under way ends; what came is taken in; then as the machine says.
+    @property
+    def waiting(self) -> int:
+        """Items that came since its last boundary."""
+        return len(self._inbox)
 
-        Return whether the replica may have changed.
-        """
-        changed = self.stepping or bool(self._inbox)
-        if self.stepping:
-            self.stepping = False
-            self._finish_step(now_s)
+    def boundary(self, now_s: float) -> Move:
+        """The step under way ends; what came is taken in; then as the machine says."""
+        self._now_s, stepped, self.stepping = now_s, self.stepping, False
         if self.failing:
-            return changed
-        command = self.node.command
-        while self._inbox:
-            self._take(self._inbox.popleft(), now_s)
-        if self.replica.commit != self._applied:
-            self._applied = self.replica.commit
-            self.feed(ev.Applied(self._applied), now_s)
-        if command.order not in ENDS:
-            self._obey(command, now_s)
-        return changed
+            return FAILED_BY.get(self.node.command.order, Move.WAIT)
+        if stepped:
+            self.learner.step()
+            self.loop.after_step(self.node.command)
+        move = self.loop.at_boundary(self._inbox.take(), self.node.command)
+        self.stepping = move is Move.STEP
+        return move
 
     def fail(self, now_s: float) -> None:
-        """Training raises at this boundary; from now on only the machine acts."""
+        """Training raises, in the step under way if there is one; then only the machine acts."""
         self.failing = True
         self.feed(ev.TrainerFailed(FAILURE, "trace"), now_s)
 
-    def _obey(self, command: Directive, now_s: float) -> None:
-        beyond = command.steps_max is not None and self.steps >= command.steps_max
-        match command.order:
-            case Order.TRAIN if not (self.finished or beyond):
-                self.stepping = True
-                self._say(Activity.STEPPING, now_s)
-                return
-            case Order.PAUSE:
-                self._once(command, ev.Paused(command.number), now_s)
-                return
-            case Order.DRAIN:
-                self._once(command, ev.Drained(), now_s)
-            case Order.AUDIT if not self._has_said(command):
-                hashed = ev.Hashed(command.commit, self.replica.digest(), self._keep())
-                self._once(command, hashed, now_s)
-            case Order.RELEASE if not self._has_said(command):
-                self._take_grants()  # it may have to go before it had a replica
-                self._once(command, ev.Released(self._keep()), now_s)
-            case _:
-                pass
-        if self._activity is not Activity.CATCHING_UP:
-            self._say(self._idle, now_s)
+    # -- what the training loop asks for ---------------------------------------------------------
 
-    @property
-    def _idle(self) -> Activity:
-        return Activity.FINISHED if self.finished else Activity.WAITING
+    def post(self, event: ev.Event) -> None:
+        """Its machine hears at once."""
+        self.installed |= type(event) is ev.Installed
+        self.feed(event, self._now_s)
 
-    def _say(self, activity: Activity, now_s: float) -> None:
-        if activity is not self._activity:
-            self._activity = activity
-            self.feed(ev.Busy(activity), now_s)
+    def publish(self, round_s: float) -> SimUpdate | None:
+        """What reached the threshold, as long as it would be."""
+        first, last = self._ordinal(self.loop.sent), self._ordinal(self.loop.position)
+        payload = self.learner.publish()
+        if not payload:
+            self.quiet |= set(range(first + 1, last + 1))
+            return None
+        payload = padded(payload, self.weights.update_bytes)
+        self.replica.publish(payload)
+        self.made.append(Made(first, last, payload))
+        return SimUpdate(payload, self.weights.entries or len(payload) // 2)
 
-    def _has_said(self, command: Directive) -> bool:
-        return (command.order, command.commit, command.number) in self._said
+    def report_buffers(self) -> bytes:
+        """An epoch's statistics, which say whose and of when they are."""
+        if not self._buffered:
+            return b""
+        who, sent = self.identity, self._ordinal(self.loop.sent)
+        payload = BUFFER.pack(who.partition, who.attempt, self.loop.position.epoch - 1)
+        self.replica.publish_buffers()
+        self.made.append(Made(sent, sent, payload, buffers=True))
+        return payload
 
-    def _once(self, command: Directive, event: ev.Event, now_s: float) -> None:
-        if not self._has_said(command):
-            self._said.add((command.order, command.commit, command.number))
-            self.feed(event, now_s)
+    def load_updater(self, payload: bytes | None) -> None:
+        """Somebody's state, or a fresh one."""
+        self.borrowed.append(payload)
+        self._is_fresh = payload is None
 
-    def _keep(self) -> ResidualCheckpoint:
+    def updater_state(self) -> bytes:
+        """Each part of it says whose it is."""
+        state = UPDATER.pack(self.identity.attempt, self.steps, self._is_fresh)
+        count = max(COPY_CHUNKS, self.weights.updater_chunks)
+        return padded(state, self.copy_bytes) * count
+
+    def keep(self) -> ResidualCheckpoint:
+        """Onto the executor's disk."""
         path = f"{self.identity.executor}/{self.name}"
         self._scratch[path] = list(self.learner.residual)
         self.left = ResidualCheckpoint(path, mass(self.learner.residual))
         return self.left
 
-    def _take(self, item: Item, now_s: float) -> None:
-        match item:
-            case ev.Deliver():
-                self.replica.apply(item.update)
-            case ev.Passed(commit=commit):
-                self.replica.passed(commit)
-            case ev.DeliverMerged():
-                self.replica.apply_merged(item)
-            case ev.Admitted(returned=False):
-                self.position, self.steps = Position(item.epoch, item.batch), item.steps
-                self._sent, self._reached = self.position, self.ordinal
-                self._is_fresh = self.steps > 0 or self.ordinal > 0
-                self._grants = item.grants
-            case ev.Admitted():
-                pass  # back under a new id, with everything as it was
-            case ev.Install() | ev.Begin():
-                self._install(item, now_s)
-            case ev.InstallUpdater(payload=payload):
-                self.borrowed.append(payload)
-                self._is_fresh = payload is None
-
-    def _install(self, install: ev.Install | ev.Begin, now_s: float) -> None:
-        if isinstance(install, ev.Install):
-            self.replica.install(install)
-        self._take_grants()
-        self.installed = True
-        self.feed(ev.Installed(), now_s)
-        if self._activity is Activity.CATCHING_UP:
-            self._say(self._idle, now_s)
-
-    def _take_grants(self) -> None:
-        for path in self._grants:
+    def grant(self, paths: tuple[str, ...]) -> None:
+        """From there."""
+        for path in paths:
             self.learner.add(self._scratch[path])
             self.added.append(path)
-        self._grants = ()
-
-    def _publish_buffers(self, now_s: float) -> None:
-        """An epoch's statistics, ahead of its last position."""
-        payload = BUFFER.pack(
-            self.identity.partition, self.identity.attempt, self.position.epoch - 1
-        )
-        self.replica.publish_buffers()
-        self.made.append(Made(self._reached, self._reached, payload, buffers=True))
-        seen = self.replica.commit
-        where = (self._sent.epoch, self._sent.batch, self.steps - 1)
-        self.feed(ev.Published(BUFFERS, 0, 0, payload, seen, *where), now_s)
-
-    # -- updaters --------------------------------------------------------------------------------
-
-    def lend(self, ask: AskUpdater) -> UpdaterChunk:
-        """Part of a copy of its updater's state; each of its parts says whose it is."""
-        if self._copy is None:
-            part = padded(
-                UPDATER.pack(self.identity.attempt, self.steps, self._is_fresh), self.copy_bytes
-            )
-            count = max(COPY_CHUNKS, self.weights.updater_chunks)
-            self._copy = Copy.of(part * count, self.copy_bytes)
-        return self._copy.chunk(ask)
 
     @property
     def copy_bytes(self) -> int:
-        """Of one part of it."""
+        """Of one part of its updater's state."""
         return CHUNK_BYTES if self.weights.params else UPDATER.size
-
-    def _is_due(self) -> bool:
-        """After so many steps, or as soon as the last publication is committed."""
-        if self._publish_every:
-            return self._unpublished >= self._publish_every
-        return self.node.command.publishes
-
-    def _finish_step(self, now_s: float) -> None:
-        self.learner.step()
-        batch = self.position.batch + 1
-        whole = batch == self.identity.batches
-        self.position = Position(self.position.epoch + whole, 0 if whole else batch)
-        self.steps += 1
-        self._unpublished += 1
-        if whole and self._buffered:
-            self._publish_buffers(now_s)
-        payload = b""
-        if self._is_due() or self.finished:
-            self._unpublished, self._sent = 0, self.position
-            payload = self.learner.publish()
-            if payload:
-                payload = padded(payload, self.weights.update_bytes)
-            else:
-                self.quiet |= set(range(self._reached + 1, self.ordinal + 1))
-        where = (self._sent.epoch, self._sent.batch, self.steps)
-        if not payload:
-            self.feed(ev.Progressed(*where), now_s)
-            return
-        self.replica.publish(payload)
-        self.made.append(Made(self._reached, self.ordinal, payload))
-        self._reached = self.ordinal
-        seen = self.replica.commit
-        count = self.weights.entries or len(payload) // 2
-        self.feed(ev.Published(0, 1, count, payload, seen, *where), now_s)

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange
 from sparkstrom.protocol.common.events import DeliverMerged, Install, SendMerged
+from sparkstrom.runtime.trainer_inbox import Merged
 from sparkstrom.simulation.weights import padded
 
 SIZE = 12
@@ -24,6 +25,7 @@ CELL = struct.Struct(f"<{CHUNK}q")
 SUM = struct.Struct(f"<{SIZE}q")
 
 TAU = 3
+SUM_UPDATES_MAX = 5  # few, so that some sums are followed by another
 
 Theta = list[int]
 INITIAL = tuple(range(1, SIZE + 1))  # the parameters that a fit begins with
@@ -72,11 +74,31 @@ def average(reports: list[bytes]) -> bytes:
     return b"".join(reports)
 
 
+class SimSum:
+    """Some commits of others that wait for a trainer, as one."""
+
+    __slots__ = ("_count", "theta")
+
+    def __init__(self) -> None:
+        self.theta: Theta = [0] * SIZE
+        self._count = 0
+
+    def add_update(self, update: Committed) -> bool:
+        """Add one; False where there are as many as it can take."""
+        if self._count == SUM_UPDATES_MAX:
+            return False
+        add(self.theta, update.payload)
+        self._count += 1
+        return True
+
+
 class SimReplica:
     """theta as integers; ``own``: what its trainer added and has not seen committed.
 
     ``chunk_bytes``: how long its chunks are at least, but that of the buffers.
     """
+
+    __slots__ = ("_chunk_bytes", "buffers", "commit", "own", "theta")
 
     def __init__(self, chunk_bytes: int = 0, *, whole: bool = True) -> None:
         self._chunk_bytes = chunk_bytes
@@ -85,13 +107,14 @@ class SimReplica:
         self.own: deque[bytes] = deque()
         self.buffers = b""
 
-    def apply(self, committed: Committed) -> None:
+    def apply_update(self, update: Committed) -> None:
         """Add the next commit of somebody else."""
-        if committed.form == BUFFERS:
-            self.buffers = committed.payload
-        else:
-            add(self.theta, committed.payload)
-        self.commit = committed.commit
+        add(self.theta, update.payload)
+        self.commit = update.commit
+
+    def take_buffers(self, buffers: bytes, commit: int) -> None:
+        """The next commit is the average of all workers' buffers."""
+        self.buffers, self.commit = buffers, commit
 
     def publish_buffers(self) -> None:
         """Buffers of its own are under way: they add nothing."""
@@ -107,15 +130,23 @@ class SimReplica:
         self.own.popleft()
         self.commit = commit
 
-    def apply_merged(self, item: DeliverMerged) -> None:
+    def apply_merged(self, merged: Merged[SimSum]) -> None:
+        """Add many of somebody else's commits, summed here, with its own among them."""
+        self._add_sum(merged.total.theta, merged.passed, merged.commit)
+
+    def apply_range(self, item: DeliverMerged) -> None:
         """Add many commits at once, less its own."""
         total_of_own = total(update.payload for update in item.own)
         merged = SUM.unpack_from(item.merged.payload)
+        others = [all_of_it - mine for all_of_it, mine in zip(merged, total_of_own, strict=True)]
+        self._add_sum(others, len(item.own), item.merged.commit)
+
+    def _add_sum(self, others: Theta, passed: int, commit: int) -> None:
         for i in range(SIZE):
-            self.theta[i] += merged[i] - total_of_own[i]
-        for _ in item.own:
+            self.theta[i] += others[i]
+        for _ in range(passed):
             self.own.popleft()
-        self.commit = item.merged.commit
+        self.commit = commit
 
     def install(self, install: Install) -> None:
         """Take a snapshot, what each chunk of it lacks, and the node's own uncommitted updates."""
@@ -142,6 +173,12 @@ class SimReplica:
         for payload in self.own:
             add(self.theta, payload)
         self.commit = install.commit
+
+    def begin(self) -> None:
+        """It goes on from the parameters that it was made with."""
+
+    def hold_back(self) -> None:
+        """What was learnt stays with its learner."""
 
     def chunk(self, index: int) -> Chunk:
         """Part of this replica as of its commit: without its own uncommitted updates."""

@@ -34,6 +34,10 @@ class Timeline:
         self.faults: Counter[str] = Counter()
         self.over = False
 
+    def monotonic_s(self) -> float:
+        """As a clock for what asks one."""
+        return self.now_s
+
     def at(self, at_s: float, act: Callable[..., object], *args: Any) -> None:
         """Do this then; what is due at the same time goes in the order of its asking."""
         entry, slot = (at_s, next(self._order), act, args), int(at_s * SLOTS_PER_S)

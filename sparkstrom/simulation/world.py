@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 
-from sparkstrom.codec.messages import Address, Failed, MergedRange, Message, Phase, Release
+from sparkstrom.codec.messages import BUFFERS, Address, Failed, MergedRange, Message, Phase, Release
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import ENDS, Effect, Order, Send
+from sparkstrom.protocol.common.events import Effect, Order, Send
 from sparkstrom.protocol.worker.node import Identity
+from sparkstrom.runtime.training_loop import Move
 from sparkstrom.simulation.beginnings import new_master
 from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.checks import Checks
@@ -26,6 +27,7 @@ from sparkstrom.simulation.sim_replica import SimReplica, Theta, mass, merged_ra
 from sparkstrom.simulation.timeline import Timeline
 
 TICK = ev.Tick()
+OVER = (Move.END, Move.FAIL)
 LEAVE_S = 80.0  # from the end of the fit until the last task must have ended
 RESTART_S_MIN = 0.2
 SLOWER = 10
@@ -166,7 +168,7 @@ class World:
             hurry=self._hurry,
             replace=self.lose_driver,
             scratch=self.scratch,
-            now_s=self.time.now_s,
+            time=self.time,
             clock=self._clock(),
             buffered=self.size.buffered,
             weights=self.size.weights,
@@ -253,20 +255,21 @@ class World:
             self.time.at(process.awake_s, self._boundary, process, turn)
             return
         process.woken = False
-        if process.boundary(now_s):
+        changes = process.stepping or process.waiting
+        move = process.boundary(now_s)
+        if changes:
             self.checks.replica(process)
             self.checks.added(process)
-        self._look_for_end(process)
+        if move in OVER:
+            self._let_end(process)
         if process.stepping:
             step_s = STEP_S_MIN + process.slowness_s * self.time.chance.random()
             self._take_turn(process, step_s)
         elif process.turn == turn:
             self._take_turn(process, self.size.look_s)
 
-    def _look_for_end(self, process: SimProcess) -> None:
+    def _let_end(self, process: SimProcess) -> None:
         command = process.node.command
-        if command.order not in ENDS:
-            return
         if command.order is Order.END:
             self.time.say(f"{process.name} ends: {command.reason}")
             self.checks.ended(process, command.reason)
@@ -295,7 +298,9 @@ class World:
             case ev.SendChunk(to=to, index=index):
                 self.network.send(process, to, process.replica.chunk(index))
             case ev.SendUpdater(to=to, ask=ask):
-                self.network.send(process, to, process.lend(ask))
+                chunk = process.lender.chunk(ask)
+                if chunk is not None:
+                    self.network.send(process, to, chunk)
             case ev.SendMerged(to=to):
                 self.network.send(process, to, self._sum(effect))
             case _:
@@ -331,7 +336,10 @@ class World:
                 self.network.close(None, node)
             case ev.Deliver(update=update):
                 self.checks.committed(self._process_of(update.origin), update)
-                self.replica.apply(update)
+                if update.form == BUFFERS:
+                    self.replica.take_buffers(update.payload, update.commit)
+                else:
+                    self.replica.apply_update(update)
             case ev.SendChunk(to=to, index=index):
                 self.network.send(None, to, self.replica.chunk(index))
             case ev.SendMerged(to=to):

@@ -23,7 +23,10 @@ from sparkstrom.protocol.worker import (
     optimizer_transfer,
     replication,
 )
+from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.snapshot_fetch import SnapshotFetch
+from sparkstrom.runtime.trainer_inbox import TrainerInbox
+from sparkstrom.runtime.training_loop import TrainingLoop
 from sparkstrom.simulation import sim_process
 from sparkstrom.simulation.sim_process import SimProcess
 from sparkstrom.simulation.sim_replica import SimReplica
@@ -63,14 +66,44 @@ def grants_again_on_return(patch: pytest.MonkeyPatch) -> None:
 
 
 def adds_its_grants_with_each_replica(patch: pytest.MonkeyPatch) -> None:
-    take = SimProcess._take_grants
+    take = TrainingLoop._take_grants
 
-    def keeping(self: SimProcess) -> None:
+    def keeping(self: TrainingLoop) -> None:
         grants = self._grants
         take(self)
         self._grants = grants
 
-    patch.setattr(SimProcess, "_take_grants", keeping)
+    patch.setattr(TrainingLoop, "_take_grants", keeping)
+
+
+def speaks_by_its_old_id(patch: pytest.MonkeyPatch) -> None:
+    """After a return its endpoint goes on with the id that was closed."""
+    carry = SimProcess._carry
+
+    def forgetful(self: SimProcess, effect: ev.Effect) -> None:
+        me = self.me
+        carry(self, effect)
+        if isinstance(effect, ev.Admitted) and effect.returned:
+            self.me = me
+
+    patch.setattr(SimProcess, "_carry", forgetful)
+
+
+def publishes_by_its_old_id(patch: pytest.MonkeyPatch) -> None:
+    """What was under way when it came back keeps its number."""
+    patch.setattr(InFlight, "rekey", lambda self, closed, node, now_s: None)
+
+
+def sees_orders_before_what_came_with_them(patch: pytest.MonkeyPatch) -> None:
+    """The newest item is taken one boundary after the order that it belongs to."""
+    take = TrainerInbox.take
+
+    def torn(self: TrainerInbox) -> list[Any]:
+        items = take(self)
+        self._items = items[-1:]
+        return items[:-1]
+
+    patch.setattr(TrainerInbox, "take", torn)
 
 
 def keeps_what_was_used_on_its_list(patch: pytest.MonkeyPatch) -> None:
@@ -133,18 +166,18 @@ def releases_the_untrained(patch: pytest.MonkeyPatch) -> None:
 
 
 def applies_twice(patch: pytest.MonkeyPatch) -> None:
-    apply = SimReplica.apply
+    apply = SimReplica.apply_update
 
     def twice(self: SimReplica, committed: Committed) -> None:
         apply(self, committed)
         if committed.commit == 10:
             apply(self, committed)
 
-    patch.setattr(SimReplica, "apply", twice)
+    patch.setattr(SimReplica, "apply_update", twice)
 
 
 def forgets_one(patch: pytest.MonkeyPatch) -> None:
-    apply = SimReplica.apply
+    apply = SimReplica.apply_update
 
     def never(self: SimReplica, committed: Committed) -> None:
         if committed.commit == 10:
@@ -152,7 +185,7 @@ def forgets_one(patch: pytest.MonkeyPatch) -> None:
         else:
             apply(self, committed)
 
-    patch.setattr(SimReplica, "apply", never)
+    patch.setattr(SimReplica, "apply_update", never)
 
 
 def applies_its_own_updates_twice(patch: pytest.MonkeyPatch) -> None:
@@ -173,9 +206,9 @@ def applies_out_of_order(patch: pytest.MonkeyPatch) -> None:
 
     def shuffled(self: SimProcess, event: ev.Event, now_s: float) -> None:
         feed(self, event, now_s)
-        inbox = self._inbox
-        if len(inbox) > 1 and all(isinstance(item, ev.Deliver) for item in inbox):
-            inbox.rotate(1)
+        items = self._inbox._items
+        if len(items) > 1 and all(isinstance(item, ev.Deliver) for item in items):
+            items.reverse()
 
     patch.setattr(SimProcess, "feed", shuffled)
 
@@ -198,14 +231,14 @@ def claims_a_replica_that_it_lacks(patch: pytest.MonkeyPatch) -> None:
 
 
 def begins_without_its_grants(patch: pytest.MonkeyPatch) -> None:
-    install = SimProcess._install
+    take = TrainingLoop._take
 
-    def forgetful(self: SimProcess, item: Any, now_s: float) -> None:
+    def forgetful(self: TrainingLoop, item: Any) -> None:
         if isinstance(item, ev.Begin):
             self._grants = ()
-        install(self, item, now_s)
+        take(self, item)
 
-    patch.setattr(SimProcess, "_install", forgetful)
+    patch.setattr(TrainingLoop, "_take", forgetful)
 
 
 def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
@@ -291,6 +324,9 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (forgets_one, "I3: p", ROUGH),
     (applies_its_own_updates_twice, "I3: p", ROUGH),
     (applies_out_of_order, "I3: p", {}),
+    (sees_orders_before_what_came_with_them, "I3: node", ROUGH),
+    (speaks_by_its_old_id, "I4: p", ROUGH),
+    (publishes_by_its_old_id, "I4: not over", ROUGH),
     (begins_with_other_parameters, "I3: p", {"whole": True}),
     (claims_a_replica_that_it_lacks, "I3: p", {"whole": False}),
     (begins_without_its_grants, "I1: ", {"whole": True, "kept_files": 4}),

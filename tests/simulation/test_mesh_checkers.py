@@ -39,14 +39,14 @@ def violations(given: dict[str, Any], seeds: range) -> Iterator[str]:
 
 
 def misses_the_tenth(patch: pytest.MonkeyPatch, times: int) -> None:
-    apply = SimReplica.apply
+    apply = SimReplica.apply_update
 
     def odd(self: SimReplica, committed: Committed) -> None:
         for _ in range(times if committed.commit == 10 else 1):
             apply(self, committed)
         self.commit = committed.commit
 
-    patch.setattr(SimReplica, "apply", odd)
+    patch.setattr(SimReplica, "apply_update", odd)
 
 
 def applies_twice(patch: pytest.MonkeyPatch) -> None:
@@ -112,14 +112,14 @@ def overruns_a_child(patch: pytest.MonkeyPatch) -> None:
 
 
 def adds_its_own_again_with_a_sum(patch: pytest.MonkeyPatch) -> None:
-    apply = SimReplica.apply_merged
+    apply = SimReplica.apply_range
 
     def blind(self: SimReplica, item: ev.DeliverMerged) -> None:
         own = [self.own.popleft() for _ in item.own]
         apply(self, msgspec.structs.replace(item, own=()))
         assert len(own) == len(item.own)
 
-    patch.setattr(SimReplica, "apply_merged", blind)
+    patch.setattr(SimReplica, "apply_range", blind)
 
 
 def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:

@@ -201,8 +201,8 @@ class Session:
         self._job, self._place = job, place
         theta = initial_theta(job)
         self.replica = replica = make_replica(job, theta)
-        inbox = TrainerInbox(job.n_params, job.master.void.window_bytes, theta.decode)
-        self.station, lender = TrainerChannel(inbox), OptimizerLender()
+        inbox = TrainerInbox(job.master.void.window_bytes, theta.begin_sum)
+        self.station, lender = TrainerChannel(inbox), OptimizerLender(SystemClock())
         self.thread = NodeThread(
             identity_of(job, place, batches),
             limits_of(job),

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sparkstrom.base.clock import SystemClock
 from sparkstrom.codec.messages import ResidualCheckpoint
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
@@ -32,7 +33,7 @@ class Scripted(TrainerChannel):
     """Plays one line of its script for each look of the trainer; waiting is at once over."""
 
     def __init__(self, script: Script) -> None:
-        super().__init__(TrainerInbox(N, 0, Theta(N, K).decode))
+        super().__init__(TrainerInbox(0, Theta(N, K).begin_sum))
         self.script = [*script, ([], END)]
         self.waits = 0
 
@@ -59,7 +60,7 @@ class Bench:
     def __init__(self, model: Any, script: Script, rows: int = 10, **schedule: Any) -> None:
         self.station = Scripted(script)
         self.granted: list[tuple[str, ...]] = []
-        self.model, self.lender = model, OptimizerLender()
+        self.model, self.lender = model, OptimizerLender(SystemClock())
         encoder = Encoder(N, K, FixedThreshold(TAU))
         self.replica = Replica(model, Theta(N, K), encoder, local=True)
         features = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)

@@ -123,8 +123,8 @@ class Mesh:
         encoder = Encoder(MODEL.n_params, K, AdaptiveThreshold(1e-3))
         replica = Replica(model or DenseNetwork([5, 8, 3]), theta, encoder, local=True)
         station, lender = (
-            TrainerChannel(TrainerInbox(MODEL.n_params, 1 << 20, theta.decode)),
-            OptimizerLender(),
+            TrainerChannel(TrainerInbox(1 << 20, theta.begin_sum)),
+            OptimizerLender(SystemClock()),
         )
         node = NodeThread(
             Identity(

@@ -1,10 +1,11 @@
-"""What one thread sees of the other's half-done work, at every line where it could look."""
+"""What one thread sees of the other's half-done work, wherever it could look."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,15 +16,29 @@ from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.encoding.totals import Total
 from sparkstrom.models.base import Batch
-from sparkstrom.protocol.common.events import Deliver, DeliverMerged, Directive, Order
+from sparkstrom.protocol.common.events import (
+    Deliver,
+    DeliverMerged,
+    Directive,
+    Effect,
+    Event,
+    Install,
+    Order,
+)
+from sparkstrom.runtime import trainer_inbox
+from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.theta import Theta
+from sparkstrom.runtime.theta import Theta, chunk_count
 from sparkstrom.runtime.trainer_channel import TrainerChannel
-from sparkstrom.runtime.trainer_inbox import TrainerInbox
-from tests.unit.runtime.interleaved import at_every_line
+from sparkstrom.runtime.trainer_inbox import Item, Merged, TrainerInbox
+from tests.unit.runtime.careless import NoLock, OrdersFirst, TakesTwice
+from tests.unit.runtime.fits import Mesh
+from tests.unit.runtime.interleaved import at_every_instruction
 
 K, N, TAU = 10, 300, 0.125
 FILES = ("runtime/replica.py", "runtime/theta.py", "encoding/encoder.py")
+CHANNELS = ("runtime/trainer_channel.py", "runtime/careless.py")
+ITEMS = get_args(trainer_inbox.Effect)
 BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
 TRAIN = Directive(Order.TRAIN, steps_max=3)
 
@@ -35,7 +50,7 @@ Work = Callable[[Replica, MakeCommit], None]
 
 
 def applies(replica: Replica, make_commit: MakeCommit) -> None:
-    replica.apply(replica.theta.read(make_commit(1, 100)), 1)
+    replica.apply_update(make_commit(1, 100))
 
 
 def publishes(replica: Replica, make_commit: MakeCommit) -> None:
@@ -55,18 +70,45 @@ def applies_a_sum(replica: Replica, make_commit: MakeCommit) -> None:
     replica.apply_range(DeliverMerged(merged, ()))
 
 
+def applies_a_sum_with_its_own_in_it(replica: Replica, make_commit: MakeCommit) -> None:
+    publishes(replica, make_commit)
+    total = replica.theta.begin_sum()
+    assert total.add_update(make_commit(1, 100))
+    replica.apply_merged(Merged(total, 2, 1))
+
+
+def takes_buffers(replica: Replica, make_commit: MakeCommit) -> None:
+    replica.take_buffers(b"average", 1)
+
+
+def installs(replica: Replica, make_commit: MakeCommit) -> None:
+    other = Theta(N, K)
+    other.add(other.decode(make_commit(1, 7)))
+    other.buffers, other.commit = b"theirs", 5
+    chunks = tuple(other.chunk(index) for index in range(chunk_count(N)))
+    replica.install(Install(chunks, (make_commit(6, 9),), (), 6))
+
+
+WORKS = [
+    applies,
+    publishes,
+    sees_its_own_committed,
+    applies_a_sum,
+    applies_a_sum_with_its_own_in_it,
+    takes_buffers,
+    installs,
+]
+
+
 @pytest.fixture
 def replica(pushing: Callable[..., Any]) -> Replica:
     encoder = Encoder(N, K, FixedThreshold(TAU), train_on="replica")
     return Replica(pushing(N, TAU), Theta(N, K), encoder, local=False)
 
 
-@pytest.mark.parametrize("work", [applies, publishes, sees_its_own_committed, applies_a_sum])
-def test_a_chunk_is_what_its_commit_says_wherever_it_comes_in(
-    replica: Replica, make_commit: MakeCommit, work: Work
-) -> None:
-    """A commit has one content: all of it, and nothing of another one."""
-    served: dict[int, set[bytes]] = {}
+def contents_served(replica: Replica, make_commit: MakeCommit, work: Work) -> tuple[Any, int]:
+    """What a neighbour was given by commit, asking at every point; how often it had to wait."""
+    served: dict[int, set[tuple[bytes, ...]]] = {}
     waited = 0
 
     def serve() -> None:
@@ -74,23 +116,42 @@ def test_a_chunk_is_what_its_commit_says_wherever_it_comes_in(
         if replica._lock.locked():
             waited += 1  # the node's thread comes in when the lock is free again
             return
-        chunk = replica.chunk(0)
-        served.setdefault(chunk.commit, set()).add(chunk.payload)
+        chunks = [replica.chunk(index) for index in range(chunk_count(N))]
+        (commit,) = {chunk.commit for chunk in chunks}
+        served.setdefault(commit, set()).add(tuple(chunk.payload for chunk in chunks))
 
-    with at_every_line(FILES, serve):
+    with at_every_instruction(FILES, serve):
         work(replica, make_commit)
     serve()
+    return served, waited
+
+
+@pytest.mark.parametrize("work", WORKS)
+def test_a_chunk_is_what_its_commit_says_wherever_it_comes_in(
+    replica: Replica, make_commit: MakeCommit, work: Work
+) -> None:
+    """A commit has one content: all of it, and nothing of another one."""
+    served, waited = contents_served(replica, make_commit, work)
     assert waited > 1
     assert {commit: len(contents) for commit, contents in served.items()} == dict.fromkeys(
         sorted({0, replica.theta.commit}), 1
     )
 
 
+@pytest.mark.parametrize("work", WORKS)
+def test_without_the_lock_a_commit_with_two_contents_is_seen(
+    replica: Replica, make_commit: MakeCommit, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replica, "_lock", NoLock())
+    served, _ = contents_served(replica, make_commit, work)
+    assert any(len(contents) > 1 for contents in served.values())
+
+
 # -- the trainer takes while the node's thread publishes, and the other way round -------------
 
 
-def made() -> TrainerChannel:
-    station = TrainerChannel(TrainerInbox(N, 10_000, Theta(N, K).decode))
+def made(kind: type[TrainerChannel] = TrainerChannel) -> TrainerChannel:
+    station = kind(TrainerInbox(10_000, Theta(N, K).begin_sum))
     station._changed = threading.Condition(threading.Lock())  # one that says whether it is held
     return station
 
@@ -100,10 +161,9 @@ def is_held(station: TrainerChannel) -> bool:
     return bool(lock.locked())
 
 
-def test_who_sees_a_command_has_the_items_that_came_with_it(
-    make_commit: MakeCommit,
-) -> None:
-    station, item, taken = made(), Deliver(make_commit(1, 1)), list[Any]()
+def look_while_it_publishes(station: TrainerChannel, item: Item) -> int:
+    """Raise AssertionError where a command is seen without its item; return how many looks."""
+    taken: list[Item] = []
     looks = 0
 
     def look() -> None:
@@ -115,34 +175,99 @@ def test_who_sees_a_command_has_the_items_that_came_with_it(
             taken.extend(items)
         assert seen != TRAIN or item in taken or len(station._inbox) > 0
 
-    with at_every_line(("runtime/trainer_channel.py",), look):
+    with at_every_instruction(CHANNELS, look):
         station.publish([item], TRAIN)
     look()
-    assert looks > 4
     assert taken == [item]
+    return looks
 
 
-def test_what_is_published_while_somebody_takes_comes_whole_and_once(
-    make_commit: MakeCommit,
-) -> None:
-    item, at_line, lines = Deliver(make_commit(1, 1)), 0, 1
-    while at_line <= lines:
-        station, lines = made(), 0
+def test_who_sees_a_command_has_the_items_that_came_with_it(make_commit: MakeCommit) -> None:
+    assert look_while_it_publishes(made(), Deliver(make_commit(1, 1))) > 4
+
+
+def test_a_command_that_comes_before_its_items_is_seen(make_commit: MakeCommit) -> None:
+    with pytest.raises(AssertionError):
+        look_while_it_publishes(made(OrdersFirst), Deliver(make_commit(1, 1)))
+
+
+def publish_while_it_takes(kind: type[TrainerChannel], item: Item) -> int:
+    """At every point in turn. Raise AssertionError where half of it comes; return how many."""
+    at_point, points = 0, 1
+    while at_point <= points:
+        station, points = made(kind), 0
         published = False
 
-        def publish(station: TrainerChannel = station, wanted: int = at_line) -> None:
-            nonlocal lines, published
-            lines += 1
-            if lines >= wanted and not published and not is_held(station):
+        def publish(station: TrainerChannel = station, wanted: int = at_point) -> None:
+            nonlocal points, published
+            points += 1
+            if points >= wanted and not published and not is_held(station):
                 published = True
                 station.publish([item], TRAIN)
 
-        with at_every_line(("runtime/trainer_channel.py",), publish):
+        with at_every_instruction(CHANNELS, publish):
             items, command = station.take()
         assert (items, command == TRAIN) in (([item], True), ([], False))
         if not published:
             station.publish([item], TRAIN)
         again, command = station.take()
         assert ([*items, *again], command) == ([item], TRAIN)
-        at_line += 1
-    assert lines > 2
+        at_point += 1
+    return points
+
+
+def test_what_is_published_while_somebody_takes_comes_whole_and_once(
+    make_commit: MakeCommit,
+) -> None:
+    assert publish_while_it_takes(TrainerChannel, Deliver(make_commit(1, 1))) > 2
+
+
+def test_a_command_that_is_taken_apart_from_its_items_is_seen(make_commit: MakeCommit) -> None:
+    with pytest.raises(AssertionError):
+        publish_while_it_takes(TakesTwice, Deliver(make_commit(1, 1)))
+
+
+# -- what a cycle of the node's thread makes known ---------------------------------------------
+
+
+def torn_cycles(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> list[Directive]:
+    """Play a fit; return the commands that were made known before items that came first."""
+    waiting, torn = Counter[TrainerChannel](), list[Directive]()
+    perform, publish = NodeThread._perform, TrainerChannel.publish
+
+    def performing(self: NodeThread, effect: Effect) -> None:
+        perform(self, effect)
+        waiting[self._station] += isinstance(effect, ITEMS)
+
+    def publishing(self: TrainerChannel, items: list[Item], command: Directive) -> None:
+        waiting[self] -= len(items)
+        if waiting[self]:
+            torn.append(command)
+        publish(self, items, command)
+
+    monkeypatch.setattr(NodeThread, "_perform", performing)
+    monkeypatch.setattr(TrainerChannel, "publish", publishing)
+    mesh.begin()
+    for partition in range(2):
+        mesh.add_worker(partition)
+    mesh.finish()
+    return torn
+
+
+def test_a_cycle_makes_a_command_known_with_all_items_before_it(
+    make_mesh: Callable[..., Mesh], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert torn_cycles(make_mesh(), monkeypatch) == []
+
+
+def test_a_cycle_that_tells_commands_at_once_is_seen(
+    make_mesh: Callable[..., Mesh], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = NodeThread._step
+
+    def hasty(self: NodeThread, event: Event) -> None:
+        step(self, event)
+        self._station.publish([], self._machine.command)
+
+    monkeypatch.setattr(NodeThread, "_step", hasty)
+    assert torn_cycles(make_mesh(), monkeypatch)

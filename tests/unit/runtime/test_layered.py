@@ -10,7 +10,7 @@ import pytest
 from sparkstrom.codec.messages import Committed
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.protocol.common.events import Deliver
-from sparkstrom.runtime import trainer_inbox as module
+from sparkstrom.runtime import theta as module
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.trainer_inbox import Merged, TrainerInbox
 
@@ -37,7 +37,7 @@ def test_a_sum_ends_before_multiples_of_tau_could_overflow_it(
     largest = 5 * update.tau_quanta
     assert np.abs(theta.decode(update)[1]).max() == largest
     monkeypatch.setattr(module, "MERGED_QUANTA_MAX", 3 * largest)
-    inbox = TrainerInbox(N, 0, theta.decode)
+    inbox = TrainerInbox(0, theta.begin_sum)
     for commit in range(1, 8):
         inbox.put(Deliver(make_commit(commit, 200)))
     sums = inbox.take()

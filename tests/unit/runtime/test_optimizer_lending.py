@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkstrom.base.clock import Clock
 from sparkstrom.codec.copies import number_of
 from sparkstrom.codec.messages import AskUpdater, UpdaterChunk
-from sparkstrom.codec.states import decode_state_untrusted
+from sparkstrom.codec.states import decode_state_untrusted, encode_state
 from sparkstrom.runtime import optimizer_lending
 from sparkstrom.runtime.optimizer_lending import OptimizerLender
 
@@ -22,16 +23,21 @@ def model(pushing: Callable[..., Any]) -> Any:
     return made
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now_s = [100.0]
-    monkeypatch.setattr(optimizer_lending.time, "monotonic", lambda: now_s[0])
-    return now_s
+class Stopped:
+    """A clock that is put forward by hand."""
+
+    now_s = 100.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
 
 
-@pytest.fixture(autouse=True)
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizer_lending, "CHUNK_BYTES", 1000)
+def lender_at(clock: Clock | None = None) -> OptimizerLender:
+    return OptimizerLender(clock or Stopped(), chunk_bytes=1000)
+
+
+def state_of(model: Any) -> Callable[[], bytes]:
+    return lambda: encode_state(model.updater_state())
 
 
 def ask(copy: int = 0, index: int = 0) -> AskUpdater:
@@ -39,15 +45,15 @@ def ask(copy: int = 0, index: int = 0) -> AskUpdater:
 
 
 def test_nobody_copies_what_nobody_asked_for(model: Any) -> None:
-    lender = OptimizerLender()
+    lender = lender_at()
     model.updater_state = None  # would raise
-    lender.at_boundary(model)
+    lender.at_boundary(state_of(model))
 
 
 def test_chunks_are_the_state_as_it_was_at_the_boundary(model: Any) -> None:
-    lender = OptimizerLender()
+    lender = lender_at()
     assert lender.chunk(ask()) is None
-    lender.at_boundary(model)
+    lender.at_boundary(state_of(model))
     first = lender.chunk(ask())
     assert first is not None
     model.state["mean"] += 1  # it trains on
@@ -60,11 +66,11 @@ def test_chunks_are_the_state_as_it_was_at_the_boundary(model: Any) -> None:
     assert lent["steps"] == 4
 
 
-def lending_a_copy(model: Any) -> tuple[OptimizerLender, UpdaterChunk]:
+def lending_a_copy(model: Any, clock: Clock | None = None) -> tuple[OptimizerLender, UpdaterChunk]:
     """A lender that was asked, and the first chunk of its copy."""
-    lender = OptimizerLender()
+    lender = lender_at(clock)
     lender.chunk(ask())
-    lender.at_boundary(model)
+    lender.at_boundary(state_of(model))
     first = lender.chunk(ask())
     assert first is not None
     return lender, first
@@ -85,17 +91,18 @@ def test_two_lenders_at_equal_steps_number_their_copies_apart(model: Any) -> Non
     assert one.copy != other.copy
 
 
-def test_a_copy_lives_while_it_is_asked_for(model: Any, clock: list[float]) -> None:
-    lender, first = lending_a_copy(model)
+def test_a_copy_lives_while_it_is_asked_for(model: Any) -> None:
+    clock = Stopped()
+    lender, first = lending_a_copy(model, clock)
     for _ in range(3):
-        clock[0] += optimizer_lending.KEPT_S
-        lender.at_boundary(model)
+        clock.now_s += optimizer_lending.KEPT_S
+        lender.at_boundary(state_of(model))
         assert lender.chunk(ask(first.copy, 1)) is not None
-    clock[0] += optimizer_lending.KEPT_S + 1
-    lender.at_boundary(model)
+    clock.now_s += optimizer_lending.KEPT_S + 1
+    lender.at_boundary(state_of(model))
     assert lender.chunk(ask(first.copy, 1)) is None
     model.state["steps"] = 7
-    lender.at_boundary(model)
+    lender.at_boundary(state_of(model))
     anew = lender.chunk(ask(first.copy, 1))
     assert anew is not None
     assert (anew.copy == first.copy, anew.index) == (False, 0)

@@ -114,7 +114,7 @@ def test_updates_of_others_move_theta_and_leave_the_residual(
     replica.step(BATCH)
     replica.publish()
     replica.apply(replica.theta.decode(make_commit(1, 3)), 1)
-    replica.apply_merged(Merged(Total.of_array(np.full(N, 1024, np.int32)), 5, 0, 1024))
+    replica.apply_merged(Merged(Total.of_array(np.full(N, 1024, np.int32)), 5, 0))
     assert replica.theta.commit == 5
     assert replica.theta.values[[2, 3]].tolist() == [1 + TAU, 1]
     np.testing.assert_array_equal(replica.residual(), all_at(TAU / 2))
@@ -229,7 +229,7 @@ def test_a_sum_with_own_updates_in_it_adds_only_the_others(
     if kind == "merged here":
         total = Total(N)
         total.add((np.array([4, 8], np.int32), np.array([128, -128], np.int32)))
-        replica.apply_merged(Merged(total, 3, 2, 128))
+        replica.apply_merged(Merged(total, 3, 2))
     else:
         merged: MergedRange = server.merge(SendMerged(7, 0, 3, [(7, 2), (9, 1)], 5, log))
         own = tuple(update_of(encoded, seq) for seq, encoded in enumerate(mine[:2], 1))

@@ -151,7 +151,7 @@ def test_a_second_pause_is_answered_too(bench: Callable[..., Bench]) -> None:
 def test_updates_of_others_are_applied_between_steps(
     bench: Callable[..., Bench], make_commit: Callable[..., Committed]
 ) -> None:
-    merged = Merged(Total.of_array(np.full(N, 1024, np.int32)), 7, 0, 1024)
+    merged = Merged(Total.of_array(np.full(N, 1024, np.int32)), 7, 0)
     made = bench([*steps(1), ([ev.Deliver(make_commit(6, 1)), merged], TRAIN)])
     events = made.run()
     seen = [event.seen for event in events if isinstance(event, ev.Published)]
@@ -304,6 +304,22 @@ def test_buffers_are_published_before_an_epochs_last_position(pushing: Callable[
         (False, 2, 0, 6),
     ]
     assert [e.payload for e in published if e.form == BUFFERS] == [bytes([3]), bytes([6])]
+
+
+def test_an_epochs_buffers_do_not_keep_its_last_update_back(pushing: Callable[..., Any]) -> None:
+    """They are under way a moment before it is asked whether a publication may go."""
+    model = type("Model", (Statistics, type(pushing(N))), {})(N, TAU)
+    made = Bench(model, steps(4), publish_every=None)
+    post, under_way = made.station.post, Directive(Order.TRAIN, publishes=False)
+
+    def answering(event: ev.Event) -> None:
+        post(event)
+        if isinstance(event, ev.Published):
+            made.station.publish([], under_way)
+
+    made.station.post = answering  # type: ignore[method-assign]
+    published = [event for event in made.run() if isinstance(event, ev.Published)]
+    assert [(e.form == BUFFERS, e.steps) for e in published[2:4]] == [(True, 2), (False, 3)]
 
 
 def test_the_average_is_taken_and_the_models_own_go_on(pushing: Callable[..., Any]) -> None:

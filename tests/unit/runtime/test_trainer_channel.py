@@ -26,7 +26,7 @@ TRAIN = Directive(Order.TRAIN, steps_max=3)
 
 @pytest.fixture
 def station() -> TrainerChannel:
-    return TrainerChannel(TrainerInbox(300, 10_000, Theta(300, 10).decode))
+    return TrainerChannel(TrainerInbox(10_000, Theta(300, 10).begin_sum))
 
 
 def start_waiting(station: TrainerChannel, known: Directive) -> threading.Thread:

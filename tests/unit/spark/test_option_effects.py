@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import (
     Address,
@@ -151,7 +152,7 @@ class Playing(TrainerChannel):
     """Says TRAIN so often, then AUDIT, then END; keeps what the trainer says."""
 
     def __init__(self, steps: int) -> None:
-        super().__init__(TrainerInbox(21, 0, Theta(21, K).decode))
+        super().__init__(TrainerInbox(0, Theta(21, K).begin_sum))
         commands = [Directive(Order.TRAIN)] * steps
         self.script = iter([*commands, Directive(Order.AUDIT), Directive(Order.END, "done")])
         self.said: list[ev.Event] = []
@@ -180,7 +181,7 @@ def train(job_of: MakeJob) -> Callable[..., Playing]:
             schedule_of(job),
             keep=lambda replica: None,
             grant=lambda replica, paths: None,
-            lender=OptimizerLender(),
+            lender=OptimizerLender(SystemClock()),
         ).run()
         return station
 
