@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.worker.deadlines import JOIN_FAILED, MASTER_SILENT
+from sparkstrom.protocol.worker.fit_view import JOIN_FAILED, MASTER_SILENT
 from sparkstrom.simulation.deaths import Doom
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.linked import LinkedNetwork
@@ -226,7 +226,7 @@ class Chaos:
             self._happens("driver deaths", "the master's media driver is doomed")
             world.doom = doom
             return
-        joining = [p for p in world.alive if p.node.node < 0]
+        joining = [p for p in world.alive if p.node.node is None]
         victim = chance.choice(joining) if joining else victim
         self._happens("driver deaths", f"the media driver of {victim.name} is doomed")
         victim.doom = doom

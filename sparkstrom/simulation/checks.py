@@ -152,17 +152,17 @@ class Checks:
                 self._node_bounds(process)
 
     def _node_bounds(self, process: SimProcess) -> None:
-        me = process.node.standing
-        if len(me.uplink) > 1:
-            *_, before, last = me.uplink.uncommitted  # an epoch's end may add both at once
+        me = process.node
+        if len(me.own) > 1:
+            *_, before, last = me.own.uncommitted  # an epoch's end may add both at once
             at_once = [before, last] if before.form == BUFFERS else [last]
             newest = sum(HEADER_BYTES + len(update.payload) for update in at_once)
-            if me.uplink.bytes - newest >= me.limits.window_bytes:
-                self.violation(f"I4: {process.name} has {me.uplink.bytes} bytes uncommitted")
+            if me.own.bytes - newest >= me.limits.window_bytes:
+                self.violation(f"I4: {process.name} has {me.own.bytes} bytes uncommitted")
         self._staleness(process)
-        if me.history.whole and me.history.applied > process.replica.commit:
+        if me.replication.history.whole and me.replication.history.applied > process.replica.commit:
             self.violation(f"I3: {process.name} claims a commit that its replica has not")
-        log = me.history.log
+        log = me.replication.history.log
         if log.bytes > me.limits.log_bytes and len(tuple(log.after(log.base))) > 1:
             self.violation(f"I4: the log of {process.name} holds {log.bytes} bytes")
 
@@ -171,9 +171,9 @@ class Checks:
 
         It may have come there while it trained alone.
         """
-        me = process.node.standing
-        oldest, most = me.uplink.oldest, me.limits.max_staleness
-        alone = me.state is None or me.state.training < 2
+        me = process.node
+        oldest, most = me.own.oldest, me.limits.max_staleness
+        alone = me.fit.state is None or me.fit.state.training < 2
         if oldest is None or most is None or alone or process.steps <= oldest.steps + most:
             self._beyond.pop(process, None)
         elif process.steps > self._beyond.setdefault(process, process.steps) + 1:

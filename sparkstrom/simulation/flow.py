@@ -104,7 +104,7 @@ class Flow:
                 key = (target, "update", message.origin, message.seq)
             case Chunk():
                 assert target is not None, "nobody sends chunks to the master"
-                key = (target, "chunk", target.node.standing.pauses, message.index)
+                key = (target, "chunk", target.node.replication.pauses, message.index)
             case UpdaterChunk():
                 key = (target, "updater", message.asker, message.copy, message.index)
             case _:
@@ -142,7 +142,7 @@ class Flow:
         self.queues(hosts)
         calm = world.phase is Phase.RUNNING and now_s > world.shape.trouble_s + 2 * size.lease_s
         calm = calm and all(process.installed for process in world.alive)
-        calm = calm and any(not p.finished or p.node.standing.uplink.bytes for p in world.alive)
+        calm = calm and any(not p.finished or p.node.own.bytes for p in world.alive)
         step_s = max((process.slowness_s for process in world.alive), default=0.0)
         depth = max(map(fit.tree.depth, fit.members.live), default=1)
         pace_s = self.pace_s(depth, size.lease_s / 4, size.publish_every * step_s)

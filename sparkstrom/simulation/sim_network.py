@@ -25,7 +25,7 @@ from sparkstrom.simulation.timeline import Timeline
 
 DELAY_S_MIN = 0.0005
 LATE_S_MAX = 0.5
-NOBODY = -1  # who speaks in the master's lobby
+LOBBY = -1  # the sender of what is said there, by whoever it is
 MASTERS_HOST = "master"
 CONTROL_BYTES = 100  # of a message without payload, about
 LIVENESS_S = 1.0  # a stream without a sign for so long breaks: half a lease, as Aeron's 5 s of 10 s
@@ -110,7 +110,8 @@ class Network:
 
     def break_stream(self, process: SimProcess, *, up: bool, data: bool) -> None:
         """Nothing gets through on this stream of its present edge upwards any more."""
-        slot = process.slots.get(process.node.standing.parent)
+        parent = process.node.link.parent
+        slot = None if parent is None else process.slots.get(parent)
         if slot is not None:
             self._broken.add((slot.edge, process if up else slot.target, data))
 
@@ -140,12 +141,13 @@ class Network:
         if (slot.edge, owner, is_data(message)) in self._broken:
             return
         sender = MASTER if owner is None else owner.me
+        assert sender is not None, "who has an edge has an id"
         arrive = self._arrive_at_root if slot.target is None else self._arrive_at_edge
         self._transmit(owner, slot.target, arrive, sender, slot.edge, message)
 
     def tell(self, process: SimProcess, message: Direct) -> None:
         """To the master's lobby."""
-        self._transmit(process, None, self._arrive_in_lobby, NOBODY, 0, message, direct=True)
+        self._transmit(process, None, self._arrive_in_lobby, LOBBY, 0, message, direct=True)
 
     def answer(self, answer: ev.Answer) -> None:
         """From the master, directly: for one process, and for its id where that is named."""
@@ -288,7 +290,7 @@ class Network:
     def _arrive_in_lobby(
         self, target: SimProcess | None, sender: int, edge: int, message: Message
     ) -> None:
-        self._to_master(NOBODY, message)
+        self._to_master(LOBBY, message)
 
     def _arrive_at_root(
         self, target: SimProcess | None, sender: int, edge: int, message: Message

@@ -219,7 +219,7 @@ class World:
             self.time.at(process.awake_s, self._tick, process, number)
             return
         process.feed(TICK, now_s)
-        busy = process.node.standing.news
+        busy = process.node.has_news
         self._plan_tick(process, self.size.busy_tick_s if busy else self.size.tick_s)
 
     def _plan_tick(self, process: SimProcess, about_s: float) -> None:
