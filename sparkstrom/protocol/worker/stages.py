@@ -105,6 +105,7 @@ _TASK: Table = {
     (TaskStage.TRAINING, Cause.FAILED): TaskStage.FAILING,
     (TaskStage.RELEASING, Cause.FAILED): TaskStage.FAILING,
     (TaskStage.LEAVING, Cause.FAILED): TaskStage.FAILING,
+    (TaskStage.FAILING, Cause.FAILED): TaskStage.FAILING,
     (TaskStage.ENDED, Cause.FAILED): TaskStage.ENDED,
     (TaskStage.TRAINING, Cause.ENDED): TaskStage.ENDED,
     (TaskStage.RELEASING, Cause.ENDED): TaskStage.ENDED,
