@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol.common import events as ev
@@ -12,11 +12,9 @@ from sparkstrom.protocol.worker.fit_view import JOIN_FAILED, MASTER_SILENT
 from sparkstrom.simulation.deaths import Doom
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.linked import LinkedNetwork
-from sparkstrom.simulation.sim_network import Split
+from sparkstrom.simulation.scene import Scene
+from sparkstrom.simulation.sim_network import Network, Split
 from sparkstrom.simulation.sim_process import Cut, SimProcess
-
-if TYPE_CHECKING:
-    from sparkstrom.simulation.world import World
 
 FIRST_S, EARLY_S = 0.3, 4.0
 EARLY_SHARE = 0.25
@@ -29,10 +27,35 @@ MASTER_SHARE = 0.3  # of the media drivers that die
 DEATHS_IN_A_ROW = (1, 1, 2, 3)
 
 
+class Stricken(Scene, Protocol):
+    """A world to which something may happen. ``doom``: of the master's media driver."""
+
+    network: Network
+    doom: Doom | None
+
+    def start(self, partition: int) -> None:
+        """Spark starts an attempt."""
+
+    def end(self, process: SimProcess, *, restart: bool) -> None:
+        """The process is gone."""
+
+    def lose_driver(self, process: SimProcess) -> None:
+        """Its media driver is gone."""
+
+    def lose_masters_driver(self) -> None:
+        """The master's is."""
+
+    def pause_master(self, seconds: float) -> None:
+        """The driver program stands still, perhaps for ever."""
+
+    def step_master(self, event: ev.Event) -> None:
+        """One event for the master's machine."""
+
+
 class Chaos:
     """What happens to a world, by its faults."""
 
-    def __init__(self, world: World, faults: Faults) -> None:
+    def __init__(self, world: Stricken, faults: Faults) -> None:
         self._world, self._faults = world, faults
         self._later: list[Callable[[], None]] = []
         self._master_was_away = False

@@ -13,13 +13,13 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import Attach, Attached, Direct, Heartbeat, Message, State
 from sparkstrom.codec.wire import decode_untrusted, encode, is_data
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.simulation.faults import Faults
+from sparkstrom.simulation.scene import Scene
 from sparkstrom.simulation.sim_process import Cut, EdgeEnd, SentCount, SimProcess
 from sparkstrom.simulation.timeline import Timeline
 
@@ -30,9 +30,6 @@ MASTERS_HOST = "master"
 CONTROL_BYTES = 100  # of a message without payload, about
 LIVENESS_S = 1.0  # a stream without a sign for so long breaks: half a lease, as Aeron's 5 s of 10 s
 REPEATED = (Attach, Attached, Heartbeat, State)  # on edges, until they are answered or for ever
-
-if TYPE_CHECKING:
-    from sparkstrom.simulation.world import World
 
 Arrive = Callable[[SimProcess | None, int, int, Message], None]  # target, sender, edge, message
 
@@ -125,7 +122,7 @@ class Network:
         """Both streams of this edge from ``sender``."""
         self._broken |= {(edge, sender, False), (edge, sender, True)}
 
-    def look(self, world: World) -> None:
+    def look(self, scene: Scene) -> None:
         """At what must hold of links now; here is none."""
 
     def at_end(self) -> None:

@@ -40,9 +40,16 @@ class World:
         self.time = Timeline(seed)
         self.scratch: dict[str, Theta] = {}
         self.replica = SimReplica(size.weights.chunk_bytes)
-        self.master = new_master(self)
+        self.master = new_master(size, self.time, self.scratch)
         self.checks = Checks({path: mass(theta) for path, theta in self.scratch.items()})
-        self.network = new_network(self, self._arrive_at_master)
+        self.network = new_network(
+            self.time,
+            size,
+            faults,
+            to_master=self._arrive_at_master,
+            step_master=self.step_master,
+            violation=self.checks.violation,
+        )
         self.shape = Shape(self.checks.violation, size.lease_s)
         self.processes: list[SimProcess] = []
         self.chaos = Chaos(self, faults)

@@ -23,7 +23,6 @@ NOT_SHIFTED = {
     "own._retry_s": "a length of time",
     "own._deadline_s": "when to send again: at once",
     "own._again_s": "when it may be asked again: at once",
-    "deadlines._nap_s_max": "a length of time",
     "deadlines._ticked_s": "what the sleep is measured by",
 }
 
