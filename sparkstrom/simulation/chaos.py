@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.worker.fit_view import JOIN_FAILED, MASTER_SILENT
+from sparkstrom.protocol.common.endings import Ending, Vain
 from sparkstrom.simulation.deaths import Doom
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.linked import LinkedNetwork
@@ -22,7 +22,6 @@ TRAINING_SHARE = 1.2  # of the time that all steps take at their slowest
 # How long cuts and pauses of the driver last at most; twice that its isolations and workers' pauses
 LEASES_MAX = 2
 CUT_S_MIN = 0.1
-UNHEARD, UNANSWERED = (text.split("{")[0] for text in (MASTER_SILENT, JOIN_FAILED))
 MASTER_SHARE = 0.3  # of the media drivers that die
 DEATHS_IN_A_ROW = (1, 1, 2, 3)
 
@@ -98,9 +97,9 @@ class Chaos:
             time.after(time.chance.uniform(0, TRAINING_SHARE * training_s), act)
         time.after(self._faults.quiet_after_s, self._world.network.calm_down)
 
-    def excuses(self, process: SimProcess, reason: str) -> bool:
+    def excuses(self, process: SimProcess, why: Ending | Vain | None) -> bool:
         """Whether this process may fail because nobody answers."""
-        if not reason.startswith((UNHEARD, UNANSWERED)):
+        if why not in (Vain.MASTER, Vain.ANSWER):
             return False
         return process in self._unreached or self._master_was_away
 

@@ -276,12 +276,12 @@ class World:
             return
         if command.order is Order.END:
             self.time.say(f"{process.name} ends: {command.reason}")
-            self.checks.ended(process, command.reason)
+            self.checks.ended(process, command)
             self.end(process, restart=False)
         else:
             self.time.say(f"{process.name} fails: {command.reason}")
-            expected = self.master.aborted or self.chaos.excuses(process, command.reason)
-            self.checks.failed(process, command.reason, expected=expected)
+            expected = self.master.aborted or self.chaos.excuses(process, command.why)
+            self.checks.failed(process, command, expected=expected)
             self.end(process, restart=True)
 
     # -- effects ---------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from sparkstrom.codec.messages import Activity, Committed, Update
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.master import master, statuses
 from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.protocol.master.master import Master
@@ -100,8 +101,10 @@ def commits_another_payload(patch: pytest.MonkeyPatch) -> None:
 def goes_back_when_a_worker_dies(patch: pytest.MonkeyPatch) -> None:
     close = Fit._close
 
-    def forgetful(self: Fit, member: Member, reason: str, now_s: float) -> list[ev.Effect]:
-        effects = close(self, member, reason, now_s)
+    def forgetful(
+        self: Fit, member: Member, reason: str, now_s: float, *, released: bool
+    ) -> list[ev.Effect]:
+        effects = close(self, member, reason, now_s, released=released)
         self.partition_of(member).position = type(self.partition_of(member).position)(0, 0)
         return effects
 
@@ -230,7 +233,7 @@ def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
     def hasty(self: Orders) -> ev.Directive:
         command = now(self)
         if command.order is ev.Order.AUDIT:
-            return ev.Directive(ev.Order.END, "done")
+            return ev.Directive(ev.Order.END, "done", Ending.DONE)
         return command
 
     patch.setattr(Orders, "now", hasty)

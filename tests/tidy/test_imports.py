@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("base", "codec", "protocol", "simulation")
+PACKAGES = (  # and models, but for the package of torch, whose ``__init__`` names its modules
+    "base", "checkpoint", "cli", "codec", "encoding", "observe", "protocol", "runtime",
+    "simulation", "spark", "transport",
+)  # fmt: skip
 
 
 def modules_of(package: str) -> dict[str, Path]:
@@ -43,7 +46,7 @@ def circle_in(texts: dict[str, str]) -> list[str]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_two_modules_need_each_other(package: str) -> None:
     texts = {name: path.read_text() for name, path in modules_of(package).items()}
-    assert len(texts) > 2
+    assert len(texts) > 1
     assert circle_in(texts) == []
 
 

@@ -10,19 +10,17 @@ from __future__ import annotations
 from sparkstrom.base.errors import UsageError
 from sparkstrom.codec.messages import Join, Phase, Refused
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.protocol.master.members import Member, answer
 from sparkstrom.protocol.master.partitions import Partition
 from sparkstrom.protocol.master.placement import (
-    SUPERSEDED,
     closed_answer,
     find_place,
     on_knock,
     order_place,
 )
-
-DISMISSED = "its partition is trained already"
 
 
 def on_join(fit: Fit, join: Join, now_s: float) -> list[Effect]:
@@ -61,12 +59,12 @@ def _refusal(fit: Fit, join: Join) -> Refused | None:
         return _refuse(join, f"there is no partition {join.partition}", fatal=True)
     partition = fit.partitions[join.partition]
     if partition.attempt > join.attempt:
-        return _refuse(join, SUPERSEDED, fatal=True)
+        return _refuse(join, Ending.SUPERSEDED.value, fatal=True)
     if fit.phases.phase >= Phase.DRAINING or partition.trained:
-        return _refuse(join, DISMISSED, fatal=False)
+        return _refuse(join, Ending.DISMISSED.value, fatal=False)
     former = fit.members.former(join.token)
     if former and partition.last_owner not in former:
-        return _refuse(join, SUPERSEDED, fatal=True)
+        return _refuse(join, Ending.SUPERSEDED.value, fatal=True)
     return None
 
 
@@ -76,7 +74,7 @@ def _admit(fit: Fit, join: Join, now_s: float) -> list[Effect]:
         return [_different_rows(join, partition)]
     effects: list[Effect] = []
     if partition.owner is not None:
-        effects += fit.close(partition.owner, SUPERSEDED, now_s)
+        effects += fit.close(partition.owner, Ending.SUPERSEDED.value, now_s)
     node = fit.members.next_id
     try:
         find_place(fit, node, join.executor)

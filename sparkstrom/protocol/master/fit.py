@@ -19,8 +19,6 @@ from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
 from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.master.staleness import Staleness
 
-GOOD_ENDS = ("done", "released")
-
 
 @dataclass(frozen=True, slots=True)
 class MasterLimits:
@@ -93,14 +91,19 @@ class Fit:
         self.minibatches = sum(partition.minibatches for partition in self.partitions)
         return known != (self.slowest, self.training)
 
-    def close(self, node: int, reason: str, now_s: float) -> list[ev.Effect]:
+    def close(
+        self, node: int, reason: str, now_s: float, *, released: bool = False
+    ) -> list[ev.Effect]:
         """End one membership."""
-        return self.close_all({node: reason}, now_s)
+        return self.close_all({node: reason}, now_s, released=released)
 
-    def close_all(self, reasons: Mapping[int, str], now_s: float) -> list[ev.Effect]:
+    def close_all(
+        self, reasons: Mapping[int, str], now_s: float, *, released: bool = False
+    ) -> list[ev.Effect]:
         """End these: each one's last seq and its partition's position are read in the same act.
 
-        Whoever stood under one of them gets another parent.
+        Whoever stood under one of them gets another parent. ``released``: they leave as they were
+        asked to, with all that they were granted in what they have kept.
         """
         effects: list[ev.Effect] = []
         before, self.tree = self.tree, self.tree.detach(reasons, self.doubted)
@@ -110,7 +113,7 @@ class Fit:
                 until_s = now_s + 2 * self.limits.lease_s
                 edge = member.order.edge
                 self.goodbyes[node] = Goodbye(member.join, parent, edge, until_s, now_s)
-            effects += self._close(member, reason, now_s)
+            effects += self._close(member, reason, now_s, released=released)
         for node in _moved(before, self.tree, reasons):
             self.move(node, now_s)
         return effects
@@ -133,7 +136,9 @@ class Fit:
         member.order, member.placed = None, False
         self.moving[node] = None
 
-    def _close(self, member: Member, reason: str, now_s: float) -> list[ev.Effect]:
+    def _close(
+        self, member: Member, reason: str, now_s: float, *, released: bool
+    ) -> list[ev.Effect]:
         node, partition = member.node, self.partition_of(member)
         self.sequencer.close(node)
         self.lateness.forget(node)
@@ -146,7 +151,7 @@ class Fit:
         if partition.owner == node:
             partition.owner, partition.unowned_s = None, now_s
         effects = self.family.disown(node)
-        if reason in GOOD_ENDS:
+        if released:
             self.keeping.used(node)
         else:
             where = f"partition {partition.index} on {member.join.host}"

@@ -32,6 +32,7 @@ from sparkstrom.codec.messages import (
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import Child
 from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.endings import Ending, Lack
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.common.leases import Leases
 from sparkstrom.protocol.common.topology import Topology
@@ -187,7 +188,7 @@ class Master:
             self.fit.sequencer.dropped["was not asked to leave"] += 1
             return []
         self.fit.keeping.keep(member.join.executor, member.node, leaving.kept)
-        effects = self.fit.close(member.node, leaving.reason, now_s)
+        effects = self.fit.close(member.node, leaving.reason, now_s, released=True)
         self.fit.goodbyes.pop(member.node, None)
         return [*effects, answer(member.join, farewell(member, leaving.reason))]
 
@@ -215,7 +216,7 @@ class Master:
         return [self._farewell(live[node]) for node in sorted(told) if node in live]
 
     def _farewell(self, member: Member) -> Effect:
-        return answer(member.join, farewell(member, "the fit has failed"))
+        return answer(member.join, farewell(member, Ending.FIT_FAILED.value))
 
     # -- what comes up from the children ---------------------------------------------------------
 
@@ -347,8 +348,8 @@ class Master:
         longest = min(waiting, key=lambda p: p.unowned_s)
         waited_s = now_s - max(longest.unowned_s, self.fit.phases.running_s)
         if waited_s > self.fit.limits.rejoin_s:
-            reason = NO_WORKER.format(longest.index, waited_s)
-            return [ev.Abort(reason, partition=longest.index, kind=ev.Failure.SETUP)]
+            reason, at = Lack.LATER.value.format(longest.index, waited_s), longest.index
+            return [ev.Abort(reason, partition=at, kind=ev.Failure.SETUP, lack=Lack.LATER)]
         if min(waited_s, now_s - self.fit.released_s) > self.fit.limits.release_s:
             self._release_one(longest.index, now_s)
         return []
@@ -386,12 +387,6 @@ class Master:
         for node in self.fit.members.live:
             self.fit.keeping.used(node)
         self.fit.keeping.finish()
-
-
-NO_WORKER = (
-    "partition {} has been without a worker for {:.0f} s: Spark has not started its task again; "
-    "see the executors' state in Spark's UI (lost, out of memory, no free slot?)"
-)
 
 
 def farewell(member: Member, reason: str) -> Closed:

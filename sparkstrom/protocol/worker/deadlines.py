@@ -60,7 +60,8 @@ class Deadlines:
         """The end, with what was waited for in vain, for how long, and what to do; None before."""
         wait = self._longest_wait(now_s)
         if wait is not None and now_s - wait.since_s > wait.limit_s:
-            return Directive(Order.FAIL, wait.text.format(now_s - wait.since_s))
+            text = wait.vain.value.format(silent=now_s - wait.since_s, **wait.figures)
+            return Directive(Order.FAIL, text, why=wait.vain)
         return self._task.is_unheard(now_s)
 
     def _longest_wait(self, now_s: float) -> Wait | None:

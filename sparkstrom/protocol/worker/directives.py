@@ -6,6 +6,7 @@ from functools import lru_cache
 
 from sparkstrom.codec.messages import Phase, State
 from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Order
 from sparkstrom.protocol.worker.fit_view import FitView
 from sparkstrom.protocol.worker.in_flight import InFlight
@@ -24,7 +25,7 @@ NOT_THERE = Directive(Order.WAIT, "the last updates have not come yet")
 DRAIN = Directive(Order.DRAIN)
 BORROWING = Directive(Order.WAIT, "the updater's state of another worker is on its way")
 LINGERING = Directive(Order.WAIT, "others hear from it that the fit is done")
-DONE = Directive(Order.END, "done")
+DONE = Directive(Order.END, Ending.DONE.value, why=Ending.DONE)
 
 
 class Orders:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparkstrom.codec.messages import Phase, State
+from sparkstrom.protocol.common.endings import Vain
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.stages import Cause, FarewellStage, after
 from sparkstrom.protocol.worker.waits import Sleep, Wait
@@ -92,18 +93,7 @@ class FitView:
         silent_s = now_s - self.heard_s
         if joined:
             if silent_s > self._limits.master_silent_s:
-                return Wait(self.heard_s, self._limits.master_silent_s, MASTER_SILENT)
+                return Wait(self.heard_s, self._limits.master_silent_s, Vain.MASTER)
         elif silent_s > self._limits.join_s:
-            return Wait(self.heard_s, self._limits.join_s, JOIN_FAILED)
+            return Wait(self.heard_s, self._limits.join_s, Vain.ANSWER)
         return None
-
-
-JOIN_FAILED = (
-    "no answer from the master for {:.0f} s: is UDP open between executors and driver in both "
-    "directions (ports, security group), and do network mask and controller address name the "
-    "network that both share?"
-)
-MASTER_SILENT = (
-    "nothing heard from the master for {:.0f} s: the driver program has ended, or the network "
-    "between this executor and it is down"
-)

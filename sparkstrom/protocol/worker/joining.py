@@ -10,6 +10,7 @@ from __future__ import annotations
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Attach, Attached, Closed, Refused, Welcome
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Effect, Order
 from sparkstrom.protocol.common.ignored import Ignored, Reason
 from sparkstrom.protocol.worker.fit_view import FitView
@@ -139,7 +140,8 @@ class Joining:
         if (reason := self._membership.is_not_for(refused)) is not None:
             self._ignored.count(refused, reason)
             return
-        self._task.end(Directive(Order.FAIL if refused.fatal else Order.END, refused.reason))
+        order = Order.FAIL if refused.fatal else Order.END
+        self._task.end(Directive(order, refused.reason, why=Ending.of(refused.reason)))
 
     def on_closed(self, closed: Closed) -> list[Effect]:
         """The id is gone: come back under another one, or the task ends."""
@@ -154,7 +156,7 @@ class Joining:
             self._task.end(end)
             return []
         if not closed.free:
-            self._task.end(Directive(Order.FAIL, closed.reason))
+            self._task.end(Directive(Order.FAIL, closed.reason, why=Ending.of(closed.reason)))
             return []
         me.close(closed.node, closed.seq)
         return [*self._relaying.leave_children(), ev.Reopen()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparkstrom.codec.messages import Address, Closed, Join, LastSeqs, Refused, Welcome
+from sparkstrom.protocol.common.endings import Vain
 from sparkstrom.protocol.common.ignored import Reason
 from sparkstrom.protocol.worker.limits import Identity, NodeLimits
 from sparkstrom.protocol.worker.waits import LEVELS_ABOVE, Sleep, Wait
@@ -88,11 +89,5 @@ class Membership:
         """For a place, far too long."""
         limit_s = LEVELS_ABOVE * self._limits.stuck_s
         if self.node is None and now_s - self._began_s > limit_s:
-            return Wait(self._began_s, limit_s, NO_PLACE)
+            return Wait(self._began_s, limit_s, Vain.PLACE)
         return None
-
-
-NO_PLACE = (
-    "no place in the mesh for {:.0f} s, although the master answers: those above it do not get "
-    "their replicas; look at their logs"
-)

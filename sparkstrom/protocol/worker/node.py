@@ -42,6 +42,7 @@ from sparkstrom.codec.messages import (
     Welcome,
 )
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Effect, Order
 from sparkstrom.protocol.common.ignored import Reason
 from sparkstrom.protocol.worker.limits import Identity, NodeLimits
@@ -122,7 +123,7 @@ class Node(NodeParts):
             case ev.Hashed(commit=commit, digest=digest, kept=kept):
                 self.trainer.hashed(AuditAnswer(commit, digest, kept))
             case ev.Released(kept=kept):
-                leaving = Leaving(node=self.membership.id, reason="released", kept=kept)
+                leaving = Leaving(node=self.membership.id, reason=Ending.RELEASED.value, kept=kept)
                 self.task.left(leaving, now_s)
                 return [ev.Tell(leaving)]
             case ev.TrainerFailed(reason=reason, trace=trace):
@@ -313,7 +314,9 @@ class Node(NodeParts):
         audited, needed = self.trainer.audit is not None, bool(self.family.children)
         if not self.fit.over(now_s, audited=audited, needed=needed) or self.link.parent is None:
             return []
-        return [self.link.send(Leaving(node=self.membership.id, reason="done", kept=None))]
+        return [
+            self.link.send(Leaving(node=self.membership.id, reason=Ending.DONE.value, kept=None))
+        ]
 
     def stats(self, values: dict[str, float]) -> None:
         """Counters for the master; they go with the next report, and are cumulative.

@@ -13,6 +13,7 @@ from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import Address, Attached, Data, Message, State, Update, Welcome
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import Child
+from sparkstrom.protocol.common.endings import Vain
 from sparkstrom.protocol.common.events import Effect, Send
 from sparkstrom.protocol.common.send_window import SendWindow, weight
 from sparkstrom.protocol.worker.fit_view import FitView
@@ -227,27 +228,16 @@ class ParentLink:
         stuck_s = self._limits.stuck_s
         begun_s = now_s - stuck_s  # whoever waits since before this is stuck
         if self._opened_s < begun_s and self.stage is LinkStage.ATTACHING:
-            return Wait(self._opened_s, LEVELS_ABOVE * stuck_s, NO_PARENT)
+            return Wait(self._opened_s, LEVELS_ABOVE * stuck_s, Vain.PARENT)
         if self._own.progress_s < begun_s and len(self._own) > 0:
-            return Wait(self._own.progress_s, stuck_s, self._no_commits())
+            return Wait(self._own.progress_s, stuck_s, Vain.COMMITS, self._figures())
         return None
 
-    def _no_commits(self) -> str:
-        """With what waits, and how fast it went."""
-        figures = {
+    def _figures(self) -> dict[str, float | str]:
+        """What waits, and how fast it went."""
+        return {
             "bytes": self._own.bytes,
             "under_way": self.window.under_way,
+            "parent": str(self.parent),
             "rate": self.window.rate / 1e6,
         }
-        return NO_COMMITS.format(parent=self.parent, **figures)
-
-
-NO_PARENT = (
-    "the node that it stands under has had no replica for it for {:.0f} s, although it answers"
-)
-NO_COMMITS = (
-    "none of its updates was committed for {{:.0f}} s, although the master answers: {bytes:,} bytes"
-    " of them wait, {under_way:,} bytes are under way to node {parent}, and the link there carried"
-    " {rate:.2f} MB/s; look at that link and at the driver's, use mesh_build_mode='mesh', or send"
-    " less (threshold='auto', publish_every='auto')"
-)

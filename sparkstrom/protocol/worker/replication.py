@@ -19,6 +19,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.endings import Vain
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.common.history import History
 from sparkstrom.protocol.common.ignored import Ignored, Reason
@@ -276,14 +277,14 @@ class Replication:
         """For a snapshot that makes progress, for long already."""
         fetch, stuck_s = self.fetch, self._limits.stuck_s
         if fetch is not None and fetch.progress_s < now_s - stuck_s:
-            return Wait(fetch.progress_s, stuck_s, NO_SNAPSHOT)
+            return Wait(fetch.progress_s, stuck_s, Vain.SNAPSHOT)
         return None
 
     def wait_for_commits(self, state: State | None, now_s: float) -> Wait | None:
         """For those that are known to exist, for long already."""
         stuck_s = self._limits.stuck_s
         if self._got_s < now_s - stuck_s and self.is_behind(state):
-            return Wait(self._got_s, stuck_s, NOT_FED)
+            return Wait(self._got_s, stuck_s, Vain.UPDATES)
         return None
 
 
@@ -305,13 +306,3 @@ def replace_payload(committed: Committed, update: Update) -> Committed:
         count=update.count,
         payload=update.payload,
     )
-
-
-NO_SNAPSHOT = (
-    "catching up made no progress for {:.0f} s: no part of the replica arrived, or each was out of "
-    "date before the last one came; raise log_bytes, or publish less often"
-)
-NOT_FED = (
-    "the updates of the others did not arrive for {:.0f} s, although the master answers: look at "
-    "the link of this executor and at that of the node it stands under"
-)

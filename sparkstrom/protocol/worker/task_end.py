@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparkstrom.codec.messages import Direct, Failed, Leaving
+from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Order
 from sparkstrom.protocol.worker.fit_view import FAREWELL_S
 from sparkstrom.protocol.worker.stages import Cause, TaskStage, after
@@ -57,9 +58,9 @@ class TaskEnd:
     def heard(self) -> Directive | None:
         """What follows where the master has heard the last words; None: there were none."""
         if self._failed is not None:
-            return Directive(Order.FAIL, self._failed.reason)
+            return Directive(Order.FAIL, self._failed.reason, why=Ending.FAILED)
         if self._leaving is not None:
-            return Directive(Order.END, self._leaving.reason)
+            return Directive(Order.END, self._leaving.reason, why=Ending.RELEASED)
         return None
 
     # -- time ------------------------------------------------------------------------------------
@@ -72,7 +73,7 @@ class TaskEnd:
     def is_unheard(self, now_s: float) -> Directive | None:
         """The end, where nobody has answered the last words for long enough."""
         if self._failed is not None and now_s - self._failed_s > FAREWELL_S:
-            return Directive(Order.FAIL, self._failed.reason)
+            return Directive(Order.FAIL, self._failed.reason, why=Ending.FAILED)
         if self._leaving is not None and now_s - self._leaving_s > FAREWELL_S:
-            return Directive(Order.END, self._leaving.reason)
+            return Directive(Order.END, self._leaving.reason, why=Ending.RELEASED)
         return None

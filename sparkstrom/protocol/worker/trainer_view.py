@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Activity, AuditAnswer
+from sparkstrom.protocol.common.endings import Vain
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.news import News
 from sparkstrom.protocol.worker.waits import Sleep, Wait
@@ -87,8 +88,5 @@ class TrainerView:
         """For the end of a step, or for a replica to be installed, far too long."""
         busy = installing or (self.activity is Activity.STEPPING and not paused)
         if busy and now_s - self._active_s > self._limits.step_s:
-            return Wait(self._active_s, self._limits.step_s, STEP_STUCK)
+            return Wait(self._active_s, self._limits.step_s, Vain.STEP)
         return None
-
-
-STEP_STUCK = "one training step took longer than {:.0f} s: raise step_timeout if that is normal"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
+from sparkstrom.protocol.common.endings import Vain
+
+NO_FIGURES: Mapping[str, float | str] = MappingProxyType({})
 LEVELS_ABOVE = 4  # in a mesh: each may have to fetch its replica before the next gets its place
 
 
@@ -12,7 +17,8 @@ class Wait(NamedTuple):
 
     since_s: float
     limit_s: float
-    text: str  # with a place for the seconds
+    vain: Vain
+    figures: Mapping[str, float | str] = NO_FIGURES  # of the text, beside the seconds
 
 
 class Sleep(NamedTuple):
