@@ -9,14 +9,13 @@ import pytest
 
 from sparkstrom.codec.messages import Activity, Committed, Update
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.master import master, statuses
 from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.members import Member
 from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
 from sparkstrom.protocol.master.sequencer import Sequencer
-from sparkstrom.protocol.worker import node
+from sparkstrom.protocol.worker import directives, node
 from sparkstrom.protocol.worker.directives import Orders
 from sparkstrom.protocol.worker.optimizer_transfer import Borrowing
 from sparkstrom.protocol.worker.replication import Replication
@@ -221,7 +220,7 @@ def installs_chunks_that_grew_old(patch: pytest.MonkeyPatch) -> None:
 
 def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
     def naive(self: node.Node, state: Any, now_s: float) -> list[ev.Effect]:
-        self.fit.state = state
+        self.fit.state, self.fit.done = state, state.phase is state.phase.DONE
         return []
 
     patch.setattr(node.Node, "_on_state", naive)
@@ -233,7 +232,7 @@ def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
     def hasty(self: Orders) -> ev.Directive:
         command = now(self)
         if command.order is ev.Order.AUDIT:
-            return ev.Directive(ev.Order.END, "done", Ending.DONE)
+            return directives.DONE
         return command
 
     patch.setattr(Orders, "now", hasty)

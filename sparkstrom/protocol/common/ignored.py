@@ -15,7 +15,8 @@ import msgspec
 class Reason(enum.Enum):
     """Why nothing was done."""
 
-    STRANGER = "from nobody who is a neighbour"
+    STRANGER = "from nobody who is a neighbour, or a member"
+    CLOSED = "of an id that is closed"
     WRONG_WAY = "not a message that comes from there"
     FOR_ANOTHER = "meant for another id or process"
     EARLY = "what has to be here first is not here yet"

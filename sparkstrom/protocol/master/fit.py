@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import Join
+from sparkstrom.codec.messages import Join, State
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import SERVING, Serving
 from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.ignored import Ignored
 from sparkstrom.protocol.common.leases import Leases
 from sparkstrom.protocol.common.topology import FLAT, Topology
 from sparkstrom.protocol.master.members import Departure, Member, Members
@@ -58,6 +59,7 @@ class Fit:
     host: str  # where the master listens
     port: int
     sequencer: Sequencer
+    ignored: Ignored
     partitions: list[Partition]
     phases: Phases
     keeping: ResidualCheckpoints
@@ -90,6 +92,25 @@ class Fit:
         self.training = training
         self.minibatches = sum(partition.minibatches for partition in self.partitions)
         return known != (self.slowest, self.training)
+
+    def state(self) -> State:
+        """What everybody is told; each parent adds what is for its own edge."""
+        return State(
+            phase=self.phases.phase,
+            beat=self.beat,
+            head=self.sequencer.head,
+            final=self.phases.final,
+            slowest=self.slowest,
+            nodes=len(self.members.live),
+            training=self.training,
+            minibatches=self.minibatches,
+            wait_ms=0,
+            closed=list(self.goodbyes),
+            heard=0,
+            sent=0,
+            taken=0,
+            passed=0,
+        )
 
     def close(
         self, node: int, reason: str, now_s: float, *, released: bool = False

@@ -14,6 +14,7 @@ from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.protocol.worker.replication import Replication
+from sparkstrom.protocol.worker.stages import TRAINING
 from sparkstrom.protocol.worker.task_end import TaskEnd
 from sparkstrom.protocol.worker.trainer_view import TrainerView
 from sparkstrom.protocol.worker.waits import Sleep, Wait
@@ -62,18 +63,16 @@ class Deadlines:
         if wait is not None and now_s - wait.since_s > wait.limit_s:
             text = wait.vain.value.format(silent=now_s - wait.since_s, **wait.figures)
             return Directive(Order.FAIL, text, why=wait.vain)
-        return self._task.is_unheard(now_s)
+        return None if self._task.stage is TRAINING else self._task.is_unheard(now_s)
 
     def _longest_wait(self, now_s: float) -> Wait | None:
         """The first that is over its limit, or close to it."""
-        state, replication = self._fit.state, self._replication
+        replication, joined = self._replication, self._membership.node is not None
         return (
-            self._fit.wait(now_s, joined=self._membership.node is not None)
-            or self._membership.wait(now_s)
-            or replication.wait_for_copy(now_s)
+            self._fit.wait(now_s, joined=joined)
+            or (None if joined else self._membership.wait(now_s))
+            or (None if replication.fetch is None else replication.wait_for_copy(now_s))
             or self._link.wait(now_s)
-            or replication.wait_for_commits(state, now_s)
-            or self._trainer.wait(
-                now_s, installing=replication.is_installing, paused=replication.paused
-            )
+            or replication.wait_for_commits(self._fit.state, now_s)
+            or self._trainer.wait(now_s, replication.stage, paused=replication.paused)
         )

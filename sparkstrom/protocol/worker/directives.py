@@ -13,9 +13,10 @@ from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.optimizer_transfer import Borrowing
 from sparkstrom.protocol.worker.replication import Replication
-from sparkstrom.protocol.worker.stages import ReplicaStage
+from sparkstrom.protocol.worker.stages import INSTALLING
 from sparkstrom.protocol.worker.trainer_view import TrainerView
 
+RUNNING = Phase.RUNNING  # see ``stages``: this is asked after every event
 JOINING = Directive(Order.WAIT, "joining")
 GATHERING = Directive(Order.WAIT, "the others have not joined yet")
 WINDOW_FULL = Directive(Order.WAIT, "its updates are not committed yet")
@@ -50,13 +51,13 @@ class Orders:
         """The command that holds now."""
         replication, state = self._replication, self._fit.state
         pauses, stage = replication.pauses, replication.stage
-        if replication.fetch is not None or (stage is ReplicaStage.INSTALLING and pauses):
+        if replication.fetch is not None or (stage is INSTALLING and pauses):
             return Directive(Order.PAUSE, "a replica is on its way", number=pauses)
         if state is None or not replication.has_replica:
             return JOINING
+        if state.phase is RUNNING:
+            return BORROWING if self._borrowing.loan is not None else self._train(state)
         match state.phase:
-            case Phase.RUNNING:  # first, as this is asked after every event
-                return BORROWING if self._borrowing.loan is not None else self._train(state)
             case Phase.DONE if self._trainer.audit is not None:
                 return DONE if self._fit.may_end else LINGERING
             case Phase.AUDIT | Phase.DONE:
@@ -64,7 +65,7 @@ class Orders:
                 return Directive(Order.AUDIT, commit=state.final) if at_final else NOT_THERE
             case Phase.DRAINING:
                 return DRAIN
-            case Phase.GATHERING:
+            case _:
                 return GATHERING
 
     def _train(self, state: State) -> Directive:

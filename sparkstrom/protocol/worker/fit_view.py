@@ -5,9 +5,10 @@ from __future__ import annotations
 from sparkstrom.codec.messages import Phase, State
 from sparkstrom.protocol.common.endings import Vain
 from sparkstrom.protocol.worker.limits import NodeLimits
-from sparkstrom.protocol.worker.stages import Cause, FarewellStage, after
+from sparkstrom.protocol.worker.stages import DISMISSED, Cause, FarewellStage, after
 from sparkstrom.protocol.worker.waits import Sleep, Wait
 
+OVER = Phase.DONE
 FAREWELL_S = 5.0  # how long a node waits for others to have heard: of the end, or of its own
 
 
@@ -17,6 +18,7 @@ class FitView:
     def __init__(self, limits: NodeLimits, now_s: float) -> None:
         self._limits = limits
         self.state: State | None = None
+        self.done = False
         self.heard_s = now_s  # a sign that the master lives
         self.steady_s = now_s  # since then these signs have come without a gap
         self.farewell = FarewellStage.NEEDED
@@ -30,25 +32,17 @@ class FitView:
         """Over another edge, whose signs are counted for themselves."""
         self.steady_s = now_s
 
-    def is_old(self, state: State) -> bool:
-        """Phases only go forward: a state that was overtaken by a newer one is history."""
+    def take(self, state: State, now_s: float) -> bool:
+        """From now on this one counts, unless a newer one has overtaken it."""
         known = self.state
-        return known is not None and (state.phase, state.beat) < (known.phase, known.beat)
-
-    def beats(self, state: State, now_s: float) -> bool:
-        """Is it a new sign of the master's life?"""
-        if self.state is not None and state.beat <= self.state.beat:
+        if known is not None and (state.phase, state.beat) < (known.phase, known.beat):
             return False
-        if now_s - self.heard_s > self._limits.lease_s / 2:
-            self.steady_s = now_s
-        self.heard_s = now_s
+        if known is None or state.beat > known.beat:  # the master lives
+            if now_s - self.heard_s > self._limits.lease_s / 2:
+                self.steady_s = now_s
+            self.heard_s = now_s
+        self.state, self.done = state, state.phase is OVER
         return True
-
-    def take(self, state: State) -> State | None:
-        """From now on this one counts; return the one before."""
-        known, self.state = self.state, state
-        assert known is None or state.phase >= known.phase, "phases only go forward"
-        return known
 
     @property
     def slowest(self) -> int:
@@ -66,11 +60,11 @@ class FitView:
     @property
     def may_end(self) -> bool:
         """Nobody below this node needs it any more."""
-        return self.farewell is FarewellStage.DISMISSED
+        return self.farewell is DISMISSED
 
     def over(self, now_s: float, *, audited: bool, needed: bool) -> bool:
         """Is this the moment to say goodbye? ``needed``: somebody below may not have heard yet."""
-        if self.state is None or self.state.phase is not Phase.DONE or not audited:
+        if not (self.done and audited):
             return False
         if self._done_s is None:
             self._done_s = now_s

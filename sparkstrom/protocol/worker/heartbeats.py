@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 
-from sparkstrom.codec.messages import Heartbeat, State, Status
+from sparkstrom.codec.messages import Heartbeat, Status
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.common.status_table import StatusTable
@@ -51,11 +51,6 @@ class Reporting:
         self._report_due_s = 0.0
         self._lease_due_s = 0.0
         self._level_s = now_s  # when it was last where its parent is
-
-    def on_state(self, state: State) -> None:
-        """The parent has heard the news up to a stamp; is there more to tell?"""
-        if self.ledger.heard(state.heard):
-            self._news.add()
 
     def report_if_due(self, now_s: float) -> list[Effect]:
         """Report news at once, and otherwise when the lease wants it."""

@@ -20,7 +20,7 @@ from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.parent_link import ATTACH_RETRY_S, JOIN_RETRY_S, ParentLink
 from sparkstrom.protocol.worker.relaying import Relaying
 from sparkstrom.protocol.worker.replication import Replication
-from sparkstrom.protocol.worker.stages import LinkStage
+from sparkstrom.protocol.worker.stages import ATTACHING
 from sparkstrom.protocol.worker.task_end import TaskEnd
 from sparkstrom.protocol.worker.trainer_view import TrainerView
 
@@ -119,7 +119,7 @@ class Joining:
 
     def on_attached(self, attached: Attached, now_s: float) -> list[Effect]:
         """The parent goes on from here; whatever may have been lost before goes up again."""
-        if self._link.stage is not LinkStage.ATTACHING:
+        if self._link.stage is not ATTACHING:
             self._ignored.count(attached, Reason.LATE)
             return []
         self._link.answered(now_s)

@@ -32,7 +32,6 @@ from sparkstrom.codec.messages import (
     Leaving,
     MergedRange,
     Message,
-    Phase,
     Probe,
     Refused,
     Release,
@@ -45,9 +44,11 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Effect, Order
 from sparkstrom.protocol.common.ignored import Reason
+from sparkstrom.protocol.worker.directives import DONE
+from sparkstrom.protocol.worker.fit_view import OVER
 from sparkstrom.protocol.worker.limits import Identity, NodeLimits
 from sparkstrom.protocol.worker.parts import NodeParts
-from sparkstrom.protocol.worker.stages import LinkStage, TaskStage
+from sparkstrom.protocol.worker.stages import ATTACHED, CLOSED, DISMISSED, ENDED, TRAINING
 
 __all__ = ["Identity", "Node", "NodeLimits"]
 
@@ -79,10 +80,10 @@ class Node(NodeParts):
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
         """React, then decide what the trainer is to do."""
         effects = self._react(event, now_s)
-        if self.task.stage is TaskStage.TRAINING:
+        if self.task.stage is TRAINING:
             self.command = self._orders.now()
-            if self.command.order is Order.END:
-                self.task.end(self.command)
+            if self.command is DONE:
+                self.task.end(DONE)
         elif self.task.command is not None:
             self.command = self.task.command
         return effects
@@ -199,7 +200,7 @@ class Node(NodeParts):
                 return self._joining.on_closed(message)
             case Release(reason=reason):
                 self.task.release(reason)
-            case State(phase=Phase.DONE):
+            case State() if message.phase is OVER:
                 return self._on_state(message, now_s)
             case _:
                 return None
@@ -224,14 +225,14 @@ class Node(NodeParts):
         if isinstance(message, Data):
             link.on_data(message)
         match message:  # what comes most comes first
-            case Committed() if link.stage is LinkStage.ATTACHED:
+            case Committed() if link.stage is ATTACHED:
                 return replication.on_committed(message, now_s)
             case State():
                 return self._on_state(message, now_s)
             case Attached():
                 return self._joining.on_attached(message, now_s)
             case Committed() | MergedRange() | Chunk() | UpdaterChunk() | Again() | Behind():
-                if link.stage is not LinkStage.ATTACHED:
+                if link.stage is not ATTACHED:
                     self.ignored.count(message, Reason.EARLY)  # it overtook the answer
                     return []
                 return self._on_attached_parent(message, now_s)
@@ -261,20 +262,20 @@ class Node(NodeParts):
 
     def _on_state(self, state: State, now_s: float) -> list[Effect]:
         """The newest counts, once the node has taken from it what is for its own edge."""
-        fit, link = self.fit, self.link
-        self.reporting.on_state(state)
+        fit, link, known = self.fit, self.link, self.fit.state
+        if self.ledger.heard(state.heard):
+            self.news.add()
         link.told(state, now_s)
-        if self.node in state.closed:
+        if self.membership.node in state.closed:
             return [ev.Reopen()]  # the master will say what that means
-        if fit.is_old(state):
+        if not fit.take(state, now_s):
             self.ignored.count(state, Reason.LATE)
             return []
-        if fit.beats(state, now_s):
+        if known is None or state.beat > known.beat:
             link.master_lives()
         self.replication.lacks_nothing(state, now_s)
         if link.parent != MASTER and not state.head:
             link.owes_nothing(now_s)  # a relay may have no replica yet
-        known = fit.take(state)
         if self.family.children and (known is None or _shared(state) != _shared(known)):
             self.family.tell_all()
         return []
@@ -286,24 +287,27 @@ class Node(NodeParts):
         self._deadlines.forget_sleep(now_s)
         if (end := self._deadlines.passed(now_s)) is not None:
             self.task.end(end)
-        if self.task.ended or link.stage is LinkStage.CLOSED:
+        if self.task.stage is ENDED or link.stage is CLOSED:
             return []
-        effects = self.relaying.tick(self.fit.state, now_s) + self._look_for_the_end(now_s)
-        effects += self.borrowing.borrow(now_s)
-        if self.fit.may_end:
+        effects = self.relaying.tick(self.fit.state, now_s)
+        if self.fit.done:
+            effects += self._look_for_the_end(now_s)
+        if self.borrowing.loan is not None:
+            effects += self.borrowing.borrow(now_s)
+        if self.fit.farewell is DISMISSED:
             return effects
         if (silent := link.is_silent(now_s)) or self._is_starved(now_s):  # time for fresh streams
             link.give_up(now_s, silent=silent)
             return [*effects, ev.Reopen()]
-        if link.stage is not LinkStage.ATTACHED:
+        if link.stage is not ATTACHED:
             return effects + self._joining.ask_if_due(now_s)
-        return [
-            *effects,
-            *self.replication.catch_up(now_s),
-            *link.send_up(now_s),
-            *link.send_overdue(now_s),
-            *self.reporting.report_if_due(now_s),
-        ]
+        if self.replication.fetch is not None:
+            effects += self.replication.catch_up(now_s)
+        if link.waiting:
+            effects += link.send_up(now_s)
+        if self.own.overdue(now_s):
+            effects += link.send_overdue(now_s)
+        return effects + self.reporting.report_if_due(now_s)
 
     def _is_starved(self, now_s: float) -> bool:
         missing_since_s = self.replication.missing_since_s(self.fit.state)

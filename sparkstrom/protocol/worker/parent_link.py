@@ -21,7 +21,7 @@ from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.news import News
-from sparkstrom.protocol.worker.stages import Cause, LinkStage, after
+from sparkstrom.protocol.worker.stages import ATTACHED, ATTACHING, CLOSED, Cause, after
 from sparkstrom.protocol.worker.waits import LEVELS_ABOVE, Sleep, Wait
 
 JOIN_RETRY_S = 0.5
@@ -36,7 +36,7 @@ class ParentLink:
         self, limits: NodeLimits, membership: Membership, own: InFlight, news: News, now_s: float
     ) -> None:
         self._limits, self._membership, self._own, self._news = limits, membership, own, news
-        self.stage = LinkStage.CLOSED
+        self.stage = CLOSED
         self.parent: int | None = None
         self.edge = 0
         self._begin_counts(now_s)
@@ -56,7 +56,7 @@ class ParentLink:
     @property
     def attached(self) -> bool:
         """The parent has answered over this edge: data may go and come."""
-        return self.stage is LinkStage.ATTACHED
+        return self.stage is ATTACHED
 
     def send(self, message: Message) -> Send:
         """Over the edge."""
@@ -127,7 +127,8 @@ class ParentLink:
     def on_data(self, message: Data) -> None:
         """One more message is whole."""
         self.taken += weight(message, self._limits.serving.chunk_bytes)
-        self.on_part(0)
+        self.arriving = self.starved = 0
+        self._news.waits = True
 
     def on_part(self, size: int) -> None:
         """So much of a message is here: the stream lives."""
@@ -154,7 +155,7 @@ class ParentLink:
     def send_up(self, now_s: float) -> list[Effect]:
         """As much as the link takes."""
         out: list[Effect] = []
-        while self.waiting and self.stage is LinkStage.ATTACHED:
+        while self.waiting and self.stage is ATTACHED:
             update, child = self.waiting[0]
             size = weight(update, 0)
             if not self.window.has_room(size):
@@ -186,9 +187,8 @@ class ParentLink:
         return self.send_all(now_s, force=True)
 
     def send_overdue(self, now_s: float) -> list[Effect]:
-        """The own updates again, where the oldest has waited far too long for its commit."""
-        if not self._own.overdue(now_s):
-            return []
+        """The own updates again: the oldest has waited far too long for its commit."""
+        assert self._own.overdue(now_s), "nothing is sent again before its time"
         self._own.back_off(now_s)
         return self.send_all(now_s)
 
@@ -213,10 +213,13 @@ class ParentLink:
         off for good, each for itself. Where the master is silent, the trouble is further up.
         ``missing_since_s``: the newest data, where the parent has sent more than is here.
         """
+        missing = missing_since_s is not None or self.window.since_s is not None
+        if not missing and self.stage is ATTACHED:
+            return False
         if self.parent is None or not fit.is_steady(self._opened_s, now_s):
             return False
-        since_s = [self._owed_s] if self.stage is LinkStage.ATTACHING else []
-        if self.stage is LinkStage.ATTACHED and missing_since_s is not None:
+        since_s = [self._owed_s] if self.stage is ATTACHING else []
+        if self.stage is ATTACHED and missing_since_s is not None:
             since_s.append(missing_since_s)
         if self.window.since_s is not None:
             since_s.append(self.window.since_s)
@@ -227,7 +230,7 @@ class ParentLink:
         """For the parent's answer, or for a commit of the own updates, for long already."""
         stuck_s = self._limits.stuck_s
         begun_s = now_s - stuck_s  # whoever waits since before this is stuck
-        if self._opened_s < begun_s and self.stage is LinkStage.ATTACHING:
+        if self._opened_s < begun_s and self.stage is ATTACHING:
             return Wait(self._opened_s, LEVELS_ABOVE * stuck_s, Vain.PARENT)
         if self._own.progress_s < begun_s and len(self._own) > 0:
             return Wait(self._own.progress_s, stuck_s, Vain.COMMITS, self._figures())

@@ -29,7 +29,7 @@ from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.news import News
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.protocol.worker.snapshot_fetch import SnapshotFetch
-from sparkstrom.protocol.worker.stages import Cause, ReplicaStage, after
+from sparkstrom.protocol.worker.stages import INSTALLS, Cause, ReplicaStage, after
 from sparkstrom.protocol.worker.trainer_view import TrainerView
 from sparkstrom.protocol.worker.waits import Sleep, Wait
 
@@ -80,7 +80,7 @@ class Replication:
     @property
     def is_installing(self) -> bool:
         """The trainer has one, and has not said that it is done."""
-        return self.stage in (ReplicaStage.INSTALLING, ReplicaStage.REFETCHING)
+        return self.stage in INSTALLS
 
     @property
     def has_begun(self) -> bool:
@@ -169,7 +169,7 @@ class Replication:
 
     def lacks_nothing(self, state: State, now_s: float) -> None:
         """All that the parent has sent is here, if it is."""
-        if state.sent <= self.received and self.fetch is None:
+        if state.sent <= self.history.log.head and self.fetch is None:
             self._got_s = now_s
 
     def ask(self, now_s: float) -> list[Effect]:

@@ -29,6 +29,12 @@ class ReplicaStage(enum.Enum):
     FOLLOWING = "it takes the commits as they come"
 
 
+# Looking a member up in its class takes as long as two calls: what each event asks for has a name.
+CLOSED, ATTACHING, ATTACHED = LinkStage.CLOSED, LinkStage.ATTACHING, LinkStage.ATTACHED
+INSTALLING = ReplicaStage.INSTALLING
+INSTALLS = (ReplicaStage.INSTALLING, ReplicaStage.REFETCHING)
+
+
 class TaskStage(enum.Enum):
     """Of the task itself: how it comes to its end."""
 
@@ -39,6 +45,9 @@ class TaskStage(enum.Enum):
     ENDED = "no other order follows"
 
 
+TRAINING, ENDED = TaskStage.TRAINING, TaskStage.ENDED
+
+
 class FarewellStage(enum.Enum):
     """Of the end of the fit, as this node has part in it."""
 
@@ -47,6 +56,7 @@ class FarewellStage(enum.Enum):
     DISMISSED = "it has said goodbye to its parent"
 
 
+DISMISSED = FarewellStage.DISMISSED
 Stage = LinkStage | ReplicaStage | TaskStage | FarewellStage
 
 

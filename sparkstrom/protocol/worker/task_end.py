@@ -6,7 +6,7 @@ from sparkstrom.codec.messages import Direct, Failed, Leaving
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Order
 from sparkstrom.protocol.worker.fit_view import FAREWELL_S
-from sparkstrom.protocol.worker.stages import Cause, TaskStage, after
+from sparkstrom.protocol.worker.stages import ENDED, TRAINING, Cause, after
 from sparkstrom.protocol.worker.waits import Sleep
 
 
@@ -14,7 +14,7 @@ class TaskEnd:
     """``command``: what ends the task, or lets it leave; no order follows the first that ends."""
 
     def __init__(self) -> None:
-        self.stage = TaskStage.TRAINING
+        self.stage = TRAINING
         self.command: Directive | None = None
         self._failed: Failed | None = None
         self._failed_s = 0.0
@@ -24,7 +24,7 @@ class TaskEnd:
     @property
     def ended(self) -> bool:
         """The task is over."""
-        return self.stage is TaskStage.ENDED
+        return self.stage is ENDED
 
     def end(self, command: Directive) -> None:
         """How it ended first stays."""
@@ -51,7 +51,7 @@ class TaskEnd:
     @property
     def last_words(self) -> tuple[Direct, ...]:
         """What the master itself must hear and has not shown to know."""
-        if self.stage is TaskStage.TRAINING:
+        if self.stage is TRAINING:
             return ()
         return tuple(word for word in (self._failed, self._leaving) if word is not None)
 

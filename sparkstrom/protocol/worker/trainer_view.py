@@ -7,7 +7,10 @@ from sparkstrom.codec.messages import Activity, AuditAnswer
 from sparkstrom.protocol.common.endings import Vain
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.news import News
+from sparkstrom.protocol.worker.stages import INSTALLS, ReplicaStage
 from sparkstrom.protocol.worker.waits import Sleep, Wait
+
+STEPPING = Activity.STEPPING
 
 
 class TrainerView:
@@ -84,9 +87,9 @@ class TrainerView:
         """See ``Sleep``."""
         self._active_s = sleep.later(self._active_s)
 
-    def wait(self, now_s: float, *, installing: bool, paused: bool) -> Wait | None:
+    def wait(self, now_s: float, replica: ReplicaStage, *, paused: bool) -> Wait | None:
         """For the end of a step, or for a replica to be installed, far too long."""
-        busy = installing or (self.activity is Activity.STEPPING and not paused)
+        busy = replica in INSTALLS or (self.activity is STEPPING and not paused)
         if busy and now_s - self._active_s > self._limits.step_s:
             return Wait(self._active_s, self._limits.step_s, Vain.STEP)
         return None
