@@ -178,9 +178,7 @@ class Scale(World):
             for end, t in self.traffic().items()
         }
         self.root_children = len(self.master.fit.family.children)
-        self.relays = [
-            p for p in self.alive if len(p.node.standing.family.children) == self.root_children
-        ]
+        self.relays = [p for p in self.alive if len(p.node.family.children) == self.root_children]
         self.died_s = self.time.now_s + DYING_S
         for victim in self.time.chance.sample(self.alive, self.deaths):
             self.time.after(self.time.chance.uniform(0, DYING_S), self._kill, victim)
@@ -192,11 +190,11 @@ class Scale(World):
     def _is_stable(self) -> bool:
         """The tree is that of the living, and each of them has all commits."""
         fit = self.master.fit
-        living = {p.node.node for p in self.alive if p.node.node >= 0}
+        living = {p.node.node for p in self.alive if p.node.node is not None}
         if fit.moving or fit.doubted or fit.members.live.keys() - living:
             return False
-        nodes = [p.node.standing for p in self.alive if p.node.node in fit.members.live]
-        return all(n.attached and n.received >= fit.sequencer.head for n in nodes)
+        nodes = [p.node for p in self.alive if p.node.node in fit.members.live]
+        return all(n.link.attached and n.replication.received >= fit.sequencer.head for n in nodes)
 
 
 def measure(nodes: int) -> Figures:

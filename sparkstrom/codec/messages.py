@@ -13,6 +13,8 @@ from typing import Annotated
 
 import msgspec
 
+from sparkstrom.base.identity import MASTER
+
 U16 = Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # u64 on the wire; the top bit stays free
@@ -49,6 +51,10 @@ class Address(msgspec.Struct, frozen=True):
 
 
 BUFFERS = 6  # the form of an update that replaces a model's buffers, and adds to no parameter
+
+EVERYBODY = MASTER  # in ``Again``: no node has that id, so it can mean all of them
+NO_ID_YET = MASTER  # in ``Failed``: the node has none
+ANY_COPY = 0  # in ``AskUpdater``: whichever the lender has
 
 LastSeqs = list[tuple[U32, U63]]  # id -> its newest committed seq
 
@@ -96,7 +102,7 @@ class Here(msgspec.Struct, frozen=True, tag="here"):
 class Failed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
     """Training failed here and must end everywhere."""
 
-    node: U32  # 0: it has not got an id yet
+    node: U32  # or NO_ID_YET
     reason: Trace
     trace: Trace
     host: Text = ""
@@ -180,10 +186,10 @@ class AskChunk(msgspec.Struct, frozen=True, tag="ask-chunk"):
 
 
 class AskUpdater(msgspec.Struct, frozen=True, tag="ask-updater"):
-    """Send this chunk of the updater's state to ``asker``, of this copy (0: any), or find it."""
+    """Send this chunk of the updater's state to ``asker``, of this copy, or find it."""
 
     asker: U32
-    copy: U63
+    copy: U63  # or ANY_COPY
     index: U32
 
 
@@ -295,9 +301,9 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
 
 
 class Again(msgspec.Struct, frozen=True, tag="again"):
-    """``origin`` (0: everybody below) is to send all its uncommitted updates again."""
+    """``origin`` is to send all its uncommitted updates again."""
 
-    origin: U32
+    origin: U32  # or EVERYBODY below
 
 
 class Behind(msgspec.Struct, frozen=True, tag="behind"):

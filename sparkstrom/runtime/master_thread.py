@@ -25,6 +25,7 @@ from sparkstrom.codec.messages import BUFFERS, Phase
 from sparkstrom.models.base import Flat
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Send
+from sparkstrom.protocol.common.ignored import Reason
 from sparkstrom.protocol.common.performing import perform_all
 from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.protocol.master.master import Master
@@ -85,7 +86,7 @@ class Outcome:
     stats: dict[int, Stats]
     traffic: Traffic
     wire: Stats  # what left the driver program's interfaces, as ``runtime.wire`` tells it
-    dropped: Counter[str]
+    ignored: Counter[tuple[str, Reason]]  # messages, by kind and why
     departures: list[Departure]
     notes: list[str]
     kept: KeptFiles
@@ -217,7 +218,7 @@ class MasterThread(threading.Thread):
             stats=dict(self._stats),
             traffic=self._mail.traffic,
             wire=self._wire.look(self._mail.transport),
-            dropped=fit.sequencer.dropped,
+            ignored=fit.ignored.counts,
             departures=fit.members.departures,
             notes=list(self._notes),
             kept=fit.keeping.made,

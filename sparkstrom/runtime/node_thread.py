@@ -205,7 +205,7 @@ class NodeThread(threading.Thread):
         now_s = self._clock.monotonic_s()
         if now_s < self._stats_due_s:
             return
-        state = self._machine.standing.state
+        state = self._machine.fit.state
         nodes = state.nodes if state is not None else 0
         self._stats_due_s = now_s + max(STATS_S, STATS_S_PER_NODE * nodes)
         values = {

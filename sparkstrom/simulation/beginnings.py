@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from sparkstrom.protocol.master.master import Master
-from sparkstrom.simulation.sim_replica import CHUNKS, SIZE, average, mass
+from sparkstrom.simulation.run_sizes import Size
+from sparkstrom.simulation.sim_replica import CHUNKS, SIZE, Theta, average, mass
+from sparkstrom.simulation.timeline import Timeline
 
-if TYPE_CHECKING:
-    from sparkstrom.simulation.world import World
 
-
-def new_master(world: World) -> Master:
-    """Its kept files are in the world's scratch."""
+def new_master(size: Size, time: Timeline, scratch: dict[str, Theta]) -> Master:
+    """Its kept files are put into ``scratch``."""
     kept: dict[str, dict[str, float]] = {}
-    for index in range(world.size.kept_files):
-        executor = f"e{index // world.size.per_executor}"
+    for index in range(size.kept_files):
+        executor = f"e{index // size.per_executor}"
         path = f"{executor}/kept{index}"
-        world.scratch[path] = [world.time.chance.randint(-2, 2) for _ in range(SIZE)]
-        kept.setdefault(executor, {})[path] = mass(world.scratch[path])
+        scratch[path] = [time.chance.randint(-2, 2) for _ in range(SIZE)]
+        kept.setdefault(executor, {})[path] = mass(scratch[path])
     return Master(
         version="sim",
-        partitions=world.size.nodes,
-        epochs=world.size.epochs,
-        chunks=max(CHUNKS, world.size.weights.chunks),
+        partitions=size.nodes,
+        epochs=size.epochs,
+        chunks=max(CHUNKS, size.weights.chunks),
         host="master",
         port=1,
-        limits=world.size.of_master(),
+        limits=size.of_master(),
         now_s=0.0,
         kept=kept,
         average=average,

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.worker.deadlines import JOIN_FAILED, MASTER_SILENT
+from sparkstrom.protocol.common.endings import Ending, Vain
 from sparkstrom.simulation.deaths import Doom
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.linked import LinkedNetwork
-from sparkstrom.simulation.sim_network import Split
+from sparkstrom.simulation.scene import Scene
+from sparkstrom.simulation.sim_network import Network, Split
 from sparkstrom.simulation.sim_process import Cut, SimProcess
-
-if TYPE_CHECKING:
-    from sparkstrom.simulation.world import World
 
 FIRST_S, EARLY_S = 0.3, 4.0
 EARLY_SHARE = 0.25
@@ -24,15 +22,39 @@ TRAINING_SHARE = 1.2  # of the time that all steps take at their slowest
 # How long cuts and pauses of the driver last at most; twice that its isolations and workers' pauses
 LEASES_MAX = 2
 CUT_S_MIN = 0.1
-UNHEARD, UNANSWERED = (text.split("{")[0] for text in (MASTER_SILENT, JOIN_FAILED))
 MASTER_SHARE = 0.3  # of the media drivers that die
 DEATHS_IN_A_ROW = (1, 1, 2, 3)
+
+
+class Stricken(Scene, Protocol):
+    """A world to which something may happen. ``doom``: of the master's media driver."""
+
+    network: Network
+    doom: Doom | None
+
+    def start(self, partition: int) -> None:
+        """Spark starts an attempt."""
+
+    def end(self, process: SimProcess, *, restart: bool) -> None:
+        """The process is gone."""
+
+    def lose_driver(self, process: SimProcess) -> None:
+        """Its media driver is gone."""
+
+    def lose_masters_driver(self) -> None:
+        """The master's is."""
+
+    def pause_master(self, seconds: float) -> None:
+        """The driver program stands still, perhaps for ever."""
+
+    def step_master(self, event: ev.Event) -> None:
+        """One event for the master's machine."""
 
 
 class Chaos:
     """What happens to a world, by its faults."""
 
-    def __init__(self, world: World, faults: Faults) -> None:
+    def __init__(self, world: Stricken, faults: Faults) -> None:
         self._world, self._faults = world, faults
         self._later: list[Callable[[], None]] = []
         self._master_was_away = False
@@ -75,9 +97,9 @@ class Chaos:
             time.after(time.chance.uniform(0, TRAINING_SHARE * training_s), act)
         time.after(self._faults.quiet_after_s, self._world.network.calm_down)
 
-    def excuses(self, process: SimProcess, reason: str) -> bool:
+    def excuses(self, process: SimProcess, why: Ending | Vain | None) -> bool:
         """Whether this process may fail because nobody answers."""
-        if not reason.startswith((UNHEARD, UNANSWERED)):
+        if why not in (Vain.MASTER, Vain.ANSWER):
             return False
         return process in self._unreached or self._master_was_away
 
@@ -226,7 +248,7 @@ class Chaos:
             self._happens("driver deaths", "the master's media driver is doomed")
             world.doom = doom
             return
-        joining = [p for p in world.alive if p.node.node < 0]
+        joining = [p for p in world.alive if p.node.node is None]
         victim = chance.choice(joining) if joining else victim
         self._happens("driver deaths", f"the media driver of {victim.name} is doomed")
         victim.doom = doom

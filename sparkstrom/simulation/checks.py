@@ -10,18 +10,15 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from sparkstrom.codec.messages import BUFFERS, Committed, Phase
-from sparkstrom.protocol.common.events import Abort
+from sparkstrom.protocol.common.endings import Ending, Vain
+from sparkstrom.protocol.common.events import Abort, Directive
 from sparkstrom.protocol.common.send_window import HEADER_BYTES
 from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.protocol.master.master import Master
-from sparkstrom.protocol.master.placement import SUPERSEDED
 from sparkstrom.simulation.sim_process import FAILURE, UPDATER, SimProcess
 from sparkstrom.simulation.sim_replica import INITIAL, SimReplica, Theta, add, average
 
-DISMISSED = "its partition is trained already"
-LACKING = ("workers joined within", "has been without a worker for")
-RELEASED = "released"
-DONE = "done"
+GOOD_ENDS = (Ending.DONE, Ending.RELEASED, Ending.DISMISSED)
 
 
 @dataclass(slots=True)
@@ -51,7 +48,7 @@ class Checks:
         self._below: dict[SimProcess, int] = {}  # how many of them its replica's commit covers
         self._trained: dict[int, Trained] = defaultdict(lambda: Trained([], []))
         self._added: dict[str, SimProcess] = {}
-        self._ends: dict[SimProcess, str] = {}
+        self._ends: dict[SimProcess, Ending | Vain | None] = {}
         self._reached: dict[int, tuple[int, int]] = {}
         self._counted = 0  # minibatches, as last told
         self._beyond: dict[SimProcess, int] = {}  # steps, when it was first seen beyond its bound
@@ -152,17 +149,17 @@ class Checks:
                 self._node_bounds(process)
 
     def _node_bounds(self, process: SimProcess) -> None:
-        me = process.node.standing
-        if len(me.uplink) > 1:
-            *_, before, last = me.uplink.uncommitted  # an epoch's end may add both at once
+        me = process.node
+        if len(me.own) > 1:
+            *_, before, last = me.own.uncommitted  # an epoch's end may add both at once
             at_once = [before, last] if before.form == BUFFERS else [last]
             newest = sum(HEADER_BYTES + len(update.payload) for update in at_once)
-            if me.uplink.bytes - newest >= me.limits.window_bytes:
-                self.violation(f"I4: {process.name} has {me.uplink.bytes} bytes uncommitted")
+            if me.own.bytes - newest >= me.limits.window_bytes:
+                self.violation(f"I4: {process.name} has {me.own.bytes} bytes uncommitted")
         self._staleness(process)
-        if me.history.whole and me.history.applied > process.replica.commit:
+        if me.replication.history.whole and me.replication.history.applied > process.replica.commit:
             self.violation(f"I3: {process.name} claims a commit that its replica has not")
-        log = me.history.log
+        log = me.replication.history.log
         if log.bytes > me.limits.log_bytes and len(tuple(log.after(log.base))) > 1:
             self.violation(f"I4: the log of {process.name} holds {log.bytes} bytes")
 
@@ -171,9 +168,9 @@ class Checks:
 
         It may have come there while it trained alone.
         """
-        me = process.node.standing
-        oldest, most = me.uplink.oldest, me.limits.max_staleness
-        alone = me.state is None or me.state.training < 2
+        me = process.node
+        oldest, most = me.own.oldest, me.limits.max_staleness
+        alone = me.fit.state is None or me.fit.state.training < 2
         if oldest is None or most is None or alone or process.steps <= oldest.steps + most:
             self._beyond.pop(process, None)
         elif process.steps > self._beyond.setdefault(process, process.steps) + 1:
@@ -206,23 +203,24 @@ class Checks:
 
     # -- ends ------------------------------------------------------------------------------------
 
-    def ended(self, process: SimProcess, reason: str) -> None:
+    def ended(self, process: SimProcess, command: Directive) -> None:
         """A task that ends with success."""
-        self._ends[process] = reason
-        if reason not in (DONE, RELEASED, DISMISSED):
-            self.violation(f"I5: {process.name} ended with success: {reason}")
+        self._ends[process] = command.why
+        if command.why not in GOOD_ENDS:
+            self.violation(f"I5: {process.name} ended with success: {command.reason}")
 
-    def failed(self, process: SimProcess, reason: str, *, expected: bool) -> None:
+    def failed(self, process: SimProcess, command: Directive, *, expected: bool) -> None:
         """A task that fails: superseded by another attempt, or for a reason that it was given."""
         attempts = [p.identity.attempt for p in self._processes_of(process)]
-        superseded = reason == SUPERSEDED and process.identity.attempt < max(attempts)
-        excused = process.failing and reason == FAILURE
+        superseded = command.why is Ending.SUPERSEDED
+        superseded = superseded and process.identity.attempt < max(attempts)
+        excused = process.failing and command.reason == FAILURE
         if not (superseded or excused or expected):
-            self.violation(f"I5: {process.name} failed: {reason}")
+            self.violation(f"I5: {process.name} failed: {command.reason}")
 
     def aborted(self, abort: Abort, *, nobody: bool) -> None:
         """A fit that fails must name a worker whose training raised, or lack workers."""
-        if nobody and any(words in abort.reason for words in LACKING):
+        if nobody and abort.lack is not None:
             return
         where = (abort.host, abort.partition)
         raised = [
@@ -266,8 +264,8 @@ class Checks:
     def _ends_match(self, master: Master) -> None:
         """Whoever ended as done was audited, and with the right bytes."""
         final = self._sums[-1]
-        for process, reason in self._ends.items():
-            if reason != DONE:
+        for process, ending in self._ends.items():
+            if ending is not Ending.DONE:
                 continue
             if process.node.node not in master.fit.phases.digests:
                 self.violation(f"I3: {process.name} ended as done and was not audited")
@@ -307,7 +305,7 @@ class Checks:
         lost = sum(size for path, size in self._kept.items() if path not in used)
         if keeping.lost_mass != lost:
             self.violation(f"I1: {keeping.lost_mass} of kept mass counted as lost, not {lost}")
-        for process, reason in self._ends.items():
+        for process, ending in self._ends.items():
             left = process.left.path if process.left is not None else None
-            if reason in (DONE, RELEASED) and left not in made:
+            if ending in (Ending.DONE, Ending.RELEASED) and left not in made:
                 self.violation(f"I1: what {process.name} left for the next fit is not known")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkstrom.codec.messages import (
     Chunk,
@@ -22,10 +21,8 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol.common.events import Order
 from sparkstrom.simulation.links import Host, Stream, body_bytes
+from sparkstrom.simulation.scene import Scene
 from sparkstrom.simulation.sim_process import SimProcess
-
-if TYPE_CHECKING:
-    from sparkstrom.simulation.world import World
 
 USEFUL_LEAST = 0.7
 SENT_LEAST = 2 << 20  # bytes: of less than these no share is taken
@@ -104,7 +101,7 @@ class Flow:
                 key = (target, "update", message.origin, message.seq)
             case Chunk():
                 assert target is not None, "nobody sends chunks to the master"
-                key = (target, "chunk", target.node.standing.pauses, message.index)
+                key = (target, "chunk", target.node.replication.pauses, message.index)
             case UpdaterChunk():
                 key = (target, "updater", message.asker, message.copy, message.index)
             case _:
@@ -136,17 +133,17 @@ class Flow:
                 full = f"{waiting[host]:,} bytes wait on {host.name}, at {host.rate:,.0f} a second"
                 self._violation(f"F3: {full}; {limit:,.0f} may")
 
-    def look(self, world: World, hosts: Iterable[Host]) -> None:
+    def look(self, scene: Scene, hosts: Iterable[Host]) -> None:
         """Queues always; the pace of commits where everybody who lives trains."""
-        size, fit, now_s = world.size, world.master.fit, world.time.now_s
+        size, fit, now_s = scene.size, scene.master.fit, scene.time.now_s
         self.queues(hosts)
-        calm = world.phase is Phase.RUNNING and now_s > world.shape.trouble_s + 2 * size.lease_s
-        calm = calm and all(process.installed for process in world.alive)
-        calm = calm and any(not p.finished or p.node.standing.uplink.bytes for p in world.alive)
-        step_s = max((process.slowness_s for process in world.alive), default=0.0)
+        calm = scene.phase is Phase.RUNNING and now_s > scene.shape.trouble_s + 2 * size.lease_s
+        calm = calm and all(process.installed for process in scene.alive)
+        calm = calm and any(not p.finished or p.node.own.bytes for p in scene.alive)
+        step_s = max((process.slowness_s for process in scene.alive), default=0.0)
         depth = max(map(fit.tree.depth, fit.members.live), default=1)
         pace_s = self.pace_s(depth, size.lease_s / 4, size.publish_every * step_s)
-        world.shape.pace_s = pace_s
+        scene.shape.pace_s = pace_s
         self.goes_on(fit.sequencer.head, now_s, calm=calm, pace_s=pace_s)
 
     def pace_s(self, depth: int, report_s: float, step_s: float) -> float:

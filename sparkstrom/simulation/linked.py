@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from sparkstrom.codec.messages import Message
 from sparkstrom.codec.wire import is_data
@@ -23,6 +22,8 @@ from sparkstrom.simulation.links import (
     body_bytes,
     frames_of,
 )
+from sparkstrom.simulation.run_sizes import Size
+from sparkstrom.simulation.scene import Scene
 from sparkstrom.simulation.sim_network import Arrive, Network
 from sparkstrom.simulation.sim_process import SimProcess
 from sparkstrom.simulation.timeline import Timeline
@@ -32,9 +33,6 @@ SLOW_LOOK_S = (0.02, 0.2)  # a slow poller's pauses between two looks
 SLOW_LOOK_BYTES = 128 << 10
 NARROWER = (0.1, 0.5)  # what is left of a rate
 CUT_LOOK_S = 0.1  # how soon after a cut a stream goes on
-
-if TYPE_CHECKING:
-    from sparkstrom.simulation.world import World
 
 Key = tuple[int, SimProcess | None, bool]  # edge, sender, data
 Way = tuple[SimProcess | None, Arrive, int]  # who gets it, how, and the edge
@@ -62,9 +60,9 @@ class LinkedNetwork(Network):
         self._looks: set[SimProcess | None] = set()  # whose next look is planned
         self._slow: dict[SimProcess, float] = {}
 
-    def look(self, world: World) -> None:
+    def look(self, scene: Scene) -> None:
         """At what must hold now."""
-        self.flow.look(world, self.links.hosts.values())
+        self.flow.look(scene, self.links.hosts.values())
 
     def at_end(self) -> None:
         self.flow.at_end()
@@ -227,11 +225,18 @@ class LinkedNetwork(Network):
             target.feed(arriving, self._time.now_s)
 
 
-def new_network(world: World, to_master: Callable[[int, Message], None]) -> Network:
+def new_network(
+    time: Timeline,
+    size: Size,
+    faults: Faults,
+    *,
+    to_master: Callable[[int, Message], None],
+    step_master: Callable[[ev.Event], None],
+    violation: Callable[[str], None],
+) -> Network:
     """With links where they have a rate. A stream lives through half a lease without a sign."""
-    time, size, faults = world.time, world.size, world.faults
     liveness_s = size.lease_s / 2
     if not faults.rate:
         return Network(time, faults, to_master, coded=size.coded, liveness_s=liveness_s)
-    flow = Flow(world.checks.violation, size.weights.longest)
-    return LinkedNetwork(time, faults, to_master, world.step_master, flow, liveness_s=liveness_s)
+    flow = Flow(violation, size.weights.longest)
+    return LinkedNetwork(time, faults, to_master, step_master, flow, liveness_s=liveness_s)

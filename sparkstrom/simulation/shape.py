@@ -14,7 +14,6 @@ from sparkstrom.base.identity import MASTER
 from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.protocol.master.master import Master
-from sparkstrom.protocol.worker.state import NOBODY
 from sparkstrom.simulation.sim_process import SimProcess
 
 CALM_LEASES = 2  # so long after the last trouble everybody goes on: one until the parent complains,
@@ -68,13 +67,13 @@ class Shape:
 
     def edges(self, processes: list[SimProcess]) -> None:
         """Nobody stands under itself, whatever the master believes; windows hold."""
-        alive = {p.node.node: p.node.standing for p in processes if p.alive}
-        parents = {node: me.parent for node, me in alive.items() if me.attached}
+        alive = {p.node.node: p.node for p in processes if p.alive and p.node.node is not None}
+        parents = {node: me.link.parent for node, me in alive.items() if me.link.attached}
         good: set[int] = set()
         for node in parents:
             seen: set[int] = set()
-            at = node
-            while at in parents and at not in good:
+            at: int | None = node
+            while at is not None and at in parents and at not in good:
                 if at in seen:
                     self._violation(f"I4: a circle of edges through {sorted(seen)}")
                     return
@@ -96,14 +95,14 @@ class Shape:
         if believed != masters_edges and not master.aborted:
             self._violation(f"I4: the master has edges {masters_edges}, its machine {believed}")
         for process in processes:
-            me = process.node.standing
+            me = process.node
             if not process.alive:
                 continue
             if process.me != me.node:
                 self._violation(f"I4: {process.name} sends as {process.me}, and is {me.node}")
             believed = {node: child.edge for node, child in me.family.children.items()}
-            if me.parent != NOBODY:
-                believed[me.parent] = me.edge
+            if me.link.parent is not None:
+                believed[me.link.parent] = me.link.edge
             edges = {node: slot.edge for node, slot in process.slots.items()}
             if believed != edges:
                 self._violation(f"I4: {process.name} has edges {edges}, its machine {believed}")
@@ -135,10 +134,10 @@ class Shape:
         alive = [process for process in processes if process.alive]
         by_id = self._by_id(alive)
         for process in alive:
-            me = process.node.standing
-            reached = process.installed, me.received
+            me = process.node
+            reached = process.installed, me.replication.received
             course = self._courses.get(process)
-            fine = me.attached and me.received >= head
+            fine = me.link.attached and me.replication.received >= head
             if course is None or reached > course.reached or fine:
                 self._courses[process] = Course(reached, now_s)
         for process in alive:
@@ -156,7 +155,7 @@ class Shape:
         by_id = self._by_id([process for process in processes if process.alive])
         for process in processes:
             node = process.node.node
-            if not process.alive or node < 0 or node in fit.members.live:
+            if not process.alive or node is None or node in fit.members.live:
                 self._closed_s.pop(process, None)
                 continue
             if self._copies_above(self._place_above(process), by_id, now_s):
@@ -168,33 +167,37 @@ class Shape:
                 when = f"{quiet_s:.1f} s after the last trouble"
                 self._violation(f"I4: the closed id {node} is still {process.name}'s, {when}")
 
-    def _by_id(self, alive: list[SimProcess]) -> dict[int, SimProcess]:
+    def _by_id(self, alive: list[SimProcess]) -> dict[int | None, SimProcess]:
         """By the ids that they go by, and by those that the master has for them."""
-        ids = {process.node.node: process for process in alive}
+        ids: dict[int | None, SimProcess] = {process.node.node: process for process in alive}
         tokens = {process.identity.token: process for process in alive}
         return ids | {self._ids[token]: tokens[token] for token in tokens.keys() & self._ids.keys()}
 
-    def _copies_above(self, parent: int, by_id: dict[int, SimProcess], now_s: float) -> bool:
+    def _copies_above(
+        self, parent: int | None, by_id: dict[int | None, SimProcess], now_s: float
+    ) -> bool:
         """Is this one, or one of those above it, on its way to a whole replica?"""
         above = by_id.get(parent)
         for _ in by_id:
             if above is None:
                 return False
-            me = above.node.standing
-            if not me.history.whole:
+            me = above.node
+            if not me.replication.history.whole:
                 goes_on = now_s - self._courses[above].since_s <= self._patience_s
-                if goes_on or me.attached:
+                if goes_on or me.link.attached:
                     return goes_on  # without an edge it waits itself, for those above it
             above = by_id.get(self._parent(above))
         return False
 
-    def _parent(self, process: SimProcess) -> int:
+    def _parent(self, process: SimProcess) -> int | None:
         """Its own word, or, while it has no edge, the place that the master has for it."""
-        parent = process.node.standing.parent
-        return self._place_above(process) if parent == NOBODY else parent
+        parent = process.node.link.parent
+        return self._place_above(process) if parent is None else parent
 
-    def _place_above(self, process: SimProcess) -> int:
+    def _place_above(self, process: SimProcess) -> int | None:
         """Who has the place above the one that the master has for this process."""
-        node = self._ids.get(process.identity.token, NOBODY)
+        node = self._ids.get(process.identity.token)
         tree = self._tree
-        return tree.parent(node) if tree is not None and node in tree else NOBODY
+        if tree is None or node is None or node not in tree:
+            return None
+        return tree.parent(node)

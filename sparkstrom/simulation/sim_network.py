@@ -13,26 +13,23 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.messages import Attach, Attached, Direct, Heartbeat, Message, State
 from sparkstrom.codec.wire import decode_untrusted, encode, is_data
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.simulation.faults import Faults
+from sparkstrom.simulation.scene import Scene
 from sparkstrom.simulation.sim_process import Cut, EdgeEnd, SentCount, SimProcess
 from sparkstrom.simulation.timeline import Timeline
 
 DELAY_S_MIN = 0.0005
 LATE_S_MAX = 0.5
-NOBODY = -1  # who speaks in the master's lobby
+LOBBY = -1  # the sender of what is said there, by whoever it is
 MASTERS_HOST = "master"
 CONTROL_BYTES = 100  # of a message without payload, about
 LIVENESS_S = 1.0  # a stream without a sign for so long breaks: half a lease, as Aeron's 5 s of 10 s
 REPEATED = (Attach, Attached, Heartbeat, State)  # on edges, until they are answered or for ever
-
-if TYPE_CHECKING:
-    from sparkstrom.simulation.world import World
 
 Arrive = Callable[[SimProcess | None, int, int, Message], None]  # target, sender, edge, message
 
@@ -110,7 +107,8 @@ class Network:
 
     def break_stream(self, process: SimProcess, *, up: bool, data: bool) -> None:
         """Nothing gets through on this stream of its present edge upwards any more."""
-        slot = process.slots.get(process.node.standing.parent)
+        parent = process.node.link.parent
+        slot = None if parent is None else process.slots.get(parent)
         if slot is not None:
             self._broken.add((slot.edge, process if up else slot.target, data))
 
@@ -124,7 +122,7 @@ class Network:
         """Both streams of this edge from ``sender``."""
         self._broken |= {(edge, sender, False), (edge, sender, True)}
 
-    def look(self, world: World) -> None:
+    def look(self, scene: Scene) -> None:
         """At what must hold of links now; here is none."""
 
     def at_end(self) -> None:
@@ -140,12 +138,13 @@ class Network:
         if (slot.edge, owner, is_data(message)) in self._broken:
             return
         sender = MASTER if owner is None else owner.me
+        assert sender is not None, "who has an edge has an id"
         arrive = self._arrive_at_root if slot.target is None else self._arrive_at_edge
         self._transmit(owner, slot.target, arrive, sender, slot.edge, message)
 
     def tell(self, process: SimProcess, message: Direct) -> None:
         """To the master's lobby."""
-        self._transmit(process, None, self._arrive_in_lobby, NOBODY, 0, message, direct=True)
+        self._transmit(process, None, self._arrive_in_lobby, LOBBY, 0, message, direct=True)
 
     def answer(self, answer: ev.Answer) -> None:
         """From the master, directly: for one process, and for its id where that is named."""
@@ -288,7 +287,7 @@ class Network:
     def _arrive_in_lobby(
         self, target: SimProcess | None, sender: int, edge: int, message: Message
     ) -> None:
-        self._to_master(NOBODY, message)
+        self._to_master(LOBBY, message)
 
     def _arrive_at_root(
         self, target: SimProcess | None, sender: int, edge: int, message: Message

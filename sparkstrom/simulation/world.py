@@ -42,9 +42,16 @@ class World:
         self.time = Timeline(seed)
         self.scratch: dict[str, Theta] = {}
         self.replica = SimReplica(size.weights.chunk_bytes)
-        self.master = new_master(self)
+        self.master = new_master(size, self.time, self.scratch)
         self.checks = Checks({path: mass(theta) for path, theta in self.scratch.items()})
-        self.network = new_network(self, self._arrive_at_master)
+        self.network = new_network(
+            self.time,
+            size,
+            faults,
+            to_master=self._arrive_at_master,
+            step_master=self.step_master,
+            violation=self.checks.violation,
+        )
         self.shape = Shape(self.checks.violation, size.lease_s)
         self.processes: list[SimProcess] = []
         self.chaos = Chaos(self, faults)
@@ -221,7 +228,7 @@ class World:
             self.time.at(process.awake_s, self._tick, process, number)
             return
         process.feed(TICK, now_s)
-        busy = process.node.standing.news
+        busy = process.node.has_news
         self._plan_tick(process, self.size.busy_tick_s if busy else self.size.tick_s)
 
     def _plan_tick(self, process: SimProcess, about_s: float) -> None:
@@ -272,12 +279,12 @@ class World:
         command = process.node.command
         if command.order is Order.END:
             self.time.say(f"{process.name} ends: {command.reason}")
-            self.checks.ended(process, command.reason)
+            self.checks.ended(process, command)
             self.end(process, restart=False)
         else:
             self.time.say(f"{process.name} fails: {command.reason}")
-            expected = self.master.aborted or self.chaos.excuses(process, command.reason)
-            self.checks.failed(process, command.reason, expected=expected)
+            expected = self.master.aborted or self.chaos.excuses(process, command.why)
+            self.checks.failed(process, command, expected=expected)
             self.end(process, restart=True)
 
     # -- effects ---------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from sparkstrom.codec.messages import Committed, Update
+from sparkstrom.protocol.common.ignored import Ignored
 from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.worker.in_flight import InFlight
 
@@ -29,7 +30,7 @@ class UpLinkMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sequencer = Sequencer(10**9)
+        self.sequencer = Sequencer(10**9, Ignored())
         self.next_id = 0
         self.origins = [Origin(name) for name in range(ORIGINS)]
         self.holders: dict[int, Origin] = {}

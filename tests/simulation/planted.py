@@ -11,7 +11,7 @@ import pytest
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common import performing
 from sparkstrom.protocol.common.events import Effect
-from sparkstrom.protocol.worker import node
+from sparkstrom.protocol.worker.joining import Joining
 from sparkstrom.simulation.runs import play
 from sparkstrom.simulation.shape import Shape
 from sparkstrom.simulation.sim_replica import SIZE, SimLearner
@@ -59,9 +59,9 @@ def drops_the_rest_unseen(patch: pytest.MonkeyPatch) -> None:
 
 def says_not_alone(patch: pytest.MonkeyPatch) -> None:
     """After its media driver's death a node believes that those below it still hear it."""
-    on_opened = node.on_opened
+    on_opened = Joining.on_opened
 
-    def vain(me: Any, opened: ev.Opened, now_s: float) -> list[Effect]:
-        return on_opened(me, msgspec.structs.replace(opened, alone=False), now_s)
+    def vain(self: Joining, opened: ev.Opened, now_s: float) -> list[Effect]:
+        return on_opened(self, msgspec.structs.replace(opened, alone=False), now_s)
 
-    patch.setattr(node, "on_opened", vain)
+    patch.setattr(Joining, "on_opened", vain)

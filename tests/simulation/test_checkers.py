@@ -15,15 +15,11 @@ from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.members import Member
 from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
 from sparkstrom.protocol.master.sequencer import Sequencer
-from sparkstrom.protocol.worker import (
-    directives,
-    heartbeats,
-    joining,
-    node,
-    optimizer_transfer,
-    replication,
-)
+from sparkstrom.protocol.worker import directives, node
+from sparkstrom.protocol.worker.directives import Orders
 from sparkstrom.protocol.worker.in_flight import InFlight
+from sparkstrom.protocol.worker.optimizer_transfer import Borrowing
+from sparkstrom.protocol.worker.replication import Replication
 from sparkstrom.protocol.worker.snapshot_fetch import SnapshotFetch
 from sparkstrom.runtime.trainer_inbox import TrainerInbox
 from sparkstrom.runtime.training_loop import TrainingLoop
@@ -137,8 +133,10 @@ def commits_another_payload(patch: pytest.MonkeyPatch) -> None:
 def goes_back_when_a_worker_dies(patch: pytest.MonkeyPatch) -> None:
     close = Fit._close
 
-    def forgetful(self: Fit, member: Member, reason: str, now_s: float) -> list[ev.Effect]:
-        effects = close(self, member, reason, now_s)
+    def forgetful(
+        self: Fit, member: Member, reason: str, now_s: float, *, released: bool
+    ) -> list[ev.Effect]:
+        effects = close(self, member, reason, now_s, released=released)
         self.partition_of(member).position = type(self.partition_of(member).position)(0, 0)
         return effects
 
@@ -189,16 +187,16 @@ def forgets_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def applies_its_own_updates_twice(patch: pytest.MonkeyPatch) -> None:
-    on_committed = replication.on_committed
+    on_committed = Replication.on_committed
 
-    def delivering(me: Any, committed: Committed, now_s: float) -> list[ev.Effect]:
-        own = committed.origin in me.ids and committed.commit == me.received + 1
-        payload = b"".join(u.payload for u in me.uplink.uncommitted if u.seq == committed.seq)
-        effects = on_committed(me, committed, now_s)
+    def delivering(self: Replication, committed: Committed, now_s: float) -> list[ev.Effect]:
+        own = committed.origin in self._membership.ids and committed.commit == self.received + 1
+        payload = b"".join(u.payload for u in self._own.uncommitted if u.seq == committed.seq)
+        effects = on_committed(self, committed, now_s)
         again = msgspec.structs.replace(committed, payload=payload)
         return [*effects, ev.Deliver(again)] if own else effects
 
-    patch.setattr(node, "on_committed", delivering)
+    patch.setattr(Replication, "on_committed", delivering)
 
 
 def applies_out_of_order(patch: pytest.MonkeyPatch) -> None:
@@ -218,16 +216,7 @@ def begins_with_other_parameters(patch: pytest.MonkeyPatch) -> None:
 
 
 def claims_a_replica_that_it_lacks(patch: pytest.MonkeyPatch) -> None:
-    ask = joining.ask_to_attach
-
-    def boast(me: Any, now_s: float) -> Any:
-        return [
-            msgspec.structs.replace(send, message=msgspec.structs.replace(send.message, whole=True))
-            for send in ask(me, now_s)
-        ]
-
-    patch.setattr(joining, "ask_to_attach", boast)
-    patch.setattr(node, "ask_to_attach", boast)
+    patch.setattr(Replication, "claims_whole", True)
 
 
 def begins_without_its_grants(patch: pytest.MonkeyPatch) -> None:
@@ -248,15 +237,14 @@ def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
 
 
 def installs_without_its_own_updates(patch: pytest.MonkeyPatch) -> None:
-    catch_up = replication.catch_up
+    catch_up = Replication.catch_up
 
-    def hasty(me: Any, now_s: float) -> list[ev.Effect]:
-        effects = catch_up(me, now_s)
+    def hasty(self: Replication, now_s: float) -> list[ev.Effect]:
+        effects = catch_up(self, now_s)
         lossy = msgspec.structs.replace
         return [lossy(e, own=()) if isinstance(e, ev.Install) else e for e in effects]
 
-    for module in (node, replication, joining):
-        patch.setattr(module, "catch_up", hasty)
+    patch.setattr(Replication, "catch_up", hasty)
 
 
 def installs_chunks_that_grew_old(patch: pytest.MonkeyPatch) -> None:
@@ -265,42 +253,42 @@ def installs_chunks_that_grew_old(patch: pytest.MonkeyPatch) -> None:
 
 def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
     def naive(self: node.Node, state: Any, now_s: float) -> list[ev.Effect]:
-        self.standing.state = state
+        self.fit.state, self.fit.done = state, state.phase is state.phase.DONE
         return []
 
     patch.setattr(node.Node, "_on_state", naive)
 
 
 def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
-    order = directives.order
+    now = Orders.now
 
-    def hasty(me: Any) -> ev.Directive:
-        command = order(me)
+    def hasty(self: Orders) -> ev.Directive:
+        command = now(self)
         if command.order is ev.Order.AUDIT:
-            return ev.Directive(ev.Order.END, "done")
+            return directives.DONE
         return command
 
-    patch.setattr(node, "order", hasty)
+    patch.setattr(Orders, "now", hasty)
 
 
 def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
-    def generous(me: Any) -> bool:
-        catching_up = me.activity is Activity.CATCHING_UP or me.borrowing is not None
-        return me.history.whole and me.steps > 0 and not catching_up
+    def generous(self: Borrowing) -> bool:
+        trainer = self._trainer
+        catching_up = trainer.activity is Activity.CATCHING_UP or self.loan is not None
+        return trainer.steps > 0 and not catching_up
 
-    for module in (optimizer_transfer, heartbeats):
-        patch.setattr(module, "can_lend", generous)
+    patch.setattr(Borrowing, "can_lend", property(generous))
 
 
 def claims_what_it_has_not_applied(patch: pytest.MonkeyPatch) -> None:
-    on_committed = replication.on_committed
+    on_committed = Replication.on_committed
 
-    def hasty(me: Any, committed: Committed, now_s: float) -> list[ev.Effect]:
-        effects = on_committed(me, committed, now_s)
-        me.history.applied = me.received
+    def hasty(self: Replication, committed: Committed, now_s: float) -> list[ev.Effect]:
+        effects = on_committed(self, committed, now_s)
+        self.history.applied = self.received
         return effects
 
-    patch.setattr(node, "on_committed", hasty)
+    patch.setattr(Replication, "on_committed", hasty)
 
 
 LOSSY = ROUGH | {"loss": 0.25, "crashes": 8, "step_s_max": 0.3, "window_bytes": 10_000}

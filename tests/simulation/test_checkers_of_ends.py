@@ -13,8 +13,11 @@ from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.partitions import Partition
 from sparkstrom.protocol.master.phases import Phases
-from sparkstrom.protocol.worker import directives, node
+from sparkstrom.protocol.worker import node
+from sparkstrom.protocol.worker.deadlines import Deadlines
+from sparkstrom.protocol.worker.directives import Orders
 from sparkstrom.protocol.worker.in_flight import InFlight
+from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.simulation.sim_process import SimProcess
 from tests.simulation.planted import (
     DEATHS,
@@ -31,7 +34,7 @@ from tests.simulation.planted import (
 
 
 def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node, "waited_too_long", lambda me, now_s: None)
+    patch.setattr(Deadlines, "passed", lambda self, now_s: None)
 
 
 def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
@@ -39,7 +42,7 @@ def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def trusts_an_edge_on_which_something_is_heard(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node, "is_starved", lambda me, now_s: False)
+    patch.setattr(ParentLink, "is_starved", lambda self, fit, missing_since_s, now_s: False)
 
 
 def keeps_the_whole_log(patch: pytest.MonkeyPatch) -> None:
@@ -56,12 +59,18 @@ def ignores_its_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignores_the_slowest(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(directives, "_while_running", lambda me, state: ev.Directive(ev.Order.TRAIN))
+    patch.setattr(Orders, "_train", lambda self, state: ev.Directive(ev.Order.TRAIN))
 
 
 def looks_at_no_commit(patch: pytest.MonkeyPatch) -> None:
-    steps_max = directives._steps_max
-    patch.setattr(directives, "_steps_max", lambda *given: (10 + steps_max(*given)[0], None))
+    steps_max = Orders._steps_max
+
+    def far(self: Orders, *given: Any) -> tuple[int, ev.Directive]:
+        limit, waits = steps_max(self, *given)
+        assert limit is not None
+        return 10 + limit, waits
+
+    patch.setattr(Orders, "_steps_max", far)
 
 
 def tells_more_than_is_committed(patch: pytest.MonkeyPatch) -> None:
@@ -94,7 +103,7 @@ def keeps_its_former_id_at_its_endpoint(patch: pytest.MonkeyPatch) -> None:
     def stubborn(self: SimProcess, event: ev.Event, now_s: float) -> None:
         before = self.me
         feed(self, event, now_s)
-        self.me = self.me if before < 0 else before
+        self.me = self.me if before is None else before
 
     patch.setattr(SimProcess, "feed", stubborn)
 

@@ -18,7 +18,10 @@ from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.protocol.master import master
 from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.protocol.master.sequencer import Sequencer
-from sparkstrom.protocol.worker import joining, node, optimizer_transfer
+from sparkstrom.protocol.worker import optimizer_transfer
+from sparkstrom.protocol.worker.deadlines import Deadlines
+from sparkstrom.protocol.worker.joining import Joining
+from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.simulation.faults import NO_FAULTS
 from sparkstrom.simulation.runs import play
 from sparkstrom.simulation.shape import Shape
@@ -64,7 +67,7 @@ def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
 
 
 def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node, "waited_too_long", lambda me, now_s: None)
+    patch.setattr(Deadlines, "passed", lambda self, now_s: None)
 
 
 def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
@@ -79,17 +82,17 @@ def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_no_notice_that_it_is_closed(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(node, "on_closed", lambda me, closed: [])
+    patch.setattr(Joining, "on_closed", lambda self, closed: [])
 
 
 def keeps_the_edge_to_its_former_parent(patch: pytest.MonkeyPatch) -> None:
-    leave = joining.leave_parent
+    leave = ParentLink.leave
 
-    def clinging(me: Any) -> list[ev.Effect]:
-        leave(me)
+    def clinging(self: ParentLink) -> list[ev.Effect]:
+        leave(self)
         return []
 
-    patch.setattr(joining, "leave_parent", clinging)
+    patch.setattr(ParentLink, "leave", clinging)
 
 
 def stands_under_the_master(patch: pytest.MonkeyPatch) -> None:
@@ -230,8 +233,8 @@ def test_a_circle_of_edges_is_seen() -> None:
 
     def standing(node: int, parent: int) -> SimpleNamespace:
         family = SimpleNamespace(children={})
-        me = SimpleNamespace(parent=parent, attached=True, family=family)
-        machine = SimpleNamespace(node=node, standing=me)
+        link = SimpleNamespace(parent=parent, attached=True)
+        machine = SimpleNamespace(node=node, link=link, family=family)
         return SimpleNamespace(alive=True, node=machine, slots={})
 
     shape = Shape(found.append, 2.0)

@@ -220,7 +220,7 @@ def test_a_stream_that_broke_before_its_first_word_is_found_within_a_lease_and_a
 
     def look() -> None:
         for process in world.alive:
-            if process.identity.partition == 1 and process.node.standing.attached:
+            if process.identity.partition == 1 and process.node.link.attached:
                 attached_s.append(world.time.now_s)
         world.time.after(0.1, look)
 

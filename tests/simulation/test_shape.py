@@ -10,7 +10,6 @@ import pytest
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.protocol.common.topology import Topology
-from sparkstrom.protocol.worker.state import NOBODY
 from sparkstrom.simulation.shape import Shape
 
 HEAD, LEASE_S = 100, 2.0
@@ -28,13 +27,15 @@ class Seen:
     alive: bool = True
 
 
-def seen(name: str, number: int, parent: int, *, received: int, whole: bool = True) -> Seen:
-    standing = SimpleNamespace(
-        parent=parent, attached=True, received=received, history=SimpleNamespace(whole=whole)
+def seen(
+    name: str, number: int | None, parent: int | None, *, received: int, whole: bool = True
+) -> Seen:
+    machine = SimpleNamespace(
+        node=number,
+        link=SimpleNamespace(parent=parent, attached=True),
+        replication=SimpleNamespace(received=received, history=SimpleNamespace(whole=whole)),
     )
-    return Seen(
-        name, SimpleNamespace(node=number, standing=standing), SimpleNamespace(token=number)
-    )
+    return Seen(name, machine, SimpleNamespace(token=number))
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_only_a_copy_that_goes_on_is_waited_for(
     above.installed = installed
     below = seen("below", 2, 1, received=5)
     for second in range(20):
-        above.node.standing.received += goes_on
+        above.node.replication.received += goes_on
         shape.goes_on([above, below], HEAD, float(second))  # type: ignore[list-item]
     assert {text.split()[1] for text in violations} == cut_off
 
@@ -92,10 +93,10 @@ def test_who_has_no_edge_waits_for_the_copy_above_its_place(copies: bool) -> Non
     violations: list[str] = []
     shape = Shape(violations.append, LEASE_S)
     relay = seen("relay", 1, MASTER, received=10, whole=not copies)
-    middle, last = (seen(name, -1, NOBODY, received=0) for name in ("middle", "last"))
+    middle, last = (seen(name, None, None, received=0) for name in ("middle", "last"))
     middle.identity.token, last.identity.token = 2, 3
-    middle.node.standing.history.whole = middle.installed = False
-    middle.node.standing.attached = last.node.standing.attached = False
+    middle.node.replication.history.whole = middle.installed = False
+    middle.node.link.attached = last.node.link.attached = False
     last.node.node = 9  # which is closed
     tree = Topology(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
     live = {
@@ -106,7 +107,7 @@ def test_who_has_no_edge_waits_for_the_copy_above_its_place(copies: bool) -> Non
     shape.tree(fit)  # type: ignore[arg-type]
     everybody: Any = [relay, middle, last]
     for second in range(20):
-        relay.node.standing.received += 1
+        relay.node.replication.received += 1
         shape.places(fit, float(second))  # type: ignore[arg-type]
         shape.goes_on(everybody, HEAD, float(second))
         shape.closed_ids(everybody, fit, float(second))  # type: ignore[arg-type]

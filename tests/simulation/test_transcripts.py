@@ -100,11 +100,11 @@ class Story(World):
 
     def inner(self) -> SimProcess:
         """The first that stands under the master and has children with uncommitted updates."""
-        inner = [p for p in self.alive if p.node.standing.family.children]
+        inner = [p for p in self.alive if p.node.family.children]
         return min(inner, key=lambda p: p.node.node)
 
     def leaf(self) -> SimProcess:
-        leaves = [p for p in self.alive if not p.node.standing.family.children]
+        leaves = [p for p in self.alive if not p.node.family.children]
         return max(leaves, key=lambda p: p.node.node)
 
     def below(self, process: SimProcess) -> list[SimProcess]:
@@ -115,11 +115,11 @@ class Story(World):
 def inner_node_killed(world: Story) -> None:
     """As soon as somebody below it has an update on its way."""
     victim = world.inner()
-    if not any(len(process.node.standing.uplink) for process in world.below(victim)):
+    if not any(len(process.node.own) for process in world.below(victim)):
         world.time.after(LOOK_S, inner_node_killed, world)
         return
     for process in world.below(victim):
-        waiting = len(process.node.standing.uplink)
+        waiting = len(process.node.own)
         world.time.say(f"{process.name} has {waiting} updates that are not committed")
     world.time.say(f"kill {victim.name}, node {victim.node.node}")
     world.end(victim, restart=True)
@@ -142,7 +142,7 @@ def slow_child(world: Story) -> None:
 
 def executor_killed(world: Story) -> None:
     tasks = Counter(p.identity.executor for p in world.alive)
-    inner = [p for p in world.alive if p.node.standing.family.children]
+    inner = [p for p in world.alive if p.node.family.children]
     executor = max((p.identity.executor for p in inner), key=tasks.__getitem__)
     for process in world.alive:
         if process.identity.executor == executor:

@@ -23,6 +23,7 @@ from sparkstrom.codec.messages import (
     ResidualCheckpoint,
     Update,
 )
+from sparkstrom.protocol.common.endings import Ending, Lack, Vain
 
 
 class Received(msgspec.Struct, frozen=True):
@@ -315,6 +316,7 @@ class Abort(msgspec.Struct, frozen=True):
     host: str = ""
     partition: int = -1
     kind: Failure = Failure.TRAINING
+    lack: Lack | None = None  # of workers, where that is the reason
 
 
 class Complete(msgspec.Struct, frozen=True):
@@ -349,6 +351,7 @@ class Directive(msgspec.Struct, frozen=True):
 
     order: Order
     reason: str = ""
+    why: Ending | Vain | None = None  # with END and FAIL
     steps_max: int | None = None  # with TRAIN: how far it may go
     publishes: bool = True  # with TRAIN: a publication may go; False: the last ones are under way
     round_s: float = 0.0  # with TRAIN: from a publication to its commit, lately

@@ -10,19 +10,18 @@ from __future__ import annotations
 from sparkstrom.base.errors import UsageError
 from sparkstrom.codec.messages import Join, Phase, Refused
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Effect
+from sparkstrom.protocol.common.ignored import Reason
 from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.protocol.master.members import Member, answer
 from sparkstrom.protocol.master.partitions import Partition
 from sparkstrom.protocol.master.placement import (
-    SUPERSEDED,
     closed_answer,
     find_place,
     on_knock,
     order_place,
 )
-
-DISMISSED = "its partition is trained already"
 
 
 def on_join(fit: Fit, join: Join, now_s: float) -> list[Effect]:
@@ -34,7 +33,8 @@ def on_join(fit: Fit, join: Join, now_s: float) -> list[Effect]:
     if node is not None and node in fit.members.live:
         return _on_join_again(fit, fit.members.live[node], join, now_s)
     if fit.members.newest.get(join.token, 0) > join.count:
-        return []  # sent before the process came back under its present id
+        fit.ignored.count(join, Reason.LATE)  # its process came back under another id since
+        return []
     refusal = _refusal(fit, join)
     if refusal is not None:
         return [answer(join, refusal)]
@@ -48,9 +48,13 @@ def _on_join_again(fit: Fit, member: Member, join: Join, now_s: float) -> list[E
     if fit.leases.holds(member.node):
         fit.leases.renew(member.node, now_s)
     if join.knock < member.join.knock:
+        fit.ignored.count(join, Reason.LATE)
         return []
     if join.knock == member.join.knock:
-        return [] if member.order is None else [answer(join, member.order)]
+        if member.order is None:
+            fit.ignored.count(join, Reason.EARLY)  # those above it have no place yet
+            return []
+        return [answer(join, member.order)]
     member.join = join
     return on_knock(fit, member, now_s) + order_place(fit, member.node, now_s)
 
@@ -61,12 +65,12 @@ def _refusal(fit: Fit, join: Join) -> Refused | None:
         return _refuse(join, f"there is no partition {join.partition}", fatal=True)
     partition = fit.partitions[join.partition]
     if partition.attempt > join.attempt:
-        return _refuse(join, SUPERSEDED, fatal=True)
+        return _refuse(join, Ending.SUPERSEDED.value, fatal=True)
     if fit.phases.phase >= Phase.DRAINING or partition.trained:
-        return _refuse(join, DISMISSED, fatal=False)
+        return _refuse(join, Ending.DISMISSED.value, fatal=False)
     former = fit.members.former(join.token)
     if former and partition.last_owner not in former:
-        return _refuse(join, SUPERSEDED, fatal=True)
+        return _refuse(join, Ending.SUPERSEDED.value, fatal=True)
     return None
 
 
@@ -76,7 +80,7 @@ def _admit(fit: Fit, join: Join, now_s: float) -> list[Effect]:
         return [_different_rows(join, partition)]
     effects: list[Effect] = []
     if partition.owner is not None:
-        effects += fit.close(partition.owner, SUPERSEDED, now_s)
+        effects += fit.close(partition.owner, Ending.SUPERSEDED.value, now_s)
     node = fit.members.next_id
     try:
         find_place(fit, node, join.executor)

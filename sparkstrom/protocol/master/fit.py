@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import Join
+from sparkstrom.codec.messages import Join, State
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import SERVING, Serving
 from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.ignored import Ignored
 from sparkstrom.protocol.common.leases import Leases
 from sparkstrom.protocol.common.topology import FLAT, Topology
 from sparkstrom.protocol.master.members import Departure, Member, Members
@@ -18,8 +19,6 @@ from sparkstrom.protocol.master.phases import Phases
 from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
 from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.master.staleness import Staleness
-
-GOOD_ENDS = ("done", "released")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +59,7 @@ class Fit:
     host: str  # where the master listens
     port: int
     sequencer: Sequencer
+    ignored: Ignored
     partitions: list[Partition]
     phases: Phases
     keeping: ResidualCheckpoints
@@ -93,14 +93,38 @@ class Fit:
         self.minibatches = sum(partition.minibatches for partition in self.partitions)
         return known != (self.slowest, self.training)
 
-    def close(self, node: int, reason: str, now_s: float) -> list[ev.Effect]:
-        """End one membership."""
-        return self.close_all({node: reason}, now_s)
+    def state(self) -> State:
+        """What everybody is told; each parent adds what is for its own edge."""
+        return State(
+            phase=self.phases.phase,
+            beat=self.beat,
+            head=self.sequencer.head,
+            final=self.phases.final,
+            slowest=self.slowest,
+            nodes=len(self.members.live),
+            training=self.training,
+            minibatches=self.minibatches,
+            wait_ms=0,
+            closed=list(self.goodbyes),
+            heard=0,
+            sent=0,
+            taken=0,
+            passed=0,
+        )
 
-    def close_all(self, reasons: Mapping[int, str], now_s: float) -> list[ev.Effect]:
+    def close(
+        self, node: int, reason: str, now_s: float, *, released: bool = False
+    ) -> list[ev.Effect]:
+        """End one membership."""
+        return self.close_all({node: reason}, now_s, released=released)
+
+    def close_all(
+        self, reasons: Mapping[int, str], now_s: float, *, released: bool = False
+    ) -> list[ev.Effect]:
         """End these: each one's last seq and its partition's position are read in the same act.
 
-        Whoever stood under one of them gets another parent.
+        Whoever stood under one of them gets another parent. ``released``: they leave as they were
+        asked to, with all that they were granted in what they have kept.
         """
         effects: list[ev.Effect] = []
         before, self.tree = self.tree, self.tree.detach(reasons, self.doubted)
@@ -110,7 +134,7 @@ class Fit:
                 until_s = now_s + 2 * self.limits.lease_s
                 edge = member.order.edge
                 self.goodbyes[node] = Goodbye(member.join, parent, edge, until_s, now_s)
-            effects += self._close(member, reason, now_s)
+            effects += self._close(member, reason, now_s, released=released)
         for node in _moved(before, self.tree, reasons):
             self.move(node, now_s)
         return effects
@@ -133,7 +157,9 @@ class Fit:
         member.order, member.placed = None, False
         self.moving[node] = None
 
-    def _close(self, member: Member, reason: str, now_s: float) -> list[ev.Effect]:
+    def _close(
+        self, member: Member, reason: str, now_s: float, *, released: bool
+    ) -> list[ev.Effect]:
         node, partition = member.node, self.partition_of(member)
         self.sequencer.close(node)
         self.lateness.forget(node)
@@ -146,7 +172,7 @@ class Fit:
         if partition.owner == node:
             partition.owner, partition.unowned_s = None, now_s
         effects = self.family.disown(node)
-        if reason in GOOD_ENDS:
+        if released:
             self.keeping.used(node)
         else:
             where = f"partition {partition.index} on {member.join.host}"

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from sparkstrom.base.identity import MASTER, Position
 from sparkstrom.codec.messages import (
     BUFFERS,
+    NO_ID_YET,
     AskAfter,
     AskChunk,
     AskUpdater,
@@ -25,14 +26,15 @@ from sparkstrom.codec.messages import (
     Phase,
     Release,
     Silent,
-    State,
     Update,
     UpdaterChunk,
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import Child
 from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.endings import Ending, Lack
 from sparkstrom.protocol.common.events import Effect
+from sparkstrom.protocol.common.ignored import Ignored, Reason
 from sparkstrom.protocol.common.leases import Leases
 from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.protocol.master.admission import on_join
@@ -75,7 +77,8 @@ class Master:
         kept: KeptFiles | None = None,
         average: Callable[[list[bytes]], bytes] | None = None,
     ) -> None:
-        sequencer, leases = Sequencer(limits.log_bytes), Leases(limits.lease_s, now_s)
+        ignored, leases = Ignored(), Leases(limits.lease_s, now_s)
+        sequencer = Sequencer(limits.log_bytes, ignored)
         family = Children(limits.serving, sequencer.history, leases)
         self.fit = Fit(
             version=version,
@@ -84,6 +87,7 @@ class Master:
             host=host,
             port=port,
             sequencer=sequencer,
+            ignored=ignored,
             partitions=[Partition(i, epochs, unowned_s=now_s) for i in range(partitions)],
             phases=Phases(limits.start_s, limits.workers_min, limits.end_s),
             keeping=ResidualCheckpoints(kept or {}),
@@ -157,16 +161,16 @@ class Master:
         if isinstance(message, Join):
             known = fit.members.live.get(fit.members.of(message) or MASTER)
             if known is not None and fit.phases.phase is Phase.DONE:
-                return [answer(message, self._state())]
+                return [answer(message, self.fit.state())]
             return on_join(fit, message, now_s)
         node = getattr(message, "node", MASTER)
         member = fit.members.live.get(node)
         match message:
-            case Failed(node=0) if fit.phases.phase is not Phase.DONE:
+            case Failed() if node == NO_ID_YET and fit.phases.phase is not Phase.DONE:
                 where = (message.host, message.partition)
                 return [ev.Abort(message.reason, message.trace, *where)]
             case _ if member is None:
-                fit.sequencer.dropped["stranger"] += 1
+                fit.ignored.count(message, Reason.STRANGER)
                 return []
         match message:
             case Silent(child=child, edge=edge):
@@ -178,16 +182,16 @@ class Master:
             case Leaving():
                 return self._on_leaving(member, message, now_s)
             case _:
-                fit.sequencer.dropped["not for a master"] += 1
+                fit.ignored.count(message, Reason.WRONG_WAY)
         return []
 
     def _on_leaving(self, member: Member, leaving: Leaving, now_s: float) -> list[Effect]:
         """A released one stays until it knows that what it left behind is known."""
         if member.releasing is None:
-            self.fit.sequencer.dropped["was not asked to leave"] += 1
+            self.fit.ignored.count(leaving, Reason.EARLY)
             return []
         self.fit.keeping.keep(member.join.executor, member.node, leaving.kept)
-        effects = self.fit.close(member.node, leaving.reason, now_s)
+        effects = self.fit.close(member.node, leaving.reason, now_s, released=True)
         self.fit.goodbyes.pop(member.node, None)
         return [*effects, answer(member.join, farewell(member, leaving.reason))]
 
@@ -215,7 +219,7 @@ class Master:
         return [self._farewell(live[node]) for node in sorted(told) if node in live]
 
     def _farewell(self, member: Member) -> Effect:
-        return answer(member.join, farewell(member, "the fit has failed"))
+        return answer(member.join, farewell(member, Ending.FIT_FAILED.value))
 
     # -- what comes up from the children ---------------------------------------------------------
 
@@ -246,10 +250,14 @@ class Master:
             case UpdaterChunk(asker=asker) if asker in fit.tree:
                 child.arriving = 0
                 return [ev.Send(fit.tree.path(asker)[0], message)]
-            case Leaving() if child.node in fit.members.live:
+            case Leaving():
                 return fit.family.disown(child.node)
+            case AskAfter() | AskChunk():
+                fit.ignored.count(message, Reason.EARLY)  # there is no such commit, or chunk
+            case UpdaterChunk():
+                fit.ignored.count(message, Reason.UNSERVED)
             case _:
-                fit.sequencer.dropped["not for a master"] += 1
+                fit.ignored.count(message, Reason.WRONG_WAY)
         return []
 
     def _on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
@@ -294,7 +302,7 @@ class Master:
             fit.family.tell_all()
         if not done:
             effects += order_places(fit, now_s) + ask_again(fit, now_s)
-        effects += fit.family.tick(self._state(), now_s) + self._ask_to_release(now_s)
+        effects += fit.family.tick(self.fit.state(), now_s) + self._ask_to_release(now_s)
         found, fit.family.narrow = fit.family.narrow, []
         return effects + tell_narrow(fit, found)
 
@@ -306,25 +314,6 @@ class Master:
         }
         effects = fit.close_all(silent, now_s) if silent else []
         return effects + close_unattached(fit, now_s)
-
-    def _state(self) -> State:
-        fit = self.fit
-        return State(
-            phase=fit.phases.phase,
-            beat=fit.beat,
-            head=fit.sequencer.head,
-            final=fit.phases.final,
-            slowest=fit.slowest,
-            nodes=len(fit.members.live),
-            training=fit.training,
-            minibatches=fit.minibatches,
-            wait_ms=0,
-            closed=list(fit.goodbyes),
-            heard=0,
-            sent=0,
-            taken=0,
-            passed=0,
-        )
 
     def _ask_to_release(self, now_s: float) -> list[Effect]:
         """Those that are to give up their slots, until they do."""
@@ -347,8 +336,8 @@ class Master:
         longest = min(waiting, key=lambda p: p.unowned_s)
         waited_s = now_s - max(longest.unowned_s, self.fit.phases.running_s)
         if waited_s > self.fit.limits.rejoin_s:
-            reason = NO_WORKER.format(longest.index, waited_s)
-            return [ev.Abort(reason, partition=longest.index, kind=ev.Failure.SETUP)]
+            reason, at = Lack.LATER.value.format(longest.index, waited_s), longest.index
+            return [ev.Abort(reason, partition=at, kind=ev.Failure.SETUP, lack=Lack.LATER)]
         if min(waited_s, now_s - self.fit.released_s) > self.fit.limits.release_s:
             self._release_one(longest.index, now_s)
         return []
@@ -374,24 +363,12 @@ class Master:
             self.fit.members, self.fit.partitions, self.fit.sequencer, now_s
         )
         if self.fit.phases.phase is Phase.DONE and before is not Phase.DONE:
-            self._settle_grants()
+            self.fit.keeping.settle(self.fit.members.live)
         if self.fit.phases.phase is not before:
             self.fit.family.tell_all()
         for node, reason in self.fit.phases.overdue(self.fit.members, self.fit.sequencer, now_s):
             effects += self.fit.close(node, reason, now_s)
         return effects
-
-    def _settle_grants(self) -> None:
-        """Whoever lives at the end has used what it was granted; the rest is lost."""
-        for node in self.fit.members.live:
-            self.fit.keeping.used(node)
-        self.fit.keeping.finish()
-
-
-NO_WORKER = (
-    "partition {} has been without a worker for {:.0f} s: Spark has not started its task again; "
-    "see the executors' state in Spark's UI (lost, out of memory, no free slot?)"
-)
 
 
 def farewell(member: Member, reason: str) -> Closed:

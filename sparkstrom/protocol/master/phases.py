@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sparkstrom.codec.messages import Activity, Phase
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.endings import Lack
 from sparkstrom.protocol.master.members import Member, Members
 from sparkstrom.protocol.master.partitions import Partition
 from sparkstrom.protocol.master.sequencer import Sequencer
@@ -108,8 +109,9 @@ class Phases:
         if waited_s <= self._start_s:
             return []
         if len(ready) < self._workers_min:
-            reason = TOO_FEW.format(len(ready), waited_s, self._workers_min, len(partitions))
-            return [ev.Abort(reason, kind=ev.Failure.SETUP)]
+            counts = (len(ready), waited_s, self._workers_min, len(partitions))
+            reason = Lack.AT_START.value.format(*counts)
+            return [ev.Abort(reason, kind=ev.Failure.SETUP, lack=Lack.AT_START)]
         self._enter(Phase.RUNNING, now_s)
         return [ev.Note(f"began with {len(ready)} of {len(partitions)} workers")]
 
@@ -122,8 +124,4 @@ class Phases:
 NO_ROWS = (
     "all {} partitions are empty: there are no rows to train on; look at the data's filters, and "
     "at what validation holds out"
-)
-TOO_FEW = (
-    "{} workers joined within {:.0f} s, min_workers is {} (of {} partitions): give the application "
-    "more task slots (--num-executors, --executor-cores), lower min_workers, or raise start_timeout"
 )

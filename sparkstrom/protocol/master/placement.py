@@ -17,6 +17,7 @@ from sparkstrom.codec.messages import (
     Probe,
     Welcome,
 )
+from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.master.fit import Fit, Goodbye
 from sparkstrom.protocol.master.members import Member, answer
@@ -199,17 +200,15 @@ def closed_answer(fit: Fit, node: int, join: Join) -> Closed:
     """What somebody whose id is closed must know."""
     partition, failed = fit.partitions[join.partition], fit.members.failed.get(node)
     free = partition.owner is None and partition.last_owner == node and failed is None
+    ending = Ending.LEASE_OVER if free else Ending.SUPERSEDED
     return Closed(
         token=join.token,
         count=join.count,
         node=node,
         seq=fit.sequencer.closed[node],
-        reason=failed or ("its lease ran out" if free else SUPERSEDED),
+        reason=failed or ending.value,
         free=free,
     )
-
-
-SUPERSEDED = "another attempt of its task has taken the partition over"
 
 
 def is_here(fit: Fit, member: Member, now_s: float) -> None:

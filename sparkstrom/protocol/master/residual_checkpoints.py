@@ -6,6 +6,8 @@ died, and one that nobody was granted, is lost mass, and counted.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sparkstrom.codec.messages import ResidualCheckpoint
 
 KeptFiles = dict[str, dict[str, float]]  # executor -> file -> mass (parameter units)
@@ -47,6 +49,12 @@ class ResidualCheckpoints:
     def used(self, node: int) -> None:
         """What this node was granted is not lost, whatever becomes of it."""
         self._granted.pop(node, None)
+
+    def settle(self, live: Iterable[int]) -> None:
+        """The fit is done: whoever lives has used what it was granted; the rest is lost."""
+        for node in live:
+            self.used(node)
+        self.finish()
 
     def finish(self) -> None:
         """The fit is done: what nobody was granted, or went with its owner, is lost."""

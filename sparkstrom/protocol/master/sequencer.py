@@ -8,19 +8,20 @@ from operator import attrgetter
 
 from sparkstrom.codec.messages import Committed, Update
 from sparkstrom.protocol.common.history import History, Log
+from sparkstrom.protocol.common.ignored import Ignored, Reason
 
 
 class Sequencer:
     """Numbers updates; remembers per id how far it got, also after the id was closed."""
 
-    def __init__(self, log_bytes: int) -> None:
+    def __init__(self, log_bytes: int, ignored: Ignored) -> None:
+        self._ignored = ignored
         self.history = History(Log(log_bytes), whole=True)
         self.last: dict[int, int] = {}  # per open id: its newest numbered seq
         self.closed: dict[int, int] = {}  # per closed id: the seq it was closed at
         self.frozen = False  # from the audit on nothing is numbered
         self.staleness: Counter[int] = Counter()  # others' commits that an update had not seen
         self._own: dict[int, deque[int]] = {}  # per open id: its commits that it may not have seen
-        self.dropped: Counter[str] = Counter()
 
     @property
     def head(self) -> int:
@@ -48,15 +49,13 @@ class Sequencer:
         last = self.last.get(update.origin)
         reason = None
         if last is None:
-            reason = "closed"
-        elif self.frozen:
-            reason = "late"
-        elif update.seq <= last:
-            reason = "repeated"
+            reason = Reason.CLOSED
+        elif self.frozen or update.seq <= last:
+            reason = Reason.LATE
         elif update.seq > last + 1:
-            reason = "ahead"
+            reason = Reason.EARLY
         if reason is not None:
-            self.dropped[reason] += 1
+            self._ignored.count(update, reason)
             return None
         committed = Committed(
             commit=self.head + 1,

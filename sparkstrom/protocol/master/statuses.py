@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from sparkstrom.base.identity import Position
+from sparkstrom.base.identity import MASTER, Position
 from sparkstrom.codec.messages import AskUpdater, Status
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect
+from sparkstrom.protocol.common.ignored import Reason
 from sparkstrom.protocol.common.slow_links import SlowLink
 from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.protocol.master.members import Member
@@ -80,10 +81,11 @@ def count_pending(fit: Fit, member: Member) -> None:
 def find_lender(fit: Fit, ask: AskUpdater) -> list[Effect]:
     """Hand the question to somebody who lends; always to the same one, while it lives."""
     members = fit.members.live
-    lender = members.get(fit.lenders.get(ask.asker, -1))
+    lender = members.get(fit.lenders.get(ask.asker, MASTER))
     if lender is None:
         able = [m for m in members.values() if m.lends and m.node != ask.asker]
         if not able:
+            fit.ignored.count(ask, Reason.UNSERVED)
             return []
         lender = max(able, key=lambda member: (member.steps, -member.node))
         fit.lenders[ask.asker] = lender.node

@@ -13,6 +13,7 @@ import msgspec
 
 from sparkstrom.codec.messages import Update
 from sparkstrom.protocol.common.send_window import HEADER_BYTES
+from sparkstrom.protocol.worker.waits import Sleep
 
 ROUNDS = 4  # an update that takes so many times longer than the last ones may be lost
 RETRY_LEAST_S = 10.0
@@ -118,6 +119,10 @@ class InFlight:
         """Part of what was sent has arrived: nothing of it is lost."""
         self.progress_s = now_s
         self._deadline_s = now_s + self._retry_s
+
+    def slept(self, sleep: Sleep) -> None:
+        """See ``Sleep``."""
+        self.progress_s = sleep.later(self.progress_s)
 
     def _restart_timer(self, now_s: float) -> None:
         self._retry_s = max(RETRY_LEAST_S, ROUNDS * self.round_s)

@@ -8,186 +8,155 @@ same without the knock.
 from __future__ import annotations
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import (
-    Attach,
-    Attached,
-    Closed,
-    Join,
-    Refused,
-    Welcome,
-)
+from sparkstrom.codec.messages import Attach, Attached, Closed, Refused, Welcome
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Directive, Effect, Order, Send
-from sparkstrom.protocol.common.send_window import SendWindow
-from sparkstrom.protocol.worker.heartbeats import report
-from sparkstrom.protocol.worker.replication import ask, begin_catchup, catch_up
-from sparkstrom.protocol.worker.state import NOBODY, NodeState
-from sparkstrom.protocol.worker.upstream import start_anew
-
-JOIN_RETRY_S = 0.5
-ATTACH_RETRY_S = 0.25
-
-
-def on_opened(me: NodeState, opened: ev.Opened, now_s: float) -> list[Effect]:
-    """The node listens on fresh streams: ask for an edge there."""
-    effects: list[Effect] = leave_parent(me)
-    if opened.alone:
-        effects += leave_children(me)
-    me.address, me.alone = opened.address, opened.alone or me.alone
-    me.knock += 1
-    me.edge_heard_s = now_s
-    return effects + ask_to_join(me, now_s)
+from sparkstrom.protocol.common.endings import Ending
+from sparkstrom.protocol.common.events import Directive, Effect, Order
+from sparkstrom.protocol.common.ignored import Ignored, Reason
+from sparkstrom.protocol.worker.fit_view import FitView
+from sparkstrom.protocol.worker.heartbeats import Reporting
+from sparkstrom.protocol.worker.in_flight import InFlight
+from sparkstrom.protocol.worker.membership import Membership
+from sparkstrom.protocol.worker.parent_link import ATTACH_RETRY_S, JOIN_RETRY_S, ParentLink
+from sparkstrom.protocol.worker.relaying import Relaying
+from sparkstrom.protocol.worker.replication import Replication
+from sparkstrom.protocol.worker.stages import ATTACHING
+from sparkstrom.protocol.worker.task_end import TaskEnd
+from sparkstrom.protocol.worker.trainer_view import TrainerView
 
 
-def leave_parent(me: NodeState) -> list[Effect]:
-    """Hear nothing more over the present edge upwards."""
-    parent, me.parent, me.attached = me.parent, NOBODY, False
-    return [ev.CloseEdge(parent)] if parent != NOBODY else []
+class Joining:
+    """The steps in which several parts of a node move together."""
 
+    def __init__(
+        self,
+        *,
+        membership: Membership,
+        link: ParentLink,
+        replication: Replication,
+        own: InFlight,
+        trainer: TrainerView,
+        fit: FitView,
+        task: TaskEnd,
+        relaying: Relaying,
+        reporting: Reporting,
+        ignored: Ignored,
+    ) -> None:
+        self._membership, self._link, self._replication = membership, link, replication
+        self._own, self._trainer, self._fit, self._task = own, trainer, fit, task
+        self._relaying, self._reporting, self._ignored = relaying, reporting, ignored
 
-def leave_children(me: NodeState) -> list[Effect]:
-    """Drop all edges downwards; the children will find out."""
-    effects: list[Effect] = []
-    for child in list(me.family.children):
-        effects += drop_child(me, child)
-    return effects
+    def on_opened(self, opened: ev.Opened, now_s: float) -> list[Effect]:
+        """The node listens on fresh streams: ask for an edge there."""
+        effects = self._link.leave()
+        if opened.alone:
+            effects += self._relaying.leave_children()
+        self._membership.listens_at(opened.address, alone=opened.alone)
+        self._link.knocks(now_s)
+        return effects + self._knock(now_s)
 
+    def ask_if_due(self, now_s: float) -> list[Effect]:
+        """For a place, or for the parent's answer; the last words go to the master meanwhile."""
+        if not self._link.asks(now_s):
+            return []
+        effects: list[Effect] = [ev.Tell(word) for word in self._task.last_words]
+        ask = self._knock if self._link.parent is None else self._ask_to_attach
+        return [*effects, *ask(now_s)]
 
-def drop_child(me: NodeState, node: int, edge: int | None = None) -> list[Effect]:
-    """One child less, unless it is there by a newer edge than this one."""
-    effects = me.family.disown(node, edge)
-    if effects:
-        me.ledger.forget(node)
-    return effects
+    def _knock(self, now_s: float) -> list[Effect]:
+        self._link.asked(JOIN_RETRY_S, now_s)
+        return [ev.Tell(self._membership.join())]
 
+    def on_welcome(self, welcome: Welcome, now_s: float) -> list[Effect]:
+        """Take the place."""
+        me, link = self._membership, self._link
+        reason = me.is_not_for(welcome)
+        if reason is None and (welcome.knock != me.knock or welcome.edge <= link.edge):
+            reason = Reason.LATE
+        if reason is not None or me.address is None:
+            self._ignored.count(welcome, reason or Reason.EARLY)
+            return []
+        effects = self._relaying.drop_child(welcome.parent)
+        effects += link.take_place(welcome, me.address, now_s)
+        self._fit.begins_anew(now_s)
+        me.alone = False
+        if welcome.node != me.node:
+            effects += self._take_id(welcome, now_s)
+        self._replication.chunks = welcome.chunks
+        return effects + self._ask_to_attach(now_s)
 
-def ask_to_join(me: NodeState, now_s: float) -> list[Effect]:
-    """Join, or join again over a new edge."""
-    assert me.address is not None
-    me.ask_s = now_s + JOIN_RETRY_S
-    who = me.identity
-    join = Join(
-        token=who.token,
-        count=me.count,
-        knock=me.knock,
-        partition=who.partition,
-        attempt=who.attempt,
-        rows=who.rows,
-        checksum=who.checksum,
-        batches=who.batches,
-        address=me.address,
-        host=who.host,
-        executor=who.executor,
-        pid=who.pid,
-        version=who.version,
-        alone=me.alone,
-    )
-    return [ev.Tell(join)]
+    def _take_id(self, welcome: Welcome, now_s: float) -> list[Effect]:
+        me, trainer = self._membership, self._trainer
+        returned = self._replication.has_begun
+        self._reporting.goes_by_another_id(me.node)
+        closed = me.take_id(welcome.node, welcome.closed)
+        self._own.rekey(closed, me.id, now_s)
+        trainer.rekeyed(self._own.last_seq)
+        if not returned:
+            trainer.begins_at(Position(welcome.epoch, welcome.batch), welcome.steps)
+        trainer.keep_pace(welcome.steps)
+        return [
+            ev.Admitted(
+                me.id,
+                welcome.epoch,
+                welcome.batch,
+                welcome.steps,
+                tuple(welcome.grants),
+                returned,
+            )
+        ]
 
-
-def on_welcome(me: NodeState, welcome: Welcome, now_s: float) -> list[Effect]:
-    """Take the place."""
-    mine = (me.identity.token, me.count, me.knock)
-    if (welcome.token, welcome.count, welcome.knock) != mine or welcome.edge <= me.edge:
-        return []
-    assert me.address is not None
-    effects: list[Effect] = []
-    if welcome.parent in me.family.children:
-        effects += drop_child(me, welcome.parent)
-    if me.parent != welcome.parent:
-        effects += leave_parent(me)
-    me.parent, me.edge, me.attached = welcome.parent, welcome.edge, False
-    me.opened_s = me.owed_s = me.edge_heard_s = me.steady_s = now_s
-    me.up, me.taken, me.arriving = SendWindow(me.limits.serving.window_max, now_s), 0, 0
-    me.alone = False
-    effects.append(ev.OpenEdge(me.parent, me.edge, me.address, welcome.up))
-    if welcome.node != me.node:
-        effects += _take_id(me, welcome, now_s)
-    me.chunks = welcome.chunks
-    return effects + ask_to_attach(me, now_s)
-
-
-def ask_to_attach(me: NodeState, now_s: float) -> list[Effect]:
-    """Tell the parent what this node holds."""
-    me.ask_s = now_s + ATTACH_RETRY_S
-    catching = me.catchup is not None
-    attach = Attach(
-        have=me.received,
-        whole=(me.has_replica or me.installing or me.identity.whole) and not catching,
-        catching=catching,
-        ids=list(me.ids),
-    )
-    return [Send(me.parent, attach)]
-
-
-def on_attached(me: NodeState, attached: Attached, now_s: float) -> list[Effect]:
-    """The parent goes on from here; whatever may have been lost before goes up again."""
-    if me.attached:
-        return []
-    me.attached, me.news = True, True
-    me.opened_s = now_s
-    me.ledger.tell_all_again()
-    effects: list[Effect] = []
-    if attached.snapshot:
-        effects += begin_catchup(me, attached.base, attached.last, now_s)
-    elif me.catchup is not None:
-        me.catchup.resume()
-        effects += catch_up(me, now_s)
-    elif not (me.has_replica or me.installing):
-        me.installing, me.activity_s = True, now_s
-        effects.append(ev.Begin())
-    if me.taken:  # data, on a stream of its own, overtook this answer and was dropped
-        me.ask_due_s = now_s
-        effects = ask(me, now_s) + effects
-    return effects + start_anew(me, now_s) + report(me, now_s)
-
-
-def _take_id(me: NodeState, welcome: Welcome, now_s: float) -> list[Effect]:
-    returned = me.has_replica or me.installing
-    me.ledger.forget(me.node)
-    for node, seq in welcome.closed:
-        me.ids[node] = seq
-    me.ids[welcome.node] = None
-    me.node, me.status = welcome.node, None
-    closed = {node: seq for node, seq in me.ids.items() if seq is not None}
-    me.uplink.rekey(closed, me.node, now_s)
-    if me.final is not None:
-        me.final = me.uplink.last_seq
-    if not returned:
-        me.position, me.steps = Position(welcome.epoch, welcome.batch), welcome.steps
-    me.keep_pace(welcome.steps)
-    return [
-        ev.Admitted(
-            me.node,
-            welcome.epoch,
-            welcome.batch,
-            welcome.steps,
-            tuple(welcome.grants),
-            returned,
+    def _ask_to_attach(self, now_s: float) -> list[Effect]:
+        """Tell the parent what this node holds."""
+        self._link.asked(ATTACH_RETRY_S, now_s)
+        attach = Attach(
+            have=self._replication.received,
+            whole=self._replication.claims_whole,
+            catching=self._replication.is_fetching,
+            ids=list(self._membership.ids),
         )
-    ]
+        return [self._link.send(attach)]
 
+    def on_attached(self, attached: Attached, now_s: float) -> list[Effect]:
+        """The parent goes on from here; whatever may have been lost before goes up again."""
+        if self._link.stage is not ATTACHING:
+            self._ignored.count(attached, Reason.LATE)
+            return []
+        self._link.answered(now_s)
+        self._reporting.ledger.tell_all_again()
+        replication = self._replication
+        if attached.snapshot:
+            effects = replication.begin_fetch(attached.base, attached.last, now_s)
+        else:
+            effects = replication.follow(now_s)
+        if self._link.taken:  # data, on a stream of its own, overtook this answer and was dropped
+            effects = replication.ask_at_once(now_s) + effects
+        effects += self._link.send_anew(now_s)
+        effects += self._relaying.ask_all_again()
+        return effects + self._reporting.report(now_s)
 
-def on_refused(me: NodeState, refused: Refused) -> Directive | None:
-    """The command that ends the task, if the refusal is meant for this join."""
-    if (refused.token, refused.count) != (me.identity.token, me.count):
-        return None
-    return Directive(Order.FAIL if refused.fatal else Order.END, refused.reason)
+    def on_refused(self, refused: Refused) -> None:
+        """The task ends, if the refusal is meant for this join."""
+        if (reason := self._membership.is_not_for(refused)) is not None:
+            self._ignored.count(refused, reason)
+            return
+        order = Order.FAIL if refused.fatal else Order.END
+        self._task.end(Directive(order, refused.reason, why=Ending.of(refused.reason)))
 
-
-def on_closed(me: NodeState, closed: Closed) -> Directive | list[Effect]:
-    """The id is gone: come back under another one, or the command that ends the task."""
-    mine = (me.identity.token, me.count)
-    if closed.node != me.node and (closed.token, closed.count) != mine:
-        return []
-    if me.ids.get(closed.node) is not None:
-        return []  # heard before; the next join is under way
-    if me.failed is not None:
-        return Directive(Order.FAIL, me.failed.reason)
-    if me.leaving is not None:
-        return Directive(Order.END, me.leaving.reason)
-    if not closed.free:
-        return Directive(Order.FAIL, closed.reason)
-    me.ids[closed.node] = closed.seq
-    me.count += 1
-    return [*leave_children(me), ev.Reopen()]
+    def on_closed(self, closed: Closed) -> list[Effect]:
+        """The id is gone: come back under another one, or the task ends."""
+        me = self._membership
+        if closed.node != me.node and (reason := me.is_not_for(closed)) is not None:
+            self._ignored.count(closed, reason)
+            return []
+        if me.is_closed(closed.node):
+            self._ignored.count(closed, Reason.LATE)
+            return []
+        if (end := self._task.heard()) is not None:
+            self._task.end(end)
+            return []
+        if not closed.free:
+            self._task.end(Directive(Order.FAIL, closed.reason, why=Ending.of(closed.reason)))
+            return []
+        me.close(closed.node, closed.seq)
+        return [*self._relaying.leave_children(), ev.Reopen()]

@@ -15,8 +15,16 @@ from sparkstrom.base.identity import Position
 from sparkstrom.codec.copies import number_of
 from sparkstrom.codec.messages import AskUpdater, Phase, UpdaterChunk
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events import Effect, Send
-from sparkstrom.protocol.worker.state import NodeState
+from sparkstrom.protocol.common.ignored import Ignored, Reason
+from sparkstrom.protocol.common.status_table import StatusTable
+from sparkstrom.protocol.worker.fit_view import FitView
+from sparkstrom.protocol.worker.limits import NodeLimits
+from sparkstrom.protocol.worker.membership import Membership
+from sparkstrom.protocol.worker.news import News
+from sparkstrom.protocol.worker.parent_link import ParentLink
+from sparkstrom.protocol.worker.trainer_view import TrainerView
 
 ASKED_AT_ONCE = 4  # chunks under way, through links that carry the commits, too
 RETRY_FIRST_S = 2.0  # a lender answers once its trainer has made a copy; no chunk tells of a loss
@@ -72,54 +80,84 @@ class OptimizerTransfer:
         return new
 
 
-def borrow_if_late(me: NodeState, now_s: float) -> None:
-    """Its first replica is installed; has training begun without it?"""
-    begun = me.steps > 0 or me.position > Position(0, 0)
-    late = begun or (me.state is not None and me.state.slowest > 0)
-    over = me.state is not None and me.state.phase is not Phase.RUNNING
-    me.lends = not late
-    if late and not over and me.limits.borrow_s:
-        me.borrowing = OptimizerTransfer(me.limits.borrow_s, now_s + me.limits.borrow_s)
+class Borrowing:
+    """What this node borrows, and whether it may lend."""
 
+    def __init__(
+        self,
+        limits: NodeLimits,
+        *,
+        membership: Membership,
+        link: ParentLink,
+        trainer: TrainerView,
+        fit: FitView,
+        family: Children,
+        ledger: StatusTable,
+        news: News,
+        ignored: Ignored,
+    ) -> None:
+        self._limits, self._membership, self._link = limits, membership, link
+        self._trainer, self._fit = trainer, fit
+        self._family, self._ledger = family, ledger
+        self._news, self._ignored = news, ignored
+        self.loan: OptimizerTransfer | None = None
+        self._lends = False  # its updater began with the fit, or was borrowed
 
-def borrow(me: NodeState, now_s: float) -> list[Effect]:
-    """Ask on, until all is there or it has taken too long."""
-    loan = me.borrowing
-    if loan is None:
+    def borrow_if_late(self, now_s: float) -> None:
+        """Its first replica is installed; has training begun without it?"""
+        state = self._fit.state
+        begun = self._trainer.steps > 0 or self._trainer.position > Position(0, 0)
+        late = begun or (state is not None and state.slowest > 0)
+        over = state is not None and state.phase is not Phase.RUNNING
+        self._lends = not late
+        if late and not over and self._limits.borrow_s:
+            self.loan = OptimizerTransfer(self._limits.borrow_s, now_s + self._limits.borrow_s)
+
+    def borrow(self, now_s: float) -> list[Effect]:
+        """Ask on, until all is there or it has taken too long."""
+        loan = self.loan
+        if loan is None:
+            return []
+        if (whole := loan.whole) is not None or now_s > loan.until_s:
+            self.loan, self._lends = None, whole is not None
+            self._news.add()
+            return [ev.InstallUpdater(whole)]
+        if not self._link.attached:
+            return []
+        if self._link.arriving:  # a long message on a slow link, which is no loss
+            loan.moved_s = now_s
+        me = self._membership.id
+        return [self._link.send(AskUpdater(me, loan.copy, i)) for i in loan.wanted(now_s)]
+
+    @property
+    def can_lend(self) -> bool:
+        """Has it trained, with a state that was never fresh in mid-training?
+
+        What it borrowed is with its trainer for certain only once that has taken a step.
+        """
+        return self._lends and self._trainer.trained
+
+    def on_ask(self, ask: AskUpdater, to: int | None) -> list[Effect]:
+        """Lend it, or let somebody above find a lender. ``to``: the neighbour it goes to."""
+        if to is not None and self.can_lend:
+            return [ev.SendUpdater(to, ask)]
+        asked_from_below = to != self._link.parent
+        if asked_from_below and self._link.attached:
+            return [self._link.send(ask)]
+        self._ignored.count(ask, Reason.UNSERVED)
         return []
-    if (whole := loan.whole) is not None or now_s > loan.until_s:
-        me.borrowing, me.lends, me.news = None, whole is not None, True
-        return [ev.InstallUpdater(whole)]
-    if not me.attached:
-        return []
-    if me.arriving:  # a long message on a slow link, which is no loss
-        loan.moved_s = now_s
-    asks = [AskUpdater(me.node, loan.copy, index) for index in loan.wanted(now_s)]
-    return [Send(me.parent, ask) for ask in asks]
 
-
-def can_lend(me: NodeState) -> bool:
-    """Has it trained, with a state that was never fresh in mid-training?
-
-    What it borrowed is with its trainer for certain only once that has taken a step.
-    """
-    return me.lends and me.trained
-
-
-def on_ask_updater(me: NodeState, ask: AskUpdater, to: int) -> list[Effect]:
-    """Lend it, or let somebody above find a lender."""
-    if can_lend(me):
-        return [ev.SendUpdater(to, ask)]
-    asked_from_below = to != me.parent
-    return [Send(me.parent, ask)] if asked_from_below and me.attached else []
-
-
-def on_updater(me: NodeState, chunk: UpdaterChunk, sender: int, now_s: float) -> list[Effect]:
-    """A chunk for this node, or for one below it, or on its way up; never back where it was."""
-    if chunk.asker == me.node:
-        if me.borrowing is not None:
-            me.borrowing.take(chunk, now_s)
-        return borrow(me, now_s)
-    via = me.ledger.via(chunk.asker)
-    to = via if via in me.family.children else me.parent
-    return [] if to == sender else [Send(to, chunk)]
+    def on_chunk(self, chunk: UpdaterChunk, sender: int, now_s: float) -> list[Effect]:
+        """For this node, or for one below it, or on its way up; never back where it was."""
+        if chunk.asker == self._membership.node:
+            if self.loan is not None:
+                self.loan.take(chunk, now_s)
+            else:
+                self._ignored.count(chunk, Reason.LATE)
+            return self.borrow(now_s)
+        via = self._ledger.via(chunk.asker)
+        to = via if via in self._family.children else self._link.parent
+        if to is None or to == sender:
+            self._ignored.count(chunk, Reason.UNSERVED)
+            return []
+        return [Send(to, chunk)]

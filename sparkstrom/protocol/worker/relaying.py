@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparkstrom.codec.messages import (
+    EVERYBODY,
     Adopt,
     Again,
     AskAfter,
@@ -14,90 +15,159 @@ from sparkstrom.codec.messages import (
     Leaving,
     Message,
     Silent,
+    State,
     Update,
     UpdaterChunk,
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import Child
+from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events import Effect, Send
-from sparkstrom.protocol.worker.joining import drop_child
-from sparkstrom.protocol.worker.optimizer_transfer import on_ask_updater, on_updater
-from sparkstrom.protocol.worker.state import NodeState
-from sparkstrom.protocol.worker.upstream import hand_up, send_all
+from sparkstrom.protocol.common.ignored import Ignored, Reason
+from sparkstrom.protocol.common.status_table import StatusTable
+from sparkstrom.protocol.worker.membership import Membership
+from sparkstrom.protocol.worker.news import News
+from sparkstrom.protocol.worker.optimizer_transfer import Borrowing
+from sparkstrom.protocol.worker.parent_link import ParentLink
+from sparkstrom.protocol.worker.replication import Replication
 
 
-def on_adopt(me: NodeState, order: Adopt, now_s: float) -> list[Effect]:
-    """One child more; never the own parent, or there would be a circle for a moment."""
-    if order.node == me.parent:
-        return []
-    known = me.family.children.get(order.node)
-    if known is not None and known.edge < order.edge:
-        me.ledger.forget(order.node)
-    return me.family.adopt(order, now_s)
+class Relaying:
+    """Between its children and its parent. ``family`` has their edges, ``ledger`` their words."""
 
+    def __init__(
+        self,
+        *,
+        membership: Membership,
+        link: ParentLink,
+        replication: Replication,
+        borrowing: Borrowing,
+        family: Children,
+        ledger: StatusTable,
+        news: News,
+        ignored: Ignored,
+    ) -> None:
+        self._membership, self._link, self._replication = membership, link, replication
+        self._borrowing, self._family, self._ledger = borrowing, family, ledger
+        self._news, self._ignored = news, ignored
 
-def on_disown(me: NodeState, order: Disown) -> list[Effect]:
-    """One child less."""
-    return drop_child(me, order.node, order.edge)
+    # -- who is below ----------------------------------------------------------------------------
 
+    def on_adopt(self, order: Adopt, now_s: float) -> list[Effect]:
+        """One child more; never the own parent, or there would be a circle for a moment."""
+        if order.node == self._link.parent:
+            self._ignored.count(order, Reason.EARLY)
+            return []
+        known = self._family.children.get(order.node)
+        if known is not None and known.edge >= order.edge:
+            self._ignored.count(order, Reason.LATE)
+            return []
+        if known is not None:
+            self._ledger.forget(order.node)
+        return self._family.adopt(order, now_s)
 
-def on_child(me: NodeState, child: Child, message: Message, now_s: float) -> list[Effect]:
-    """What comes up from below."""
-    me.family.leases.renew(child.node, now_s)
-    match message:
-        case Attach():
-            child.state_due = True
-            return me.family.on_attach(child, message, now_s)
-        case Update():
-            size = me.family.on_update(child, message)
-            if me.attached:
-                return hand_up(me, message, child, now_s)
-            child.passed += size  # its origin is told to send it again, once there is a parent
-        case Heartbeat():
-            for status in message.news:
-                me.news = me.ledger.put(status, child.node) or me.news
-            return me.family.on_report(child, message, now_s)
-        case AskAfter(commit=commit) if commit <= me.received:
-            return me.family.on_ask_after(child, commit, now_s)
-        case AskChunk(index=index) if index < me.chunks:
-            return me.family.on_ask_chunk(child, index, now_s)
-        case AskUpdater():
-            return on_ask_updater(me, message, child.node)
-        case UpdaterChunk():
-            child.arriving = 0
-            return on_updater(me, message, child.node, now_s)
-        case Leaving():
-            return drop_child(me, child.node)
-        case _:
-            pass  # not for a parent
-    return []
-
-
-def on_again(me: NodeState, origin: int, now_s: float) -> list[Effect]:
-    """Updates got lost above: whoever made them sends them again.
-
-    Where an edge above is new, that is everybody, and at once.
-    """
-    if origin == 0:
-        again = [Send(child, Again(0)) for child in me.family.children]
-        return [*send_all(me, now_s, force=True), *again]
-    if origin in me.ids:
-        return send_all(me, now_s)
-    via = me.ledger.via(origin)
-    child = me.family.children.get(via) if via is not None else None
-    return [] if child is None else [Send(child.node, Again(origin))]
-
-
-def look_after_children(me: NodeState, now_s: float) -> list[Effect]:
-    """Feed them, tell them the state, and complain of those that are silent."""
-    lost = me.family.leases.expire(now_s)
-    effects: list[Effect] = []
-    if not me.family.children:
+    def on_disown(self, order: Disown) -> list[Effect]:
+        """One child less."""
+        effects = self.drop_child(order.node, order.edge)
+        if not effects:
+            self._ignored.count(order, Reason.LATE)
         return effects
-    for node, _ in lost:
-        child = me.family.children[node]
-        me.family.leases.remind(node, now_s)
-        effects.append(ev.Tell(Silent(me.node, node, child.edge)))
-    if me.state is not None:
-        effects += me.family.tick(me.state, now_s)
-    return effects
+
+    def drop_child(self, node: int, edge: int | None = None) -> list[Effect]:
+        """One child less, unless it is there by a newer edge than this one."""
+        effects = self._family.disown(node, edge)
+        if effects:
+            self._ledger.forget(node)
+        return effects
+
+    def leave_children(self) -> list[Effect]:
+        """Drop all edges downwards; the children will find out."""
+        effects: list[Effect] = []
+        for child in list(self._family.children):
+            effects += self.drop_child(child)
+        return effects
+
+    # -- what comes up ---------------------------------------------------------------------------
+
+    def on_child(self, child: Child, message: Message, now_s: float) -> list[Effect]:
+        """Something from one of them, over its edge."""
+        self._family.leases.renew(child.node, now_s)
+        match message:
+            case Attach():
+                return self._on_attach(child, message, now_s)
+            case Update():
+                return self._on_update(child, message, now_s)
+            case Heartbeat():
+                for status in message.news:
+                    if self._ledger.put(status, child.node):
+                        self._news.add()
+                return self._family.on_report(child, message, now_s)
+            case AskAfter(commit=commit) if commit <= self._replication.received:
+                return self._family.on_ask_after(child, commit, now_s)
+            case AskChunk(index=index) if index < self._replication.chunks:
+                return self._family.on_ask_chunk(child, index, now_s)
+            case AskUpdater():
+                return self._borrowing.on_ask(message, child.node)
+            case UpdaterChunk():
+                child.arriving = 0
+                return self._borrowing.on_chunk(message, child.node, now_s)
+            case Leaving():
+                return self.drop_child(child.node)
+            case AskAfter() | AskChunk():
+                self._ignored.count(message, Reason.EARLY)  # it knows more than this node
+            case _:
+                self._ignored.count(message, Reason.WRONG_WAY)
+        return []
+
+    def _on_attach(self, child: Child, attach: Attach, now_s: float) -> list[Effect]:
+        child.state_due = True
+        effects = self._family.on_attach(child, attach, now_s)
+        if child.answer is None:
+            self._ignored.count(attach, Reason.EARLY)
+        return effects
+
+    def _on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
+        size = self._family.on_update(child, update)
+        if self._link.attached:
+            return self._link.hand_up(update, child, now_s)
+        self._ignored.count(update, Reason.EARLY)
+        child.passed += size  # its origin is told to send it again, once there is a parent
+        return []
+
+    # -- what goes down --------------------------------------------------------------------------
+
+    def ask_all_again(self) -> list[Effect]:
+        """Everybody below is to send its uncommitted updates again."""
+        return [Send(child, Again(EVERYBODY)) for child in self._family.children]
+
+    def on_again(self, again: Again, now_s: float) -> list[Effect]:
+        """Updates got lost above: whoever made them sends them again.
+
+        Where an edge above is new, that is everybody, and at once.
+        """
+        origin = again.origin
+        if origin == EVERYBODY:
+            below = self.ask_all_again()
+            return [*self._link.send_all(now_s, force=True), *below]
+        if origin in self._membership.ids:
+            return self._link.send_all(now_s)
+        via = self._ledger.via(origin)
+        child = self._family.children.get(via) if via is not None else None
+        if child is None:
+            self._ignored.count(again, Reason.UNSERVED)
+            return []
+        return [Send(child.node, again)]
+
+    def tick(self, state: State | None, now_s: float) -> list[Effect]:
+        """Feed them, tell them the state, and complain of those that are silent."""
+        lost = self._family.leases.expire(now_s)
+        effects: list[Effect] = []
+        if not self._family.children:
+            return effects
+        for node, _ in lost:
+            child = self._family.children[node]
+            self._family.leases.remind(node, now_s)
+            effects.append(ev.Tell(Silent(self._membership.id, node, child.edge)))
+        if state is not None:
+            effects += self._family.tick(state, now_s)
+        return effects

@@ -12,6 +12,7 @@ from itertools import islice
 
 from sparkstrom.codec.messages import Chunk
 from sparkstrom.protocol.common.history import Entry, Log
+from sparkstrom.protocol.worker.waits import Sleep
 
 ASKED_AT_ONCE = 8  # chunks: the parent sends them as the link takes them
 
@@ -44,13 +45,15 @@ class SnapshotFetch:
             chunk.commit < log.head and not log.reaches(chunk.commit)
         )
 
-    def take(self, chunk: Chunk, now_s: float) -> None:
+    def take(self, chunk: Chunk, now_s: float) -> bool:
+        """Keep it, if it is of use and was not here."""
         self._asked.discard(chunk.index)
-        if chunk.index >= self._count or self._is_useless(chunk):
-            return
-        self._chunks.setdefault(chunk.index, chunk)
+        if chunk.index >= self._count or self._is_useless(chunk) or chunk.index in self._chunks:
+            return False
+        self._chunks[chunk.index] = chunk
         if len(self._chunks) > self._most:
             self._most, self.progress_s = len(self._chunks), now_s
+        return True
 
     def wanted(self) -> list[int]:
         """Chunks to ask for now."""
@@ -83,3 +86,7 @@ class SnapshotFetch:
     def resume(self) -> None:
         """There is another parent: what was asked for will not come any more."""
         self._asked.clear()
+
+    def slept(self, sleep: Sleep) -> None:
+        """See ``Sleep``."""
+        self.progress_s = sleep.later(self.progress_s)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.residual_figures import figures_in, waiting_in_residuals
+from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.runtime.master_thread import Outcome
 from sparkstrom.runtime.wire_bytes import wire_bytes
 from sparkstrom.spark.driver.epoch_watch import Best
@@ -220,7 +221,7 @@ def _departures(outcome: Outcome) -> list[str]:
     return [
         f"node {d.node} (partition {d.partition} on {d.host}): {d.reason}"
         for d in outcome.departures
-        if d.reason != "done"
+        if Ending.of(d.reason) is not Ending.DONE
     ]
 
 

@@ -31,8 +31,8 @@ from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import AUTO, algorithm_of
 from sparkstrom.models.base import Placeable, Share
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Order
-from sparkstrom.protocol.master.admission import DISMISSED
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.freed_memory import kept_for_the_next_step
@@ -138,7 +138,8 @@ def run(job: TrainingJob, place: TaskPlace, blocks: Iterator[Block]) -> str:
         session.thread.stop()
         batches.close()
     seconds = time.monotonic() - began_s
-    dismissed = session.replica.unsent_mass() if reason == DISMISSED else 0.0
+    is_dismissed = Ending.of(reason) is Ending.DISMISSED
+    dismissed = session.replica.unsent_mass() if is_dismissed else 0.0
     report = {"partition": place.partition, "ended": reason, "seconds": seconds}
     report["mass_dismissed"] = dismissed
     return json.dumps(report | {"epochs": session.trainer.epochs.report()})

@@ -24,7 +24,7 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.identity import MASTER
 from sparkstrom.base.version import __version__
 from sparkstrom.encoding.backends import warm_up
-from sparkstrom.protocol.master.admission import DISMISSED
+from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.runtime.master_thread import MasterThread, Outcome, Plan
 from sparkstrom.runtime.theta import Theta
@@ -228,7 +228,7 @@ class RealMesh:
         for process in self.processes.values():
             wait_until(lambda process=process: not is_alive(process), 30, "the end of a task")
             # The last one: given up when all it trained was committed, it came back for nothing.
-            ways = f"done|released|{DISMISSED}"
+            ways = f"done|released|{Ending.DISMISSED.value}"
             ended = re.search(f'"ended": "({ways})"', self.report(process.pid))
             assert ended, self.report(process.pid)
             self.ended[ended[1]] += 1

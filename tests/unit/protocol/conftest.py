@@ -142,7 +142,7 @@ class NodeDriver:
         self.make, self.parent = make, parent
         identity = Identity(1, 0, 10, 7, 5, 3, "h", "e", 1, "v", whole)
         self.machine = Node(identity, NodeLimits(**limits), 0.0)
-        self.me = self.machine.standing
+        self.me = self.machine
         self.now_s = 0.0
         self.beat = 0
 
@@ -178,10 +178,10 @@ class NodeDriver:
     def opened_anew(self) -> None:
         """Another edge to the same parent, which goes on from where the node is."""
         self.opened()
-        edge, knock = self.me.edge + 1, self.me.knock
+        edge, knock = self.me.link.edge + 1, self.me.membership.knock
         self.told(self.make.welcome(self.me.node, parent=self.parent, edge=edge, knock=knock))
-        self.hear(self.make.attached(self.me.received, snapshot=False))
-        assert self.me.attached
+        self.hear(self.make.attached(self.me.replication.received, snapshot=False))
+        assert self.me.link.attached
 
     def joined(self, **welcome: Any) -> NodeDriver:
         """It has its place, and its first snapshot is asked for."""

@@ -21,6 +21,7 @@ from sparkstrom.codec.messages import (
     Welcome,
 )
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.ignored import Reason
 from sparkstrom.protocol.common.send_window import weight
 from tests.unit.protocol.spoken import aborted, answers, every, sent
 
@@ -87,7 +88,7 @@ def test_whoever_handed_an_update_on_is_asked_for_what_lacks_before_it(
 def test_a_stranger_moves_a_counter(master: Any, make: Any) -> None:
     master.running()
     assert master.hear(77, make.report()) == []
-    assert master.fit.sequencer.dropped == {"stranger": 1}
+    assert master.fit.ignored.counts == {("Heartbeat", Reason.STRANGER): 1}
 
 
 def test_whoever_asks_is_sent_what_follows(master: Any, make: Any) -> None:
@@ -231,12 +232,12 @@ def test_counters_pass_through(master: Any) -> None:
 @pytest.mark.parametrize("sender", [LOBBY, 1])
 def test_messages_for_nodes_move_a_counter(master: Any, sender: int) -> None:
     master.running().hear(sender, Probe(1))
-    assert master.fit.sequencer.dropped == {"not for a master": 1}
+    assert master.fit.ignored.counts == {("Probe", Reason.WRONG_WAY): 1}
 
 
 def test_somebody_unknown_in_the_lobby_moves_a_counter(master: Any) -> None:
     assert master.running().lobby(Here(77)) == []
-    assert master.fit.sequencer.dropped == {"stranger": 1}
+    assert master.fit.ignored.counts == {("Here", Reason.STRANGER): 1}
 
 
 def test_a_failure_without_an_id_ends_the_fit_too(master: Any, make: Any) -> None:

@@ -16,6 +16,7 @@ from sparkstrom.codec.messages import (
     Welcome,
 )
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.ignored import Reason
 from tests.unit.protocol.spoken import aborted, answers, every, only, sent
 
 # -- losing and returning ----------------------------------------------------------------------
@@ -128,7 +129,7 @@ def test_a_goodbye_in_the_middle_closes_the_id_and_is_answered(master: Any) -> N
     leaving = Leaving(node=1, reason="released", kept=ResidualCheckpoint("p", 2.0))
     assert master.running().lobby(leaving) == []  # nobody has asked it to
     assert list(master.fit.members.live) == [1, 2]
-    assert master.fit.sequencer.dropped["was not asked to leave"] == 1
+    assert master.fit.ignored.counts["Leaving", Reason.EARLY] == 1
     master.fit.members.live[1].releasing = "a slot is needed"
     effects = master.lobby(leaving)
     (closed,) = answers(effects, Closed)

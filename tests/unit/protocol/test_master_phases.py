@@ -18,6 +18,7 @@ from sparkstrom.codec.messages import (
     State,
 )
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.ignored import Reason
 from tests.unit.protocol.spoken import aborted, answers, every, only, sent
 
 # -- phases ------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ def test_the_final_commit_waits_for_every_last_update(master: Any, make: Any) ->
     master.hear(2, make.update(2, 2, epoch=2, batch=0))
     assert (master.phase, master.fit.phases.final) == (Phase.AUDIT, 3)
     assert master.hear(1, make.update(1, 2, epoch=2, batch=0)) == []
-    assert master.fit.sequencer.dropped == {"late": 1}
+    assert master.fit.ignored.counts == {("Update", Reason.LATE): 1}
 
 
 def test_who_dies_before_the_end_holds_nothing_up(master: Any, make: Any) -> None:

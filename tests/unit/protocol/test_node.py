@@ -22,7 +22,7 @@ from sparkstrom.codec.messages import (
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events import Order
-from sparkstrom.protocol.worker.joining import ATTACH_RETRY_S
+from sparkstrom.protocol.worker.parent_link import ATTACH_RETRY_S
 from sparkstrom.protocol.worker.replication import ASK_SPACING_S
 from tests.unit.protocol.spoken import every, only, said, sent
 
@@ -50,7 +50,7 @@ def test_it_asks_for_a_place_until_it_has_one_and_then_its_parent(node: Any, mak
 def test_a_welcome_for_another_join_is_ignored(node: Any, make: Any, other: dict[str, int]) -> None:
     node.opened()
     assert node.told(make.welcome(**other)) == []
-    assert node.me.node == -1
+    assert node.me.node is None
 
 
 def test_the_same_or_an_older_place_is_ignored(node: Any, make: Any) -> None:
@@ -58,14 +58,14 @@ def test_the_same_or_an_older_place_is_ignored(node: Any, make: Any) -> None:
     assert node.told(make.welcome()) == []
     node.told(make.welcome(edge=7, parent=3))
     assert node.told(make.welcome(edge=6, parent=4)) == []
-    assert (node.me.parent, node.me.edge) == (3, 7)
+    assert (node.me.link.parent, node.me.link.edge) == (3, 7)
 
 
 def test_a_place_comes_from_the_master_alone(node: Any, make: Any) -> None:
     node.parent = 4
     node.joined()
     assert node.hear(make.welcome(edge=9)) == []
-    assert node.me.edge == 1
+    assert node.me.link.edge == 1
 
 
 def test_a_refusal_fails_or_ends_the_task(node_with: Any) -> None:
@@ -83,7 +83,7 @@ def test_what_overtakes_the_answer_to_the_attach_is_dropped(node: Any, make: Any
     node.told(make.welcome())
     for message in (make.committed(1), make.merged(0, 2), make.behind(3), make.chunk(0), Again(0)):
         assert node.hear(message) == []
-    assert node.me.received == 0
+    assert node.me.replication.received == 0
 
 
 @pytest.mark.parametrize("snapshot", [True, False])
@@ -101,7 +101,7 @@ def test_what_was_dropped_so_is_asked_for_at_once(node: Any, make: Any, snapshot
 def test_nothing_is_asked_for_where_nothing_was_dropped(node: Any, make: Any) -> None:
     node.training().opened_anew()
     node.opened()
-    node.told(make.welcome(edge=9, knock=node.me.knock))
+    node.told(make.welcome(edge=9, knock=node.me.membership.knock))
     assert sent(node.hear(make.attached(snapshot=False)), AskAfter) == []
 
 
@@ -109,7 +109,7 @@ def test_what_a_stranger_says_is_dropped(node: Any, make: Any) -> None:
     node.training()
     for message in (make.committed(1), make.state(Phase.DONE), make.report(), make.update(7, 1)):
         assert node.hear(message, sender=7) == []
-    assert node.me.received == 0
+    assert node.me.replication.received == 0
     assert node.order is Order.TRAIN
 
 
@@ -204,7 +204,7 @@ def test_updates_are_numbered_and_sent_and_struck_when_committed(node: Any, make
     assert [(u.origin, u.seq, u.batch) for u in updates] == [(1, 1, 1), (1, 2, 2)]
     effects = node.hear(make.committed(1, origin=1, payload=b""))
     assert effects == [ev.Passed(1)]
-    assert [u.seq for u in node.me.uplink.uncommitted] == [2]
+    assert [u.seq for u in node.me.own.uncommitted] == [2]
 
 
 def test_others_updates_are_delivered_in_order_once(node: Any, make: Any) -> None:
@@ -382,4 +382,4 @@ def test_of_two_statuses_the_newer_one_is_known_by_its_age(node: Any, make: Any)
 
 def test_counters_go_with_the_next_report(node: Any) -> None:
     hushed(node).machine.stats({"loss": 1.0})
-    assert own_status(node.tick(0.02)).stats == {"loss": 1.0, "round_s": 0.0}
+    assert own_status(node.tick(0.02)).stats == {"loss": 1.0, "round_s": 0.0, "ignored": 0.0}

@@ -39,7 +39,7 @@ def test_updates_that_arrive_and_are_not_numbered_yet_leave_the_edge_alone(
     effects: list[ev.Effect] = []
     for taken in range(1, 49):
         effects += node.alive(taken=taken) + node.tick(0.5)
-    assert node.me.uplink.uncommitted
+    assert node.me.own.uncommitted
     assert not every(effects, ev.Reopen)
 
 
@@ -77,12 +77,12 @@ def test_each_edge_that_was_opened_in_vain_gets_more_patience(node: Any, make: A
     assert waits == [1, 2, 4]
     node.opened_anew()
     node.hear(make.committed(1))
-    assert node.me.starved == 0
+    assert node.me.link.starved == 0
 
 
 def test_a_message_that_takes_seven_leases_keeps_its_edge(node: Any, make: Any) -> None:
     """9 MB at 1 Mbit/s: its pieces come all the while, up or down."""
-    before = node.training().me.taken
+    before = node.training().me.link.taken
     effects: list[ev.Effect] = []
     for second in range(1, 71):
         effects += node.step(ev.Arriving(0, second * 131_072))
@@ -104,7 +104,7 @@ def test_a_long_update_that_goes_up_slowly_keeps_its_edge_and_goes_once(
     assert not every(effects, ev.Reopen)
     assert len(sent(effects, Update)) == 1
     effects = node.alive(taken=9_000_064, passed=9_000_064) + node.tick(1.0)
-    assert node.me.up.under_way == 0
+    assert node.me.link.window.under_way == 0
 
 
 def test_chunks_that_never_arrive_open_another_edge(node: Any) -> None:
@@ -146,7 +146,7 @@ def test_a_time_in_which_nothing_was_heard_costs_no_patience_with_what_starves(
         while not every(node.tick(0.5), ev.Reopen):
             pass
     node.opened()
-    node.told(make.welcome(knock=node.me.knock))
+    node.told(make.welcome(knock=node.me.membership.knock))
     assert rejoins(node)
 
 

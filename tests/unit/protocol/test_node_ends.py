@@ -18,7 +18,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Order
-from sparkstrom.protocol.worker.deadlines import FAREWELL_S
+from sparkstrom.protocol.worker.fit_view import FAREWELL_S
 from sparkstrom.protocol.worker.heartbeats import REPEAT_S
 from tests.unit.protocol.spoken import every, only, said, sent
 
@@ -246,7 +246,7 @@ def test_a_full_window_has_a_deadline(node_with: Any, make: Any) -> None:
     beat(node, 121, alive=True)
     reason = failed_with(node)
     assert reason.startswith("none of its updates was committed for 121 s")
-    assert f"{node.me.uplink.bytes} bytes of them wait" in reason
+    assert f"{node.me.own.bytes} bytes of them wait" in reason
     assert "MB/s" in reason
     assert "publish_every='auto'" in reason
 
@@ -267,7 +267,7 @@ def test_a_long_snapshot_is_not_taken_for_a_long_step(node_with: Any, make: Any)
     node.hear(make.behind(5))
     node.step(ev.Paused(2))
     for _ in range(7):
-        node.me.catchup.progress_s = node.now_s  # as with another chunk
+        node.me.replication.fetch.progress_s = node.now_s  # as with another chunk
         beat(node, 100, alive=True)
         assert node.order is Order.PAUSE
     assert only(node.hear(make.chunk(5)), ev.Install)
@@ -319,7 +319,7 @@ def test_a_state_from_before_the_newest_sign_of_the_master_is_history(node: Any,
     node.training()
     node.hear(make.state(beat=2, head=5, slowest=4))
     node.hear(make.state(beat=1, head=3, slowest=9))
-    assert (node.me.state.head, node.me.state.slowest) == (5, 4)
+    assert (node.me.fit.state.head, node.me.fit.state.slowest) == (5, 4)
 
 
 def test_a_parent_without_a_replica_has_a_deadline(node: Any, make: Any) -> None:

@@ -99,7 +99,7 @@ def test_falling_behind_again_while_a_replica_is_installed(node: Any, make: Any)
 
 def test_an_edge_that_dies_while_catching_up_keeps_what_has_come(node: Any, make: Any) -> None:
     node.training()
-    node.me.chunks = 2
+    node.me.replication.chunks = 2
     node.hear(make.behind(3))
     node.hear(make.chunk(3, 0))
     node.hear(make.committed(4))
@@ -133,7 +133,7 @@ def test_a_sum_is_taken_by_whoever_is_exactly_there(node: Any, make: Any) -> Non
     node.hear(make.committed(1))
     merged = make.merged(1, 5)
     assert node.hear(merged) == [ev.DeliverMerged(merged, ())]
-    assert node.me.received == 5
+    assert node.me.replication.received == 5
     assert only(node.hear(make.committed(6)), ev.Deliver).update.commit == 6
 
 
@@ -143,21 +143,21 @@ def test_a_sum_from_somewhere_else_is_refused(node: Any, make: Any) -> None:
     for merged in (make.merged(0, 5), make.merged(2, 5)):
         assert node.hear(merged, 1.0) == [ev.Send(0, AskAfter(1))]
     assert node.hear(make.merged(0, 1), 1.0) == []  # it has all that
-    assert node.me.received == 1
+    assert node.me.replication.received == 1
 
 
 def test_a_sum_counts_while_a_snapshot_comes(node: Any, make: Any) -> None:
     """What it goes into are chunks from before it; own updates in it are struck."""
     node.training()
     node.step(make.published(1))
-    node.me.chunks = 2
+    node.me.replication.chunks = 2
     node.hear(make.behind(3))
     node.step(ev.Paused(2))
     node.hear(make.chunk(3, 0))
     merged = make.merged(3, 9, [(9, 4), (1, 1)])
     assert node.hear(merged) == []
-    assert node.me.received == 9
-    assert node.me.uplink.uncommitted == ()
+    assert node.me.replication.received == 9
+    assert node.me.own.uncommitted == ()
     install = only(node.hear(make.chunk(9, 1)), ev.Install)
     assert ([chunk.commit for chunk in install.chunks], install.commit) == ([3, 9], 9)
     assert install.held == (merged,)
@@ -165,7 +165,7 @@ def test_a_sum_counts_while_a_snapshot_comes(node: Any, make: Any) -> None:
 
 def test_a_chunk_with_half_a_sum_in_it_is_asked_for_again(node: Any, make: Any) -> None:
     node.training()
-    node.me.chunks = 2
+    node.me.replication.chunks = 2
     node.hear(make.behind(3))
     node.hear(make.chunk(5, 0))
     assert sent(node.hear(make.merged(3, 9)), AskChunk) == [AskChunk(0)]
@@ -178,7 +178,7 @@ def test_own_updates_are_taken_out_of_a_sum_and_struck(node: Any, make: Any) -> 
         node.step(make.published(batch))
     delivered = only(node.hear(make.merged(0, 6, [(9, 4), (1, 2)])), ev.DeliverMerged)
     assert [(update.origin, update.seq) for update in delivered.own] == [(1, 1), (1, 2)]
-    assert [update.seq for update in node.me.uplink.uncommitted] == [3]
+    assert [update.seq for update in node.me.own.uncommitted] == [3]
 
 
 def test_own_updates_of_former_ids_are_taken_out_as_well(node: Any, make: Any) -> None:
@@ -188,7 +188,7 @@ def test_own_updates_of_former_ids_are_taken_out_as_well(node: Any, make: Any) -
     returned(node, make, 1)  # the first under id 1, the others are 1 and 2 under id 5
     delivered = only(node.hear(make.merged(0, 6, [(1, 1), (9, 3), (5, 1)])), ev.DeliverMerged)
     assert [(update.origin, update.seq) for update in delivered.own] == [(1, 1), (5, 1)]
-    assert [(u.origin, u.seq) for u in node.me.uplink.uncommitted] == [(5, 2)]
+    assert [(u.origin, u.seq) for u in node.me.own.uncommitted] == [(5, 2)]
 
 
 def test_a_repeated_sum_takes_nothing_out_twice(node: Any, make: Any) -> None:
@@ -234,7 +234,7 @@ def test_a_returner_still_strikes_what_its_old_id_had_committed(node: Any, make:
         node.step(make.published(batch))
     returned(node, make, 1)
     assert node.hear(make.committed(1, origin=1, payload=b"")) == [ev.Passed(1)]
-    assert [u.origin for u in node.me.uplink.uncommitted] == [5]
+    assert [u.origin for u in node.me.own.uncommitted] == [5]
 
 
 def test_updates_made_between_closing_and_welcome_get_new_numbers_too(node: Any, make: Any) -> None:
@@ -266,7 +266,7 @@ def test_the_same_closing_heard_twice_is_one_return(node: Any, make: Any) -> Non
     node.training()
     node.told(make.closed(1, 0))
     assert node.told(make.closed(1, 0)) == []
-    assert node.me.count == 2
+    assert node.me.membership.count == 2
 
 
 def test_a_closing_of_somebody_else_is_ignored(node: Any, make: Any) -> None:

@@ -36,24 +36,25 @@ def test_its_trainer_begins_at_once_and_follows(whole: Any, make: Any) -> None:
     only(effects, ev.Begin)
     assert whole.order is Order.WAIT  # the trainer has nothing to stand still for
     assert only(whole.hear(make.committed(1)), ev.Deliver).update.commit == 1
-    assert not whole.me.history.whole
+    assert not whole.me.replication.history.whole
     whole.step(ev.Installed())
     whole.step(ev.Busy(Activity.WAITING))
     whole.hear(make.state())
     assert "updater" in whole.machine.command.reason  # others have taken 4 steps by now
     only(whole.tick(6.0), ev.InstallUpdater)
     assert whole.order is Order.TRAIN
-    assert whole.me.history.whole
+    assert whole.me.replication.history.whole
 
 
 def test_it_begins_once(whole: Any, make: Any) -> None:
     whole.hear(make.attached(0, snapshot=False))
     for _ in range(2):
         whole.opened()
-        edge, knock = whole.me.edge + 1, whole.me.knock
+        edge, knock = whole.me.link.edge + 1, whole.me.membership.knock
         whole.told(make.welcome(edge=edge, knock=knock))
         assert not every(whole.hear(make.attached(0, snapshot=False)), ev.Begin)
-        whole.step(ev.Installed())
+        if not whole.me.replication.has_replica:
+            whole.step(ev.Installed())
 
 
 def test_too_late_for_the_log_it_takes_a_snapshot(whole: Any, make: Any) -> None:
@@ -64,7 +65,7 @@ def test_too_late_for_the_log_it_takes_a_snapshot(whole: Any, make: Any) -> None
     assert only(effects, ev.Install).commit == 7
     assert not every(effects, ev.Begin)
     whole.step(ev.Installed())
-    assert whole.me.history.whole
+    assert whole.me.replication.history.whole
 
 
 def test_a_new_edge_in_the_middle_of_a_snapshot_goes_on_with_it(whole: Any, make: Any) -> None:
@@ -93,14 +94,14 @@ def test_an_id_that_is_closed_before_it_began_leaves_its_grants_to_the_next(
 def test_in_mid_training_it_borrows_an_updaters_state(whole: Any, make: Any) -> None:
     whole.hear(make.state(slowest=9))
     begun(whole)
-    assert whole.me.borrowing is not None
-    assert whole.me.pace == 9
+    assert whole.me.borrowing.loan is not None
+    assert whole.me.trainer.pace == 9
 
 
 def test_a_pause_before_its_beginning_does_not_count_later(whole: Any, make: Any) -> None:
     """A step that hangs is found although the node never took a snapshot."""
     begun(whole)
-    assert not whole.me.paused
+    assert not whole.me.replication.paused
 
 
 def test_a_relay_serves_such_a_child_from_its_log(node: Any, make: Any) -> None:

@@ -11,12 +11,10 @@ from sparkstrom.codec.copies import Copy, number_of
 from sparkstrom.codec.messages import Activity, AskUpdater, UpdaterChunk
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Order
-from sparkstrom.protocol.worker.heartbeats import put_own_status
 from sparkstrom.protocol.worker.optimizer_transfer import (
     ASKED_AT_ONCE,
     RETRY_FIRST_S,
     OptimizerTransfer,
-    can_lend,
 )
 from tests.unit.protocol.spoken import answers, only, sent
 
@@ -129,7 +127,7 @@ def test_each_chunk_that_comes_extends_the_deadline() -> None:
 def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -> None:
     node = late(node_with(borrow_s=5.0), make)
     assert (node.order, node.machine.command.reason[:11]) == (Order.WAIT, "the updater")
-    assert not can_lend(node.machine.standing)
+    assert not node.me.borrowing.can_lend
     assert sent(node.tick(), AskUpdater) == [AskUpdater(1, 0, 0)]
     effects = node.hear(chunk())
     assert only(effects, ev.InstallUpdater).payload == b"0"
@@ -150,10 +148,10 @@ def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
     """It is on its way to the trainer, whose own state is a fresh one until it has it."""
     borrower = late(node_with(borrow_s=5.0), make)
     assert only(borrower.hear(chunk()), ev.InstallUpdater).payload == b"0"
-    assert not can_lend(borrower.machine.standing)
+    assert not borrower.me.borrowing.can_lend
     borrower.step(ev.Busy(Activity.STEPPING))
     borrower.step(ev.Progressed(0, 1, 4))
-    assert can_lend(borrower.machine.standing)
+    assert borrower.me.borrowing.can_lend
 
 
 def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make: Any) -> None:
@@ -164,9 +162,8 @@ def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make:
     for node, lends in ((borrower, True), (fresh, False)):
         node.step(ev.Busy(Activity.STEPPING))
         node.step(ev.Progressed(0, 1, 4))
-        me = node.machine.standing
-        put_own_status(me, 10.0)
-        assert me.status.lends == lends
+        node.me.reporting.put_own_status(10.0)
+        assert node.me.reporting.status.lends == lends
         ask = AskUpdater(5, 0, 0)
         assert node.told(ask) == ([ev.SendUpdater(0, ask)] if lends else [])
 

@@ -8,6 +8,7 @@ import pytest
 
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Activity, ResidualCheckpoint
+from sparkstrom.protocol.common.ignored import Ignored, Reason
 from sparkstrom.protocol.common.leases import Leases
 from sparkstrom.protocol.master.partitions import Partition
 from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
@@ -173,7 +174,7 @@ def test_a_status_that_was_overtaken_takes_no_worker_back(master: Any, make: Any
 
 
 def test_updates_are_numbered_in_their_origins_order(make: Any) -> None:
-    sequencer = Sequencer(10**6)
+    sequencer = Sequencer(10**6, Ignored())
     sequencer.admit(1)
     sequencer.admit(2)
     order = [(1, 1), (2, 1), (1, 1), (1, 3), (1, 2), (1, 3), (3, 1)]
@@ -181,12 +182,14 @@ def test_updates_are_numbered_in_their_origins_order(make: Any) -> None:
     assert [c and (c.commit, c.origin, c.seq) for c in commits] == [
         (1, 1, 1), (2, 2, 1), None, None, (3, 1, 2), (4, 1, 3), None,
     ]  # fmt: skip
-    assert sequencer.dropped == {"repeated": 1, "ahead": 1, "closed": 1}
+    assert sequencer._ignored.counts == {
+        ("Update", reason): 1 for reason in (Reason.LATE, Reason.EARLY, Reason.CLOSED)
+    }
     assert [c.commit for c in sequencer.history.log.after(0)] == [1, 2, 3, 4]
 
 
 def test_nothing_of_a_closed_id_is_numbered(make: Any) -> None:
-    sequencer = Sequencer(10**6)
+    sequencer = Sequencer(10**6, Ignored())
     sequencer.admit(1)
     sequencer.number(make.update(1, 1))
     assert sequencer.close(1) == 1
@@ -196,15 +199,15 @@ def test_nothing_of_a_closed_id_is_numbered(make: Any) -> None:
 
 
 def test_nothing_is_numbered_once_the_final_commit_is_fixed(make: Any) -> None:
-    sequencer = Sequencer(10**6)
+    sequencer = Sequencer(10**6, Ignored())
     sequencer.admit(1)
     sequencer.frozen = True
     assert sequencer.number(make.update(1, 1)) is None
-    assert sequencer.dropped == {"late": 1}
+    assert sequencer._ignored.counts == {("Update", Reason.LATE): 1}
 
 
 def test_staleness_counts_the_commits_of_others(make: Any) -> None:
-    sequencer = Sequencer(10**6)
+    sequencer = Sequencer(10**6, Ignored())
     sequencer.admit(1)
     sequencer.admit(2)
     for origin, seq, seen in ((1, 1, 0), (1, 2, 0), (2, 1, 0), (1, 3, 2)):

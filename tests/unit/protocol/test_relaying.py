@@ -54,7 +54,7 @@ def below(relay: Any, *nodes: int, via: int = 5) -> Any:
 def test_updates_from_below_go_up_as_they_are(relay: Any, make: Any) -> None:
     update = make.update(8, 3)
     assert relay.hear(update, sender=5) == [ev.Send(PARENT, update)]
-    assert relay.me.uplink.uncommitted == ()  # their origin keeps them
+    assert relay.me.own.uncommitted == ()  # their origin keeps them
 
 
 def test_without_a_parent_updates_are_not_kept_either(relay: Any, make: Any) -> None:
@@ -288,5 +288,5 @@ def test_a_child_attaches_again_with_the_same_words_and_gets_the_same_answer(
 def test_what_only_parents_or_the_master_say_is_nothing_from_a_child(relay: Any, make: Any) -> None:
     for message in (make.committed(1), make.state(Phase.DONE), make.welcome(edge=99), Probe(1)):
         assert relay.hear(message, sender=5) == []
-    assert relay.me.received == 0
-    assert relay.me.parent == PARENT != MASTER
+    assert relay.me.replication.received == 0
+    assert relay.me.link.parent == PARENT != MASTER

@@ -82,4 +82,4 @@ def test_a_relay_tells_with_its_counters(node: Any) -> None:
     node.training()
     node.me.family.narrow.append(SlowLink(3, 1.0, 2.0, 4, False))
     node.machine.stats({"loss": 1.0})
-    assert SlowLink.among(node.me.stats) == SlowLink(3, 1.0, 2.0, 4, False)
+    assert SlowLink.among(node.me.trainer.stats) == SlowLink(3, 1.0, 2.0, 4, False)

@@ -51,7 +51,7 @@ def test_what_the_link_has_no_room_for_waits_and_is_not_lost(relay: Any, make: A
         assert up(relay.hear(make.update(5, seq), sender=5)) == []
     assert up(arrived(relay, 1)) == [(5, 3)]
     assert up(arrived(relay, 3)) == [(5, 4)]
-    assert not relay.me.waiting
+    assert not relay.me.link.waiting
 
 
 def test_updates_go_up_in_the_order_in_which_they_came(relay: Any, make: Any) -> None:
@@ -87,8 +87,8 @@ def test_a_child_is_held_to_its_window_by_a_relay_that_cannot_go_on(
             child.hear(state)
         for update in sent(child.tick(0.1), Update):
             relay.hear(update, sender=5)
-    assert len(relay.me.waiting) == 2  # and two are on the way up
-    assert len(child.me.waiting) == 19 - 4
+    assert len(relay.me.link.waiting) == 2  # and two are on the way up
+    assert len(child.me.link.waiting) == 19 - 4
 
 
 def test_nothing_goes_up_twice_however_late_the_signs_of_arrival_are(relay: Any, make: Any) -> None:
@@ -108,7 +108,7 @@ def test_an_own_update_that_waits_for_room_goes_once(relay: Any, make: Any) -> N
     assert up(relay.hear(Again(1), 1.0)) == []
     assert up(arrived(relay, 2)) == [(1, 1), (1, 2)]
     assert up(arrived(relay, 4)) == [(1, 3)]
-    assert not relay.me.waiting
+    assert not relay.me.link.waiting
 
 
 def test_without_any_sign_for_much_longer_than_updates_take_the_oldest_goes_again(
@@ -135,12 +135,12 @@ def test_over_a_new_edge_everybody_sends_again_and_what_waited_is_credited(
     for seq in (1, 2, 3):
         relay.hear(make.update(5, seq), sender=5)
     relay.opened()
-    relay.told(make.welcome(edge=9, parent=PARENT, knock=relay.me.knock))
+    relay.told(make.welcome(edge=9, parent=PARENT, knock=relay.me.membership.knock))
     effects = relay.hear(make.attached(0, snapshot=False))
     assert up(effects) == [(1, 1)]
     assert [send.to for send in every(effects, ev.Send) if send.message == Again(0)] == [5, 6]
-    assert not relay.me.waiting
-    assert relay.me.up.under_way == ONE
+    assert not relay.me.link.waiting
+    assert relay.me.link.window.under_way == ONE
     assert passed(relay.tick(0.1), 5)[-1] == (3, 3)
 
 
@@ -168,13 +168,13 @@ def test_a_fresh_edge_counts_from_nothing(relay: Any, make: Any) -> None:
     relay.hear(make.update(5, 1), sender=5)
     arrived(relay, 1)
     relay.hear(make.committed(1))
-    relay.told(make.welcome(edge=50, parent=PARENT, knock=relay.me.knock))
-    assert (relay.me.up.handed, relay.me.taken, relay.me.arriving) == (0, 0, 0)
+    relay.told(make.welcome(edge=50, parent=PARENT, knock=relay.me.membership.knock))
+    assert (relay.me.link.window.handed, relay.me.link.taken, relay.me.link.arriving) == (0, 0, 0)
     relay.hear(make.attached(1, snapshot=False))
     relay.hear(make.update(5, 1), sender=5)
-    assert relay.me.up.since_s is not None
+    assert relay.me.link.window.since_s is not None
     arrived(relay, 1)
-    assert relay.me.up.since_s is None
+    assert relay.me.link.window.since_s is None
 
 
 def test_what_came_by_an_older_edge_is_not_credited_to_the_new_one(relay: Any, make: Any) -> None:

@@ -125,11 +125,11 @@ def test_who_joins_late_borrows_the_updaters_state(make_mesh: MAKE) -> None:
 
 
 def has_asked(node: NodeThread) -> bool:
-    return node._machine.standing.borrowing is not None
+    return node._machine.borrowing.loan is not None
 
 
 def told_slowest(node: NodeThread) -> int:
-    state = node._machine.standing.state
+    state = node._machine.fit.state
     return 0 if state is None else state.slowest
 
 

@@ -63,7 +63,7 @@ def run(job: TrainingJob) -> Node:
     batches = batches_of(job, PLACE, blocks_of_rows(1, rows))
     node = Node(identity_of(job, PLACE, batches), limits_of(job), 0.0)
     welcome = Welcome(
-        token=node.standing.identity.token,
+        token=node.membership.identity.token,
         count=1,
         knock=1,
         node=4,

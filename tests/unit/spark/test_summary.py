@@ -51,7 +51,7 @@ def outcome(**changes: Any) -> Outcome:
         "stats": {1: STATS, 2: OTHER},
         "traffic": Traffic(wire_bytes=999, rejected=Counter({"x": 3})),
         "wire": {"wire_driver 10.0.0.9:7/42": 400.0, "wire_own": 5.0},
-        "dropped": Counter(),
+        "ignored": Counter(),
         "departures": [Departure(3, 1, "h", "silent"), Departure(1, 0, "h", "done")],
         "notes": ["a note"],
         "kept": {},

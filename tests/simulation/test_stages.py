@@ -1,0 +1,212 @@
+"""Every transition in the table of stages happens, and no run makes another one.
+
+A transition that is not in the table is an ``AssertionError``, so a violation of its run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sparkstrom.codec.messages import Release
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.worker import stages
+from sparkstrom.protocol.worker.stages import (
+    Cause,
+    FarewellStage,
+    LinkStage,
+    ReplicaStage,
+    Stage,
+    TaskStage,
+)
+from sparkstrom.simulation.runs import play
+from tests.unit.protocol.conftest import Make, NodeDriver
+
+Row = tuple[Stage, Cause]
+RUNS: list[tuple[str, int, range, dict[str, Any]]] = [
+    ("mesh", 9, range(6), {}),
+    ("plain", 4, range(4), {"stop": 0.0, "failure": 1.0}),
+    ("plain", 4, range(4), {"crashes": 4, "restart_s_max": 8.0, "stop": 0.0}),
+]
+
+
+class Recording(dict[Row, Stage]):
+    """The table, and what was looked up in it."""
+
+    def __init__(self) -> None:
+        super().__init__(stages.TRANSITIONS)
+        self.made: set[Row] = set()
+
+    def get(self, row: Any, default: Any = None) -> Any:
+        self.made.add(row)
+        return super().get(row, default)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recording:
+    table = Recording()
+    monkeypatch.setattr(stages, "TRANSITIONS", table)
+    return table
+
+
+# -- what seeds seldom make ----------------------------------------------------------------------
+
+
+def fetched(make: Make) -> NodeDriver:
+    """All of its first snapshot is with its trainer."""
+    node = NodeDriver(make).joined()
+    node.step(ev.Paused(1))
+    node.hear(make.chunk(0))
+    assert node.me.replication.stage is ReplicaStage.INSTALLING
+    return node
+
+
+def falls_behind_before_it_is_whole(make: Make) -> NodeDriver:
+    node = NodeDriver(make).joined()
+    node.hear(make.behind(7))
+    assert node.me.replication.pauses == 2
+    return node
+
+
+def refetches(make: Make) -> NodeDriver:
+    """Its log's beginning is gone again before the trainer has installed what came."""
+    node = fetched(make)
+    node.hear(make.behind(7))
+    assert node.me.replication.stage is ReplicaStage.REFETCHING
+    return node
+
+
+def falls_behind_twice(make: Make) -> NodeDriver:
+    node = refetches(make)
+    node.hear(make.behind(9))
+    return node
+
+
+def goes_on_fetching(make: Make) -> NodeDriver:
+    node = refetches(make)
+    node.step(ev.Installed())
+    assert node.me.replication.stage is ReplicaStage.FETCHING
+    assert node.order is ev.Order.PAUSE
+    return node
+
+
+def released(make: Make, times: int = 2) -> NodeDriver:
+    node = NodeDriver(make).training()
+    for _ in range(times):
+        node.told(Release("a slot is needed"))
+    assert node.me.task.stage is TaskStage.RELEASING
+    assert node.order is ev.Order.RELEASE
+    return node
+
+
+def left(make: Make) -> NodeDriver:
+    node = released(make)
+    node.step(ev.Released(None))
+    node.told(Release("a slot is needed"))
+    assert node.me.task.stage is TaskStage.LEAVING
+    return node
+
+
+def fails(node: NodeDriver) -> NodeDriver:
+    node.step(ev.TrainerFailed("training raised", "trace"))
+    return node
+
+
+def fails_again(make: Make) -> NodeDriver:
+    node = fails(fails(released(make)))
+    node.told(Release("a slot is needed"))
+    assert node.me.task.stage is TaskStage.FAILING
+    return node
+
+
+def is_superseded(node: NodeDriver) -> NodeDriver:
+    node.told(node.make.closed(1, free=False))
+    assert node.me.task.stage is TaskStage.ENDED
+    assert node.order is ev.Order.FAIL
+    return node
+
+
+def hears_on_after_its_end(make: Make) -> NodeDriver:
+    """What it was told, and what its trainer does, was under way already."""
+    node = is_superseded(released(make))
+    node.told(Release("a slot is needed"))
+    node.step(ev.Released(None))
+    fails(node)
+    node.told(node.make.closed(1, free=False))
+    assert node.order is ev.Order.FAIL
+    assert node.me.task.stage is TaskStage.ENDED
+    return node
+
+
+SCENES: dict[Callable[[Make], Any], set[Row]] = {
+    falls_behind_before_it_is_whole: {(ReplicaStage.FETCHING, Cause.BEHIND)},
+    falls_behind_twice: {
+        (ReplicaStage.INSTALLING, Cause.BEHIND),
+        (ReplicaStage.REFETCHING, Cause.BEHIND),
+    },
+    goes_on_fetching: {(ReplicaStage.REFETCHING, Cause.INSTALLED)},
+    lambda make: fails(left(make)): {
+        (TaskStage.TRAINING, Cause.RELEASED),
+        (TaskStage.RELEASING, Cause.RELEASED),
+        (TaskStage.LEAVING, Cause.RELEASED),
+        (TaskStage.RELEASING, Cause.LEFT),
+        (TaskStage.LEAVING, Cause.FAILED),
+    },
+    fails_again: {
+        (TaskStage.RELEASING, Cause.FAILED),
+        (TaskStage.FAILING, Cause.FAILED),
+        (TaskStage.FAILING, Cause.RELEASED),
+    },
+    hears_on_after_its_end: {
+        (TaskStage.RELEASING, Cause.ENDED),
+        (TaskStage.ENDED, Cause.RELEASED),
+        (TaskStage.ENDED, Cause.LEFT),
+        (TaskStage.ENDED, Cause.FAILED),
+        (TaskStage.ENDED, Cause.ENDED),
+    },
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_a_scene_makes_the_transitions_that_it_is_for(
+    recorded: Recording, scene: Callable[[Make], Any]
+) -> None:
+    scene(Make())
+    assert recorded.made >= SCENES[scene]
+
+
+def test_the_table_holds_what_runs_and_scenes_make_and_nothing_else(recorded: Recording) -> None:
+    for mode, nodes, seeds, given in RUNS:
+        for seed in seeds:
+            assert play(seed, nodes, mode, given).violations == []
+    made = recorded.made.union(*SCENES.values())
+    assert {named(row) for row in stages.TRANSITIONS} == {named(row) for row in made}
+
+
+def named(row: Row) -> tuple[str, str, str]:
+    stage, cause = row
+    return type(stage).__name__, stage.name, cause.name
+
+
+# -- the table itself ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [LinkStage, ReplicaStage, TaskStage, FarewellStage])
+def test_every_stage_is_reached_from_the_first(kind: type[Any]) -> None:
+    first = next(iter(kind))
+    reached, new = {first}, {first}
+    while new:
+        new = set(after_any(new)) - reached
+        reached |= new
+    assert reached == set(kind)
+
+
+def after_any(found: set[Stage]) -> Iterator[Stage]:
+    return (to for (stage, _), to in stages.TRANSITIONS.items() if stage in found)
+
+
+def test_what_is_not_in_the_table_cannot_happen() -> None:
+    with pytest.raises(AssertionError, match="INSTALLED does not happen in"):
+        stages.after(ReplicaStage.EMPTY, Cause.INSTALLED)

@@ -1,0 +1,60 @@
+"""No two modules need each other, whether at run time, inside a function or for types alone."""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = (  # and models, but for the package of torch, whose ``__init__`` names its modules
+    "base", "checkpoint", "cli", "codec", "encoding", "observe", "protocol", "runtime",
+    "simulation", "spark", "transport",
+)  # fmt: skip
+
+
+def modules_of(package: str) -> dict[str, Path]:
+    paths = sorted((ROOT / "sparkstrom" / package).rglob("*.py"))
+    named = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in paths}
+    return {name.removesuffix(".__init__"): path for name, path in named.items()}
+
+
+def imported_by(text: str) -> set[str]:
+    """Wherever in the text: in ``if TYPE_CHECKING``, too, and inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def circle_in(texts: dict[str, str]) -> list[str]:
+    """Modules, each imported by the next, if any of them are in a circle."""
+    needs = {name: imported_by(text) & texts.keys() - {name} for name, text in texts.items()}
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_two_modules_need_each_other(package: str) -> None:
+    texts = {name: path.read_text() for name, path in modules_of(package).items()}
+    assert len(texts) > 1
+    assert circle_in(texts) == []
+
+
+@pytest.mark.parametrize(
+    "back",
+    ["import a", "if TYPE_CHECKING:\n    from a import A", "def f():\n    from a import A"],
+    ids=["plain", "for types", "in a function"],
+)
+def test_a_circle_is_seen(back: str) -> None:
+    assert circle_in({"a": "from b import B", "b": back}) != []
+    assert circle_in({"a": "from b import B", "b": "import c"}) == []

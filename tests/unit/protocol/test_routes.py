@@ -1,0 +1,84 @@
+"""The table of messages is that of the machines, and the document has both tables as they are."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, get_args
+
+import pytest
+
+from sparkstrom.codec import messages as m
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.ignored import Reason
+from tests.unit.protocol.conftest import LOBBY, Make
+from tests.unit.protocol.routes import ROUTES, Way, messages_table, stages_table
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "protocol.md"
+KINDS = [*get_args(m.Control), *get_args(m.Data)]
+PARENT, CHILD = 3, 5
+ELSEWHERE = (Reason.WRONG_WAY, Reason.STRANGER)
+NAMED = {(route.kind, route.way): route.handler for route in ROUTES}
+
+
+def sample(kind: type, make: Make) -> m.Message:
+    """One of this kind, as a node under ``PARENT`` with ``CHILD``, or a master, might get it."""
+    made: list[m.Message] = [
+        make.join(), make.welcome(), make.adopt(6), make.attach(), make.attached(), make.report(),
+        make.state(m.Phase.DONE), make.closed(1), make.behind(7), make.chunk(0), make.merged(0, 2),
+        make.update(1, 1), make.committed(1), m.Silent(1, 2, 1), m.Here(1),
+        m.Failed(node=1, reason="raised", trace=""), m.AskAfter(0), m.AskChunk(0),
+        m.AskUpdater(1, 0, 0), m.Leaving(node=1, reason="released", kept=None), m.Disown(CHILD, 50),
+        m.Probe(1), m.Refused(token=1, count=1, reason="no", fatal=True), m.Release("a slot"),
+        m.Again(1), m.UpdaterChunk(asker=1, copy=1, index=0, count=1, payload=b""),
+    ]  # fmt: skip
+    return next(message for message in made if type(message) is kind)
+
+
+def receiver(way: Way, make: Make, node_with: Any, master_with: Any) -> tuple[Any, int]:
+    """A machine, and who speaks to it."""
+    if way in (Way.UP_TO_MASTER, Way.LOBBY):
+        return master_with().running().machine, 1 if way is Way.UP_TO_MASTER else LOBBY
+    node = node_with(parent=PARENT).training().with_child(CHILD).machine
+    return node, {Way.UP_TO_WORKER: CHILD, Way.DOWN: PARENT, Way.DIRECT: 0}[way]
+
+
+def called_by(machine: Any, event: ev.Event) -> set[str]:
+    """Names of all functions that the event makes the machine call."""
+    called: set[str] = set()
+
+    def note(frame: FrameType, what: str, _: Any) -> None:
+        if what == "call":
+            called.add(frame.f_code.co_qualname)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        machine.step(event, 1.0)
+    finally:
+        sys.setprofile(before)
+    return called
+
+
+@pytest.mark.parametrize("way", Way, ids=lambda way: way.name)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_a_message_is_taken_as_the_table_says_and_nowhere_else(
+    kind: type, way: Way, make: Make, node_with: Any, master_with: Any
+) -> None:
+    machine, sender = receiver(way, make, node_with, master_with)
+    called = called_by(machine, ev.Received(sender, sample(kind, make)))
+    ignored = machine.ignored if hasattr(machine, "ignored") else machine.fit.ignored
+    elsewhere = any(ignored.counts[kind.__name__, reason] for reason in ELSEWHERE)
+    assert elsewhere == ((kind, way) not in NAMED)
+    assert NAMED.get((kind, way), "Ignored.count") in called
+
+
+def test_every_message_has_a_way() -> None:
+    assert {route.kind for route in ROUTES} == set(KINDS)
+    assert len(NAMED) == len(ROUTES)
+
+
+@pytest.mark.parametrize("table", [messages_table, stages_table])
+def test_the_document_has_the_table(table: Any) -> None:
+    assert table() in DOCUMENT.read_text(), f"put this into {DOCUMENT.name}:\n{table()}"

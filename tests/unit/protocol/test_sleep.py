@@ -1,0 +1,79 @@
+"""A process that stood still waits anew: every time that a part keeps is shifted, or named here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.codec.messages import Release
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.worker.node import Node
+
+SLEPT_S = 5.0
+NOT_SHIFTED = {
+    "link._ask_s": "when to ask again: at once",
+    "link._heard_s": "a lease of silence is short, and fresh streams do no harm",
+    "fit.steady_s": "signs that come without a gap do so from now on",
+    "replication._ask_due_s": "when to ask again: at once",
+    "reporting._report_due_s": "when to report: at once",
+    "reporting._lease_due_s": "when to report: at once",
+    "reporting._level_s": "for how long it is behind, for a note; nobody is ended for it",
+    "own.round_s": "a length of time",
+    "own._retry_s": "a length of time",
+    "own._deadline_s": "when to send again: at once",
+    "own._again_s": "when it may be asked again: at once",
+    "deadlines._ticked_s": "what the sleep is measured by",
+}
+
+
+def times_of(machine: Node) -> dict[str, float]:
+    """All times that its parts keep, by part and name."""
+    parts = {name: part for name, part in vars(machine).items() if hasattr(part, "__dict__")}
+    parts["replication.fetch"] = machine.replication.fetch
+    return {
+        f"{part.removeprefix('_')}.{name}": at_s
+        for part, of in parts.items()
+        if part not in ("command", "limits", "family", "ledger")  # children have leases
+        for name, at_s in vars(of).items()
+        if name.endswith("_s") and isinstance(at_s, float)
+    } | {"link.window.since_s": machine.link.window.since_s or 0.0}
+
+
+@pytest.fixture
+def busy(node: Any, make: Any) -> Any:
+    """A node in which every wait has begun: it has updates out, fetches, and leaves."""
+    node.training()
+    node.step(make.published(), 1.0)
+    node.step(ev.Hashed(0, "digest", None))
+    node.told(Release("a slot is needed"))
+    node.step(ev.Released(None))
+    node.step(ev.TrainerFailed("training raised", "trace"))
+    node.hear(make.behind(9))
+    node.with_child(5, 9)
+    node.alive(phase=node.me.fit.state.phase.DONE)
+    node.tick()
+    return node
+
+
+def test_every_time_is_shifted_or_is_named_with_its_reason(busy: Any) -> None:
+    before = times_of(busy.machine)
+    busy.machine._deadlines.forget_sleep(busy.now_s + SLEPT_S)
+    after = times_of(busy.machine)
+    same = {name for name in before if after[name] == before[name]}
+    assert same - NOT_SHIFTED.keys() == set()
+    assert NOT_SHIFTED.keys() <= before.keys()
+    shifted = {name for name in before if after[name] == before[name] + SLEPT_S}
+    assert shifted - {"deadlines._ticked_s"} >= {
+        "membership._began_s", "fit.heard_s", "fit._done_s", "replication._got_s",
+        "replication.fetch.progress_s", "trainer._active_s", "link._opened_s", "link._owed_s",
+        "link.window.since_s", "task._failed_s", "task._leaving_s", "own.progress_s",
+    }  # fmt: skip
+    assert (shifted - {"deadlines._ticked_s"}) & NOT_SHIFTED.keys() == set()
+
+
+def test_a_short_pause_is_no_sleep(busy: Any) -> None:
+    before = times_of(busy.machine)
+    busy.machine._deadlines.forget_sleep(busy.now_s + busy.machine.limits.lease_s / 4)
+    after = times_of(busy.machine)
+    assert {name for name in before if after[name] != before[name]} == {"deadlines._ticked_s"}
