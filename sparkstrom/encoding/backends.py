@@ -179,7 +179,7 @@ def _cuda_kernels() -> Kernels:
 
 def memory(name: str = "cpu") -> Memory:
     """The memory that goes with the kernel set of this name."""
-    module = "cuda_memory" if name == CUDA else "host_memory"
+    module = "cuda.cuda_memory" if name == CUDA else "cpu.host_memory"
     return cast(Memory, importlib.import_module(f"sparkstrom.encoding.{module}"))
 
 
