@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sparkstrom.observe.telemetry import EpochFigures, TrainingCounters, WorkerCounters
+
 WINDOW = 16  # newest epochs whose figure is among the counters: a message has room for 256 names
-MARK = "held@"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,13 @@ class EpochLog:
     def add(self, finished: Finished) -> None:
         self._finished.append(finished)
 
-    def counters(self) -> dict[str, float]:
-        """For the driver to follow: few names, the newest epochs."""
-        values: dict[str, float] = {"partition": self._partition, "attempt": self._attempt}
+    def figures(self) -> EpochFigures | None:
+        """For the driver to follow: the newest epochs, if there are any."""
         if not self._finished:
-            return values
+            return None
         newest = self._finished[-1]
-        values |= {"finished": newest.epoch, "held_weight": newest.held_weight}
-        return values | {f"{MARK}{one.epoch}": one.held_sum for one in self._finished[-WINDOW:]}
+        held_sums = {one.epoch: one.held_sum for one in self._finished[-WINDOW:]}
+        return EpochFigures(newest.epoch, newest.held_weight, held_sums)
 
     def report(self) -> dict[str, Any]:
         """Everything, JSON-able."""
@@ -72,21 +72,21 @@ class EpochBook:
     first_epoch: int = 0  # epochs of earlier fits
     _told: dict[tuple[int, int], dict[int, Finished]] = field(default_factory=dict)
 
-    def follow(self, stats: Iterable[Mapping[str, float]]) -> None:
+    def follow(self, counters: Iterable[WorkerCounters]) -> None:
         """Counters of all workers, as they are now."""
-        for values in stats:
-            if "finished" not in values:
-                continue
-            told = self._of(int(values["partition"]), int(values["attempt"]))
-            newest = int(values["finished"])
-            for name, held_sum in values.items():
-                if name.startswith(MARK):
-                    epoch, weight = int(name.removeprefix(MARK)), values["held_weight"]
-                    is_newest = epoch == newest
-                    loss = values["last_loss_sum"] if is_newest else 0.0
-                    examples = int(values["last_examples"]) if is_newest else 0
-                    if epoch not in told or is_newest:
-                        told[epoch] = Finished(epoch, loss, examples, held_sum, weight)
+        for one in counters:
+            if one.training is not None and one.training.epochs is not None:
+                self._follow(one.training, one.training.epochs)
+
+    def _follow(self, training: TrainingCounters, figures: EpochFigures) -> None:
+        """Of earlier epochs the loss is not told live."""
+        told = self._of(training.partition, training.attempt)
+        for epoch, held_sum in figures.held_sums.items():
+            is_newest = epoch == figures.finished
+            loss = training.last_loss_sum if is_newest else 0.0
+            examples = training.last_examples if is_newest else 0
+            if epoch not in told or is_newest:
+                told[epoch] = Finished(epoch, loss, examples, held_sum, figures.held_weight)
 
     def close(self, reports: Iterable[Mapping[str, Any]]) -> None:
         """What tasks said at their end; complete, so it replaces what was followed."""

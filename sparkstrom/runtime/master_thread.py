@@ -23,6 +23,7 @@ from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.frames import Seal
 from sparkstrom.codec.messages import BUFFERS, Phase
 from sparkstrom.models.base import Flat
+from sparkstrom.observe.telemetry import LinkBytes, WorkerCounters
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Send
 from sparkstrom.protocol.common.performing import perform_all
@@ -41,8 +42,6 @@ log = logging.getLogger(__name__)
 PROGRESS_S = 0.2
 SNAPSHOT_S = 60  # the thread copies theta between two duty cycles
 
-Stats = dict[str, float]
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -56,7 +55,7 @@ class Progress:
     minibatches_expected: int  # of the partitions joined
     commits: int
     staleness: float  # mean so far: how many minibatches of the others an update had not seen
-    stats: dict[int, Stats] = field(hash=False)  # by node, the departed too
+    stats: dict[int, WorkerCounters] = field(hash=False)  # by node, the departed too
     training: frozenset[int] = frozenset()  # partitions with rows and a live worker
 
 
@@ -82,9 +81,9 @@ class Outcome:
     staleness: Counter[int]  # in commits
     staleness_minibatches: float  # mean and max, as ``protocol.lateness`` counts
     staleness_minibatches_max: float
-    stats: dict[int, Stats]
+    stats: dict[int, WorkerCounters]  # by node
     traffic: Traffic
-    wire: Stats  # what left the driver program's interfaces, as ``runtime.wire`` tells it
+    wire: LinkBytes  # what left the driver program's interfaces
     dropped: Counter[str]
     departures: list[Departure]
     notes: list[str]
@@ -153,7 +152,7 @@ class MasterThread(threading.Thread):
         self._ending = threading.Event()
         self.finished = threading.Event()  # done, or failed
         self.failure: SparkstromError | None = None
-        self._stats: dict[int, Stats] = {}
+        self._stats: dict[int, WorkerCounters] = {}
         self._wire = WireBytes()
         self._notes: list[str] = []
         self._progress_due_s = 0.0
@@ -310,8 +309,8 @@ class MasterThread(threading.Thread):
                 self._mail.close_edge(node)
             case ev.Hash(commit=commit):
                 self._wishes.put(ev.Hashed(commit, self._theta.digest(), None))
-            case ev.Observed(node=node, values=values):
-                self._stats[node] = values
+            case ev.Observed(node=node, counters=counters):
+                self._stats[node] = counters
             case ev.Note(text=text):
                 log.warning("%s", text)
                 self._notes.append(text)

@@ -20,6 +20,7 @@ from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import NOBODY, Seal
 from sparkstrom.codec.messages import Address, AskUpdater, Chunk, MergedRange, UpdaterChunk
+from sparkstrom.observe.telemetry import NodeCounters, WorkerCounters, to_wire
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Order, Send
 from sparkstrom.protocol.common.performing import perform_all
@@ -208,13 +209,13 @@ class NodeThread(threading.Thread):
         state = self._machine.standing.state
         nodes = state.nodes if state is not None else 0
         self._stats_due_s = now_s + max(STATS_S, STATS_S_PER_NODE * nodes)
-        values = {
-            **self._station.stats,
-            "update_bytes": self._mail.traffic.update_bytes,
-            "wire_bytes": self._mail.traffic.wire_bytes,
-            **self._wire.look(self._mail.transport),
-            "rejected": sum(self._mail.traffic.rejected.values()),
-        }
+        own = NodeCounters(
+            update_bytes=self._mail.traffic.update_bytes,
+            wire_bytes=self._mail.traffic.wire_bytes,
+            rejected=self._mail.traffic.rejected.total(),
+            links=self._wire.look(self._mail.transport),
+        )
+        values = to_wire(WorkerCounters(self._station.stats, own))
         if values != self._sent_stats:
             self._sent_stats = values
             self._machine.stats(values)

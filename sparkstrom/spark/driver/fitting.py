@@ -11,8 +11,9 @@ from typing import Any
 
 from sparkstrom.base.errors import SetupError, TrainingError
 from sparkstrom.codec.messages import Phase
+from sparkstrom.observe.fit_totals import FitTotals
 from sparkstrom.observe.progress import Line, ProgressLine
-from sparkstrom.observe.residual_figures import EncodingLog, waiting_in_residuals
+from sparkstrom.observe.residual_figures import EncodingLog
 from sparkstrom.runtime.master_thread import MasterThread, Progress
 from sparkstrom.spark.driver.epoch_watch import EpochWatch
 
@@ -186,13 +187,10 @@ class Fitting:
 
 def line_of(look: Progress, epochs: int) -> Line:
     """What people see of a fit under way."""
-
-    def total(name: str) -> float:
-        return sum(values.get(name, 0.0) for values in look.stats.values())
-
-    examples, loss_sum = total("last_examples"), total("last_loss_sum")
+    total = FitTotals.of(look.stats.values())
+    examples, loss_sum = total.last_examples, total.last_loss_sum
     if not examples:  # nobody has finished an epoch yet
-        examples, loss_sum = total("examples"), total("loss_sum")
+        examples, loss_sum = total.examples, total.loss_sum
     done = look.minibatches / look.minibatches_expected if look.minibatches_expected else 0.0
     return Line(
         phase=look.phase.name.lower(),
@@ -201,11 +199,11 @@ def line_of(look: Progress, epochs: int) -> Line:
         epoch=epochs * done,
         epochs=epochs,
         loss=loss_sum / examples if examples else None,
-        examples=int(total("examples")),
+        examples=total.examples,
         updates=look.commits,
-        bytes_sent=int(total("update_bytes")),
+        bytes_sent=total.update_bytes,
         staleness=look.staleness,
-        waiting=waiting_in_residuals(look.stats.values(), len(look.training), look.minibatches),
+        waiting=total.waiting_in_residuals(len(look.training), look.minibatches),
     )
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
-from sparkstrom.observe.residual_figures import figures_in, waiting_in_residuals
+from sparkstrom.observe.fit_totals import FitTotals
+from sparkstrom.observe.telemetry import bytes_on_links
 from sparkstrom.runtime.master_thread import Outcome
-from sparkstrom.runtime.wire_bytes import wire_bytes
 from sparkstrom.spark.driver.epoch_watch import Best
 from sparkstrom.spark.driver.horizon_notes import Horizons, in_words
 
@@ -137,18 +137,14 @@ def summarize(
     reports: Iterable[str] = (),
 ) -> TrainingSummary:
     """Put a fit's outcome into figures; ``reports`` are those of its tasks."""
-
-    def total(name: str) -> float:
-        return sum(values.get(name, 0.0) for values in outcome.stats.values())
-
-    breaches = outcome.breaches + int(total("breaches"))
+    total = FitTotals.of(outcome.stats.values())
+    breaches = outcome.breaches + total.breaches
     rows_trained = sum(max(0, rows) for rows in outcome.rows)
-    held_out = sum(_by_partition(outcome, "rows_held_out").values())
     return TrainingSummary(
         replicas_equal=len(set(outcome.hashes.values())) == 1 and not breaches,
         hashes=outcome.hashes,
-        bytes_sent=int(total("update_bytes")),
-        bytes_wire=wire_bytes([outcome.wire, *outcome.stats.values()]),
+        bytes_sent=total.update_bytes,
+        bytes_wire=bytes_on_links([outcome.wire, *total.links]),
         bytes_dense=outcome.minibatches * 4 * n_params,
         seconds=ended_s - began_s,
         phase_seconds=_phases(outcome.phase_began_s, began_s, submitted_s, ended_s),
@@ -157,31 +153,31 @@ def summarize(
         n_params=n_params,
         minibatches=outcome.minibatches,
         minibatches_expected=outcome.minibatches_expected,
-        examples=int(total("examples")),
-        rows=rows_trained + held_out,
+        examples=total.examples,
+        rows=rows_trained + total.rows_held_out,
         rows_trained=rows_trained,
-        rows_held_out=held_out,
+        rows_held_out=total.rows_held_out,
         export_directory=export_directory,
-        spilled_bytes=sum(_by_partition(outcome, "spilled_bytes").values()),
+        spilled_bytes=total.spilled_bytes,
         updates=outcome.commits,
-        loss=_mean_loss(total("last_loss_sum"), total("last_examples")),
-        sent_fraction=total("hits") / max(1.0, total("publications") * n_params),
+        loss=_mean_loss(total),
+        sent_fraction=total.hits / max(1.0, total.publications * n_params),
         staleness=outcome.staleness,
         staleness_minibatches=outcome.staleness_minibatches,
         staleness_minibatches_max=outcome.staleness_minibatches_max,
-        residual_minibatches=_waiting(outcome),
-        residual_norm=total("residual_square") ** 0.5,
-        mass_clipped=total("mass_clipped"),
-        mass_scaled_away=total("mass_scaled"),
+        residual_minibatches=_waiting(outcome, total),
+        residual_norm=total.residual_square**0.5,
+        mass_clipped=total.mass_clipped,
+        mass_scaled_away=total.mass_scaled_away,
         mass_lost=outcome.lost_mass + sum(json.loads(r)["mass_dismissed"] for r in reports),
         grants=outcome.grants,
         horizons=horizons,
-        tau=_tau(outcome),
+        tau=_tau(total),
         exactness_breaches=breaches,
         first_breach=outcome.first_breach,
-        rejected_frames=outcome.traffic.rejected.total() + int(total("rejected")),
+        rejected_frames=outcome.traffic.rejected.total() + total.rejected,
         departures=_departures(outcome),
-        warnings=[*warnings, *_warnings(outcome, executors, breaches)],
+        warnings=[*warnings, *_warnings(outcome, total, executors, breaches)],
         stopped=outcome.stop_reason,
         history=history,
         best=best,
@@ -190,28 +186,28 @@ def summarize(
     )
 
 
-def _mean_loss(loss_sum: float, examples: float) -> float:
-    return loss_sum / examples if examples else float("nan")
+def _mean_loss(total: FitTotals) -> float:
+    return total.last_loss_sum / total.last_examples if total.last_examples else float("nan")
 
 
-def _waiting(outcome: Outcome) -> float:
+def _waiting(outcome: Outcome, total: FitTotals) -> float:
     workers = sum(rows > 0 for rows in outcome.rows)
-    return waiting_in_residuals(outcome.stats.values(), workers, outcome.minibatches)
+    return total.waiting_in_residuals(workers, outcome.minibatches)
 
 
-def _tau(outcome: Outcome) -> float:
-    taus = [values["tau"] for values in outcome.stats.values() if "tau" in values]
-    return sum(taus) / len(taus) if taus else float("nan")
+def _tau(total: FitTotals) -> float:
+    return float("nan") if total.tau is None else total.tau
 
 
-def _warnings(outcome: Outcome, executors: int, breaches: int) -> list[str]:
+def _warnings(outcome: Outcome, total: FitTotals, executors: int, breaches: int) -> list[str]:
     return [
         *outcome.notes,
         *skew_warnings(outcome.rows, len(outcome.executors), executors),
         *_breach_warning(breaches, outcome.first_breach),
         *_differing(outcome.hashes),
-        *_fresh_updaters(outcome),
-        *_nothing_learnt(outcome),
+        *_fresh_updaters(total.fresh_updaters),
+        *_nothing_learnt(outcome.minibatches, total),
+        *_unknown_counters(total.unknown),
     ]
 
 
@@ -225,8 +221,11 @@ def _departures(outcome: Outcome) -> list[str]:
 
 
 def _encoding(outcome: Outcome) -> dict[str, dict[str, float]]:
-    by_node = {str(node): figures_in(values) for node, values in outcome.stats.items()}
-    return {node: figures for node, figures in by_node.items() if figures}
+    return {
+        str(node): told.training.residual.by_name()
+        for node, told in outcome.stats.items()
+        if told.training is not None and told.training.residual is not None
+    }
 
 
 def _phases(
@@ -256,8 +255,7 @@ def _differing(hashes: dict[str, str]) -> list[str]:
     return [f"replicas differ from the driver's: {', '.join(nodes)}; please report this as a bug"]
 
 
-def _fresh_updaters(outcome: Outcome) -> list[str]:
-    workers = int(sum(values.get("fresh_updaters", 0) for values in outcome.stats.values()))
+def _fresh_updaters(workers: int) -> list[str]:
     if not workers:
         return []
     return [
@@ -266,20 +264,28 @@ def _fresh_updaters(outcome: Outcome) -> list[str]:
     ]
 
 
-def _nothing_learnt(outcome: Outcome) -> list[str]:
+def _nothing_learnt(minibatches: int, total: FitTotals) -> list[str]:
     """Says so where a fit delivers the parameters that it began with."""
-    stats = outcome.stats.values()
-    if not outcome.minibatches or any(values.get("hits") for values in stats):
+    if not minibatches or total.hits:
         return []
-    if not any(values.get("residual_square") for values in stats):
+    if not total.residual_square:
         return [
             "no minibatch changed a parameter: the fit delivers those it began with; does the step "
             "compute with the parameters it is given, and is the learning rate above 0?"
         ]
     return [
         "no worker sent anything: every change stayed below its threshold (at the end "
-        f"{_tau(outcome):.2e}), so the fit delivers the parameters it began with; lower it, as by "
+        f"{_tau(total):.2e}), so the fit delivers the parameters it began with; lower it, as by "
         "threshold='auto', or train longer"
+    ]
+
+
+def _unknown_counters(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    return [
+        f"workers told {len(names)} counters that this driver does not know, which are in no "
+        f"figure: {', '.join(names)}; please report this as a bug"
     ]
 
 
@@ -316,17 +322,8 @@ def _breach_warning(breaches: int, first: int) -> list[str]:
     ]
 
 
-def _by_partition(outcome: Outcome, name: str) -> dict[int, int]:
-    """A figure of each partition: a worker and the one that replaced it read the same rows."""
-    return {
-        int(values["partition"]): int(values[name])
-        for values in outcome.stats.values()
-        if "partition" in values
-    }
-
-
 def _worker_seconds(outcome: Outcome) -> dict[str, dict[str, float]]:
     return {
-        str(node): {name[2:]: v for name, v in values.items() if name.startswith("s_")}
-        for node, values in outcome.stats.items()
+        str(node): told.training.seconds if told.training is not None else {}
+        for node, told in outcome.stats.items()
     }

@@ -13,6 +13,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.models import DenseNetwork
 from sparkstrom.observe.epochs import EpochLog, Finished
 from sparkstrom.observe.stopping import EarlyStopping
+from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.runtime.master_thread import MasterThread, Progress, Snapshot
 from sparkstrom.spark.driver.epoch_watch import Best, EpochWatch, check_validation
 
@@ -50,8 +51,14 @@ class Bench:
 
     def look(self, training: tuple[int, ...] = (0, 1), phase: Phase = Phase.RUNNING) -> None:
         self.master.commit += 1
-        last = {"last_loss_sum": 1.0, "last_examples": 2.0}
-        stats = {i: log.counters() | last for i, log in enumerate(self.logs)}
+        stats = {
+            node: WorkerCounters(
+                TrainingCounters(
+                    node, 10 + node, last_loss_sum=1.0, last_examples=2, epochs=log.figures()
+                )
+            )
+            for node, log in enumerate(self.logs)
+        }
         known = frozenset(training)
         self.watch.look(Progress(phase, len(training), 2, 2, 0, 0, 0, 0.0, stats, known))
 
