@@ -63,6 +63,7 @@ class Epoch:
     examples: int
     validation: float  # loss or accuracy of held-out rows, under theta at each partition's end
     partitions: int  # that reported it
+    held_weight: float = field(default=0.0, repr=False)  # of the held-out rows; 0: there are none
 
 
 @dataclass(slots=True)
@@ -107,16 +108,6 @@ class EpochBook:
                 known[partition] |= set(told)
         return sorted(set.intersection(*known.values()))
 
-    def validation(self, epoch: int) -> float:
-        """The figure of an epoch, exactly merged; NaN with nothing measured."""
-        parts = self._latest(epoch)
-        weight = math.fsum(one.held_weight for one in parts)
-        return math.fsum(one.held_sum for one in parts) / weight if weight else math.nan
-
-    def held_weight(self, epoch: int) -> float:
-        """Of the held-out rows that were measured in an epoch; 0: there are none."""
-        return math.fsum(one.held_weight for one in self._latest(epoch))
-
     def _latest(self, epoch: int) -> list[Finished]:
         """Of each partition the newest attempt that finished this epoch."""
         newest: dict[int, tuple[int, Finished]] = {}
@@ -128,11 +119,14 @@ class EpochBook:
     def history(self) -> list[Epoch]:
         """All epochs that somebody reported, in order."""
         epochs = sorted({epoch for told in self._told.values() for epoch in told})
-        return [self._epoch(epoch) for epoch in epochs]
+        return [self.epoch(epoch) for epoch in epochs]
 
-    def _epoch(self, epoch: int) -> Epoch:
+    def epoch(self, epoch: int) -> Epoch:
+        """One of them, from 0 in this fit, as far as it is known."""
         parts = self._latest(epoch)
         examples = sum(one.examples for one in parts)
         loss = math.fsum(one.loss_sum for one in parts) / examples if examples else math.nan
         number = self.first_epoch + epoch + 1
-        return Epoch(number, loss, examples, self.validation(epoch), len(parts))
+        weight = math.fsum(one.held_weight for one in parts)
+        held = math.fsum(one.held_sum for one in parts) / weight if weight else math.nan
+        return Epoch(number, loss, examples, held, len(parts), weight)

@@ -26,6 +26,7 @@ from sparkstrom.models.base import Flat
 from sparkstrom.observe.telemetry import LinkBytes, WorkerCounters
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Send
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.performing import perform_all
 from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.protocol.master.master import Master
@@ -100,9 +101,7 @@ class Outcome:
 class Plan:
     """What is trained, as the master must know it."""
 
-    version: str
-    partitions: int
-    epochs: int
+    spec: FitSpec
     message_bytes_max: int
     chunk_bytes_max: int  # of a message in one data frame
     kept: KeptFiles
@@ -135,12 +134,9 @@ class MasterThread(threading.Thread):
         self.endpoint: Endpoint = self._mail.transport.endpoint
         self.lobby = 1 + secrets.randbelow(900)
         self._machine = Master(
-            version=plan.version,
-            partitions=plan.partitions,
-            epochs=plan.epochs,
+            plan.spec,
             chunks=chunk_count(theta.n_params),
-            host=self.endpoint.host,
-            port=self.endpoint.port,
+            endpoint=self.endpoint,
             limits=limits,
             now_s=clock.monotonic_s(),
             kept=plan.kept,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.simulation.sim_replica import CHUNKS, SIZE, average, mass
 
@@ -20,12 +22,9 @@ def new_master(world: World) -> Master:
         world.scratch[path] = [world.time.chance.randint(-2, 2) for _ in range(SIZE)]
         kept.setdefault(executor, {})[path] = mass(world.scratch[path])
     return Master(
-        version="sim",
-        partitions=world.size.nodes,
-        epochs=world.size.epochs,
+        FitSpec(workers=world.size.nodes, epochs=world.size.epochs, n_params=SIZE, version="sim"),
         chunks=max(CHUNKS, world.size.weights.chunks),
-        host="master",
-        port=1,
+        endpoint=Endpoint("master", 1),
         limits=world.size.of_master(),
         now_s=0.0,
         kept=kept,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import secrets
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,10 @@ from sparkstrom.encoding.layers import layers_of
 from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
 from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.observe.stopping import LOSS, EarlyStopping
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.protocol.master.residual_checkpoints import KeptFiles
-from sparkstrom.runtime.master_thread import MasterThread, Outcome, Plan, Snapshot
+from sparkstrom.runtime.master_thread import MasterThread, Plan, Snapshot
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.data import partitioning as spreading
 from sparkstrom.spark.data.columns import Chosen, Names
@@ -39,14 +39,16 @@ from sparkstrom.spark.driver.cluster import (
     slots_of,
     workers_for,
 )
-from sparkstrom.spark.driver.epoch_watch import EpochWatch, check_validation
-from sparkstrom.spark.driver.fitting import Fitting, SparkJob
+from sparkstrom.spark.driver.epoch_watch import Best, EpochWatch, check_validation
+from sparkstrom.spark.driver.fit_progress import FitProgress, ResidualLog
+from sparkstrom.spark.driver.fitting import Fitting, SparkJob, StartWatch
 from sparkstrom.spark.driver.horizon_notes import horizons_of
 from sparkstrom.spark.driver.initial_parameters import Handle, travelling
+from sparkstrom.spark.driver.listeners import FitEnd, FitEvents
 from sparkstrom.spark.driver.pickling import need_picklable
 from sparkstrom.spark.driver.predictor import Predictor
 from sparkstrom.spark.driver.settings import resolve
-from sparkstrom.spark.driver.summary import TrainingSummary, summarize
+from sparkstrom.spark.driver.summary import FitRecord, TrainingSummary, summarize
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor.interfaces import driver_address, opener
 from sparkstrom.spark.executor.job import TrainingJob, message_bytes_max, serving_of
@@ -113,7 +115,7 @@ class SparkNetwork(Predictor):
         ``early_stopping`` ends the fit when they gain nothing, and delivers the best parameters.
         Raises UsageError, SetupError or TrainingError (with host, partition and traceback).
         """
-        began_s = time.monotonic()
+        record = FitRecord()
         if not (isinstance(epochs, int) and epochs >= 1):
             raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
         check_validation(self._model, validation, early_stopping)
@@ -129,43 +131,39 @@ class SparkNetwork(Predictor):
         theta = self._theta()
         chosen = Chosen(features, label, weight, validation)
         spread = self._spread(data, chosen, workers)
-        workers = spread.workers
-        key, job_id = secrets.token_bytes(KEY_BYTES), secrets.randbits(63)
-        metric = early_stopping.metric if early_stopping else LOSS
-        with travelling(self._context, theta, workers) as initial:
-            master = self._master_thread(theta, Seal(key, job_id), job_id, workers, epochs)
-            job = self._job(
-                master, key, job_id, theta, initial, spread, epochs, chosen.fraction, metric
-            )
-            watch = EpochWatch(master, early_stopping, self._epochs_trained)
-            spark_job = self._spark_job(job, spread)
-            submitted_s = time.monotonic()
-            Fitting(master, spark_job, progress, epochs, watch).run()
-        outcome = master.outcome()
-        self._minibatches_trained = job.minibatches_before + outcome.minibatches
-        self._take(theta, outcome, watch.copy)
-        self._epochs_trained += epochs if outcome.stop_reason is None else watch.finished
-        warnings += doubts(self._master, self._model, outcome, job.minibatches_before)
-        return summarize(
-            outcome,
-            began_s=began_s,
-            submitted_s=submitted_s,
-            ended_s=time.monotonic(),
+        spec = FitSpec(
+            workers=spread.workers,
             epochs=epochs,
-            workers=workers,
             n_params=self._model.n_params,
-            executors=slots.executors,
-            warnings=warnings,
-            collect_stats=self._master.collect_training_stats,
-            export_directory=self._exports.directory,
-            history=watch.history(),
-            best=watch.best,
-            horizons=horizons_of(self._master, self._model, outcome.rows),
-            reports=spark_job.reports,
+            version=__version__,
+            job=secrets.randbits(63),
+            first_epoch=self._epochs_trained,
+            minibatches_before=self._minibatches_trained if self._kept else 0,
+            fraction=chosen.fraction,
+            metric=early_stopping.metric if early_stopping else LOSS,
         )
+        key = secrets.token_bytes(KEY_BYTES)
+        with travelling(self._context, theta, spec.workers) as initial:
+            master = self._master_thread(spec, theta, Seal(key, spec.job))
+            job = self._job(spec, key, master, theta, spread, initial)
+            spark_job, watch = self._spark_job(job, spread), EpochWatch(master, early_stopping)
+            listeners = [
+                StartWatch(spark_job, progress.say),
+                watch,
+                FitProgress(progress),
+                ResidualLog(),
+                record,
+            ]
+            Fitting(master, spark_job, FitEvents(spec, listeners)).run()
+        assert record.end is not None, "a fit that did not raise is done"
+        self._take(theta, record.end, watch.copy)
+        return self._summary(record, watch.best, slots.executors, warnings)
 
-    def _take(self, theta: Theta, outcome: Outcome, best: Snapshot | None) -> None:
+    def _take(self, theta: Theta, end: FitEnd, best: Snapshot | None) -> None:
         """Parameters and buffers as they are at the end, or as they were at the best epoch."""
+        outcome = end.outcome
+        self._minibatches_trained = end.spec.minibatches_before + outcome.minibatches
+        self._epochs_trained += end.epochs_trained
         if best is None or best.commit == outcome.commits:
             self._parameters, self._kept = theta.values.copy(), outcome.kept
             buffers = theta.buffers
@@ -173,6 +171,23 @@ class SparkNetwork(Predictor):
             self._parameters, buffers = best.parameters, best.buffers
         if isinstance(self._model, Buffered) and buffers:
             self._model.load_buffers_bytes(buffers)
+
+    def _summary(
+        self, record: FitRecord, best: Best | None, executors: int, warnings: list[str]
+    ) -> TrainingSummary:
+        """What the fit can say about itself; doubts go to the log, too."""
+        assert record.end is not None, "there is a fit to tell of"
+        spec, outcome = record.end.spec, record.end.outcome
+        found = doubts(self._master, self._model, outcome, spec.minibatches_before)
+        return summarize(
+            record,
+            executors=executors,
+            warnings=[*warnings, *found],
+            collect_stats=self._master.collect_training_stats,
+            export_directory=self._exports.directory,
+            best=best,
+            horizons=horizons_of(self._master, self._model, outcome.rows),
+        )
 
     def _theta(self) -> Theta:
         """The parameters on the job's grid, which is chosen at the first fit and kept."""
@@ -201,31 +216,27 @@ class SparkNetwork(Predictor):
             return self._exports.spread(data, chosen, workers, direct)
         return direct()
 
-    def _master_thread(
-        self, theta: Theta, seal: Seal, job_id: int, workers: int, epochs: int
-    ) -> MasterThread:
+    def _master_thread(self, spec: FitSpec, theta: Theta, seal: Seal) -> MasterThread:
         void = self._master.void
         warm_up()
         host = driver_address(void, self._context.getConf().get("spark.driver.host", "127.0.0.1"))
         plan = Plan(
-            version=__version__,
-            partitions=workers,
-            epochs=epochs,
+            spec,
             message_bytes_max=message_bytes_max(theta.n_params, len(theta.buffers)),
             chunk_bytes_max=void.max_chunk_size,
             kept=self._kept,
             average=self._model.average_buffers if isinstance(self._model, Buffered) else None,
         )
         open_transport = opener(
-            f"{job_id:016x}-driver",
+            f"{spec.job:016x}-driver",
             host,
             void.controller_ports(),
-            edges=min(workers, void.topology(workers).fan_out),
+            edges=min(spec.workers, void.topology(spec.workers).fan_out),
             scratch=Path(tempfile.gettempdir()),
         )
         return MasterThread(
             plan,
-            limits_of(self._master, workers, theta.n_params),
+            limits_of(self._master, spec.workers, theta.n_params),
             theta,
             open_transport=open_transport,
             seal=seal,
@@ -237,39 +248,28 @@ class SparkNetwork(Predictor):
         self._kept, self._may_have_files = {}, self._keep
         run = partial(run_partition, job, spread.blocks)
         runner = spread.rdd.mapPartitionsWithIndex(run).collect
-        return SparkJob(self._context, f"sparkstrom-{job.job:016x}", runner)
+        return SparkJob(self._context, f"sparkstrom-{job.spec.job:016x}", runner)
 
     def _job(
         self,
-        master: MasterThread,
+        spec: FitSpec,
         key: bytes,
-        job_id: int,
+        master: MasterThread,
         theta: Theta,
-        initial: Handle,
         spread: Spread,
-        epochs: int,
-        fraction: float,
-        metric: str,
+        initial: Handle,
     ) -> TrainingJob:
         return TrainingJob(
-            job=job_id,
+            spec=spec,
             key=key,
-            version=__version__,
             model=self._model,
             master=self._master,
-            epochs=epochs,
-            first_epoch=self._epochs_trained,
-            minibatches_before=self._minibatches_trained if self._kept else 0,
-            workers=spread.workers,
             k=theta.k,
-            n_params=theta.n_params,
             layers=theta.layers,
             endpoint=master.endpoint,
             lobby=master.lobby,
             network=self._id,
             rows=spread.rows,
-            fraction=fraction,
-            metric=metric,
             initial=initial,
             keep=self._keep,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +13,11 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.fit_totals import FitTotals
 from sparkstrom.observe.telemetry import bytes_on_links
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.master_thread import Outcome
 from sparkstrom.spark.driver.epoch_watch import Best
 from sparkstrom.spark.driver.horizon_notes import Horizons, in_words
+from sparkstrom.spark.driver.listeners import FitEnd, FitListener
 
 SKEW = 1.5  # largest partition / smallest, from which on it is said
 
@@ -118,25 +122,35 @@ class TrainingSummary:
         return "\n".join(f"{name:<20}{value}" for name, value in rows)
 
 
+@dataclass(slots=True)
+class FitRecord(FitListener):
+    """Keeps what a summary is made of: how a fit ended, and when, on the driver's clock."""
+
+    began_s: float = field(default_factory=time.monotonic)  # ``fit`` was called
+    submitted_s: float = math.nan
+    ended_s: float = math.nan
+    end: FitEnd | None = None
+
+    def on_fit_begin(self, spec: FitSpec) -> None:
+        self.submitted_s = time.monotonic()
+
+    def on_fit_end(self, end: FitEnd) -> None:
+        self.end, self.ended_s = end, time.monotonic()
+
+
 def summarize(
-    outcome: Outcome,
+    record: FitRecord,
     *,
-    began_s: float,
-    submitted_s: float,
-    ended_s: float,
-    epochs: int,
-    workers: int,
-    n_params: int,
     executors: int,
     warnings: list[str],
     collect_stats: bool,
     export_directory: str | None = None,
-    history: list[Epoch],
     best: Best | None,
     horizons: Horizons,
-    reports: Iterable[str] = (),
 ) -> TrainingSummary:
-    """Put a fit's outcome into figures; ``reports`` are those of its tasks."""
+    """Put a fit that is done into figures."""
+    assert record.end is not None, "the fit is done"
+    spec, outcome = record.end.spec, record.end.outcome
     total = FitTotals.of(outcome.stats.values())
     breaches = outcome.breaches + total.breaches
     rows_trained = sum(max(0, rows) for rows in outcome.rows)
@@ -145,12 +159,12 @@ def summarize(
         hashes=outcome.hashes,
         bytes_sent=total.update_bytes,
         bytes_wire=bytes_on_links([outcome.wire, *total.links]),
-        bytes_dense=outcome.minibatches * 4 * n_params,
-        seconds=ended_s - began_s,
-        phase_seconds=_phases(outcome.phase_began_s, began_s, submitted_s, ended_s),
-        epochs=epochs,
-        workers=workers,
-        n_params=n_params,
+        bytes_dense=outcome.minibatches * 4 * spec.n_params,
+        seconds=record.ended_s - record.began_s,
+        phase_seconds=_phases(outcome.phase_began_s, record),
+        epochs=spec.epochs,
+        workers=spec.workers,
+        n_params=spec.n_params,
         minibatches=outcome.minibatches,
         minibatches_expected=outcome.minibatches_expected,
         examples=total.examples,
@@ -161,7 +175,7 @@ def summarize(
         spilled_bytes=total.spilled_bytes,
         updates=outcome.commits,
         loss=_mean_loss(total),
-        sent_fraction=total.hits / max(1.0, total.publications * n_params),
+        sent_fraction=total.hits / max(1.0, total.publications * spec.n_params),
         staleness=outcome.staleness,
         staleness_minibatches=outcome.staleness_minibatches,
         staleness_minibatches_max=outcome.staleness_minibatches_max,
@@ -169,7 +183,7 @@ def summarize(
         residual_norm=total.residual_square**0.5,
         mass_clipped=total.mass_clipped,
         mass_scaled_away=total.mass_scaled_away,
-        mass_lost=outcome.lost_mass + sum(json.loads(r)["mass_dismissed"] for r in reports),
+        mass_lost=outcome.lost_mass + _dismissed(record.end.reports),
         grants=outcome.grants,
         horizons=horizons,
         tau=_tau(total),
@@ -179,11 +193,17 @@ def summarize(
         departures=_departures(outcome),
         warnings=[*warnings, *_warnings(outcome, total, executors, breaches)],
         stopped=outcome.stop_reason,
-        history=history,
+        history=record.end.history,
         best=best,
         worker_seconds=_worker_seconds(outcome) if collect_stats else {},
         encoding=_encoding(outcome),
     )
+
+
+def _dismissed(reports: Iterable[str]) -> float:
+    """What tasks had not sent whose worker was not needed any more."""
+    masses: Iterable[float] = (json.loads(report)["mass_dismissed"] for report in reports)
+    return sum(masses)
 
 
 def _mean_loss(total: FitTotals) -> float:
@@ -228,19 +248,17 @@ def _encoding(outcome: Outcome) -> dict[str, dict[str, float]]:
     }
 
 
-def _phases(
-    began: dict[Phase, float], began_s: float, submitted_s: float, ended_s: float
-) -> dict[str, float]:
+def _phases(began: dict[Phase, float], record: FitRecord) -> dict[str, float]:
     """Seconds of each phase, in order; together they are the whole."""
     marks = [
-        ("prepare", submitted_s),
-        ("start", began.get(Phase.RUNNING, submitted_s)),
-        ("train", began.get(Phase.DRAINING, ended_s)),
-        ("drain", began.get(Phase.AUDIT, ended_s)),
-        ("audit", began.get(Phase.DONE, ended_s)),
-        ("end", ended_s),
+        ("prepare", record.submitted_s),
+        ("start", began.get(Phase.RUNNING, record.submitted_s)),
+        ("train", began.get(Phase.DRAINING, record.ended_s)),
+        ("drain", began.get(Phase.AUDIT, record.ended_s)),
+        ("audit", began.get(Phase.DONE, record.ended_s)),
+        ("end", record.ended_s),
     ]
-    out, before_s = {}, began_s
+    out, before_s = {}, record.began_s
     for name, mark_s in marks:
         out[name] = max(0.0, mark_s - before_s)
         before_s = max(before_s, mark_s)

@@ -22,7 +22,6 @@ import pytest
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.identity import MASTER
-from sparkstrom.base.version import __version__
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.protocol.master.admission import DISMISSED
 from sparkstrom.protocol.master.fit import Fit
@@ -131,9 +130,7 @@ class RealMesh:
             self._handles = list(pool.map(self._driver, ["driver", *sorted(executors)]))
         job = self.order.training()
         plan = Plan(
-            version=__version__,
-            partitions=forking.WORKERS,
-            epochs=self.order.epochs,
+            job.spec,
             message_bytes_max=job.message_bytes_max,
             chunk_bytes_max=job.master.void.max_chunk_size,
             kept={},

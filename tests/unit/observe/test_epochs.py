@@ -37,7 +37,8 @@ def test_an_epoch_is_judged_when_all_have_reported_it() -> None:
     assert book.judged_by({0, 1}) == [0, 1]
     assert book.judged_by({0}) == [0, 1, 2]
     assert book.judged_by({0, 1, 2}) == book.judged_by(()) == []
-    assert book.validation(1) == (9 + 27) / 4
+    assert book.epoch(1).validation == (9 + 27) / 4
+    assert book.epoch(1).held_weight == 4.0
 
 
 def test_a_worker_that_has_finished_nothing_says_who_it_is() -> None:
@@ -72,7 +73,7 @@ def test_sums_do_not_depend_on_who_comes_first() -> None:
     for order in (logs, logs[::-1]):
         book = EpochBook()
         book.follow(map(counters, order))
-        assert book.validation(0) == 10 / 6
+        assert book.epoch(0).validation == 10 / 6
 
 
 def test_nothing_held_out_is_nothing_measured() -> None:
@@ -80,7 +81,8 @@ def test_nothing_held_out_is_nothing_measured() -> None:
     log.add(Finished(0, 1.0, 2))
     book = EpochBook()
     book.close([log.report()])
-    assert math.isnan(book.validation(0))
+    assert math.isnan(book.epoch(0).validation)
+    assert book.epoch(0).held_weight == 0.0
     assert book.history()[0].loss == 0.5
 
 

@@ -19,6 +19,7 @@ from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.encoding.thresholds import AdaptiveThreshold
 from sparkstrom.models.networks import DenseNetwork
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
@@ -88,9 +89,7 @@ class Mesh:
         self.master = MasterThread(
             Plan(
                 **{
-                    "version": "1",
-                    "partitions": self.partitions,
-                    "epochs": EPOCHS,
+                    "spec": FitSpec(self.partitions, EPOCHS, MODEL.n_params, "1"),
                     "message_bytes_max": 1 << 20,
                     "chunk_bytes_max": 1024,
                     "kept": {},

@@ -101,7 +101,7 @@ def test_what_a_trainer_raises_ends_the_fit(make_mesh: Callable[..., Mesh]) -> N
 
 def test_a_stop_ends_in_order(make_mesh: Callable[..., Mesh]) -> None:
     mesh = make_mesh()
-    mesh.begin(epochs=EPOCHS)
+    mesh.begin()
     mesh.master.request_stop("enough")
     for partition in range(WORKERS):
         mesh.add_worker(partition)

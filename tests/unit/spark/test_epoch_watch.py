@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, cast
 
 import numpy as np
@@ -14,8 +13,10 @@ from sparkstrom.models import DenseNetwork
 from sparkstrom.observe.epochs import EpochLog, Finished
 from sparkstrom.observe.stopping import EarlyStopping
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.master_thread import MasterThread, Progress, Snapshot
 from sparkstrom.spark.driver.epoch_watch import Best, EpochWatch, check_validation
+from sparkstrom.spark.driver.listeners import FitEvents
 
 LOSSES = [5.0, 3.0, 4.0, 4.0, 2.0]
 
@@ -40,7 +41,9 @@ class Bench:
 
     def __init__(self, rule: EarlyStopping | None, first_epoch: int = 0) -> None:
         self.master = Master()
-        self.watch = EpochWatch(cast(MasterThread, self.master), rule, first_epoch)
+        self.watch = EpochWatch(cast(MasterThread, self.master), rule)
+        spec = FitSpec(workers=2, epochs=9, n_params=3, version="1", first_epoch=first_epoch)
+        self.events = FitEvents(spec, [self.watch])
         self.logs = [EpochLog(0, 10), EpochLog(1, 11)]
 
     def finish(self, partition: int, *losses: float) -> None:
@@ -60,7 +63,7 @@ class Bench:
             for node, log in enumerate(self.logs)
         }
         known = frozenset(training)
-        self.watch.look(Progress(phase, len(training), 2, 2, 0, 0, 0, 0.0, stats, known))
+        self.events.look(Progress(phase, len(training), 2, 2, 0, 0, 0, 0.0, stats, known))
 
 
 def test_an_epoch_counts_when_the_slowest_has_finished_it() -> None:
@@ -98,8 +101,6 @@ def test_it_asks_to_stop_once_and_keeps_the_best() -> None:
         "early stopping: loss of the held-out rows was best in epoch 12 (3), 2 epochs ago"
     ]
     assert made.watch.best == Best(12, "loss", 3.0, commit=2)
-    assert made.watch.finished == 5
-    assert [one.epoch for one in made.watch.history()] == [11, 12, 13, 14, 15]
 
 
 def test_a_partition_without_a_worker_is_not_waited_for() -> None:
@@ -130,15 +131,12 @@ def test_who_wants_the_last_parameters_gets_no_copy() -> None:
     assert made.master.copies == 0
 
 
-def test_without_a_rule_it_only_takes_notes() -> None:
+def test_without_a_rule_nothing_is_judged() -> None:
     made = Bench(None)
     made.finish(0, 1.0, 2.0, 3.0)
     made.finish(1, 2.0, 2.0, 3.0)
     made.look()
     assert (made.watch.best, made.master.copies, made.master.stops) == (None, 0, [])
-    made.watch.close([json.dumps({"epochs": log.report()}) for log in made.logs])
-    assert [one.validation for one in made.watch.history()] == [1.5, 2.0, 3.0]
-    assert [one.loss for one in made.watch.history()] == [0.5] * 3
 
 
 class Unmeasured:

@@ -12,11 +12,13 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.residual_figures import PERCENTILES
 from sparkstrom.observe.telemetry import LinkBytes, from_wire
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure
 from sparkstrom.runtime.master_thread import Outcome
 from sparkstrom.runtime.message_endpoint import Traffic
 from sparkstrom.spark.driver.epoch_watch import Best
-from sparkstrom.spark.driver.summary import TrainingSummary, summarize
+from sparkstrom.spark.driver.listeners import FitEnd
+from sparkstrom.spark.driver.summary import FitRecord, TrainingSummary, summarize
 
 STATS = {
     "partition": 0.0,
@@ -89,19 +91,16 @@ def outcome(**changes: Any) -> Outcome:
     return Outcome(**(facts | {"stats": told}))
 
 
-def summary(collect_stats: bool = True, horizons: Any = None, **changes: Any) -> TrainingSummary:
+def summary(
+    collect_stats: bool = True, horizons: Any = None, reports: Any = (), **changes: Any
+) -> TrainingSummary:
+    spec = FitSpec(workers=2, epochs=2, n_params=100, version="1")
+    end = FitEnd(spec, outcome(**changes), reports, [Epoch(1, 0.5, 72, 0.25, 2)])
     return summarize(
-        outcome(**changes),
-        began_s=10.0,
-        submitted_s=11.0,
-        ended_s=20.0,
-        epochs=2,
-        workers=2,
-        n_params=100,
+        FitRecord(10.0, 11.0, 20.0, end),
         executors=1,
         warnings=["a warning"],
         collect_stats=collect_stats,
-        history=[Epoch(1, 0.5, 72, 0.25, 2)],
         best=Best(1, "loss", 0.25, 17),
         horizons=horizons or {},
     )
@@ -142,6 +141,10 @@ def test_figures() -> None:
     assert made.rejected_frames == 5
     assert made.departures == ["node 3 (partition 1 on h): silent"]
     assert made.warnings == ["a warning", "a note"]
+
+
+def test_what_dismissed_tasks_had_not_sent_is_lost_mass() -> None:
+    assert summary(reports=['{"mass_dismissed": 1.5}', '{"mass_dismissed": 0}']).mass_lost == 2.0
 
 
 def test_phases_add_up_to_the_whole() -> None:
