@@ -51,6 +51,17 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
+class NodePlan:
+    """Who a node is, where it asks to join, and how much it may say at once."""
+
+    identity: Identity
+    limits: NodeLimits
+    meeting: Meeting
+    message_bytes_max: int
+    chunk_bytes_max: int  # of a message in one data frame
+
+
+@dataclass(frozen=True, slots=True)
 class Copying:
     """What a node serves to those below it; called by its thread at any time."""
 
@@ -64,29 +75,25 @@ class NodeThread(threading.Thread):
 
     def __init__(
         self,
-        identity: Identity,
-        limits: NodeLimits,
+        plan: NodePlan,
         *,
         open_transport: OpenTransport,
         seal: Seal,
-        meeting: Meeting,
         station: TrainerChannel,
         copying: Copying,
-        message_bytes_max: int,
-        chunk_bytes_max: int,
         clock: Clock,
     ) -> None:
         super().__init__(name="sparkstrom-node", daemon=True)
-        self._clock, self._station, self._meeting = clock, station, meeting
+        self._clock, self._station, self._meeting = clock, station, plan.meeting
         self._open_transport, self._copying = open_transport, copying
-        self._machine = Node(identity, limits, clock.monotonic_s())
+        self._machine = Node(plan.identity, plan.limits, clock.monotonic_s())
         self._mail = MessageEndpoint(
             open_transport(None),
             seal,
             me=NOBODY,
-            token=identity.token,
-            message_bytes_max=message_bytes_max,
-            chunk_bytes_max=chunk_bytes_max,
+            token=plan.identity.token,
+            message_bytes_max=plan.message_bytes_max,
+            chunk_bytes_max=plan.chunk_bytes_max,
         )
         station.wake = self._mail.wake
         self._recovery = Recovery("this executor", self._replace_transport, clock)

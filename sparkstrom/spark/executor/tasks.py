@@ -36,7 +36,7 @@ from sparkstrom.protocol.master.admission import DISMISSED
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.freed_memory import kept_for_the_next_step
-from sparkstrom.runtime.node_thread import Copying, Meeting, NodeThread
+from sparkstrom.runtime.node_thread import Copying, Meeting, NodePlan, NodeThread
 from sparkstrom.runtime.optimizer_lending import OptimizerLender
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.row_store import Store
@@ -204,15 +204,17 @@ class Session:
         inbox = TrainerInbox(job.spec.n_params, job.master.void.window_bytes, theta.decode)
         self.station, lender = TrainerChannel(inbox), OptimizerLender()
         self.thread = NodeThread(
-            identity_of(job, place, batches),
-            limits_of(job),
+            NodePlan(
+                identity_of(job, place, batches),
+                limits_of(job),
+                Meeting(job.endpoint, job.lobby),
+                message_bytes_max=job.message_bytes_max,
+                chunk_bytes_max=job.master.void.max_chunk_size,
+            ),
             open_transport=self._opener(),
             seal=job.seal(),
-            meeting=Meeting(job.endpoint, job.lobby),
             station=self.station,
             copying=Copying(replica.chunk, theta.merge, lender.chunk),
-            message_bytes_max=job.message_bytes_max,
-            chunk_bytes_max=job.master.void.max_chunk_size,
             clock=SystemClock(),
         )
         self.trainer = Trainer(
