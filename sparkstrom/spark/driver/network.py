@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,8 @@ from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
 from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.observe.stopping import LOSS, EarlyStopping
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.protocol.master.residual_checkpoints import KeptFiles
-from sparkstrom.runtime.master_thread import MasterThread, Plan, Snapshot
+from sparkstrom.runtime.master_thread import MasterThread, Snapshot
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.data import partitioning as spreading
 from sparkstrom.spark.data.columns import Chosen, Names
@@ -40,22 +38,24 @@ from sparkstrom.spark.driver.cluster import (
     workers_for,
 )
 from sparkstrom.spark.driver.epoch_watch import Best, EpochWatch, check_validation
+from sparkstrom.spark.driver.evaluation import Evaluation, wanted_for
 from sparkstrom.spark.driver.fit_progress import FitProgress, ResidualLog
 from sparkstrom.spark.driver.fitting import Fitting, SparkJob, StartWatch
 from sparkstrom.spark.driver.horizon_notes import horizons_of
 from sparkstrom.spark.driver.initial_parameters import Handle, travelling
 from sparkstrom.spark.driver.listeners import FitEnd, FitEvents
+from sparkstrom.spark.driver.master_setup import driver_transport, limits_of, plan_of
 from sparkstrom.spark.driver.pickling import need_picklable
 from sparkstrom.spark.driver.predictor import Predictor
 from sparkstrom.spark.driver.settings import resolve
 from sparkstrom.spark.driver.summary import FitRecord, TrainingSummary, summarize
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
-from sparkstrom.spark.executor.interfaces import driver_address, opener
-from sparkstrom.spark.executor.job import TrainingJob, message_bytes_max, serving_of
+from sparkstrom.spark.executor.interfaces import driver_address
+from sparkstrom.spark.executor.job import TrainingJob
 from sparkstrom.spark.executor.tasks import forget_kept, run_partition
 
 
-class SparkNetwork(Predictor):
+class SparkNetwork:
     """Trains a model on Spark executors, again and again, and holds its parameters.
 
     ``spark`` is a SparkSession or SparkContext; ``progress=False`` is silent. With ``keep=False``
@@ -92,6 +92,7 @@ class SparkNetwork(Predictor):
         self._exports = Exports(self._context, self._master.export_directory)
         self._epochs_trained, self._minibatches_trained = 0, 0
         self._id = secrets.token_hex(8)
+        self._predictor = Predictor(self._context, lambda: (self.model, self._parameters.copy()))
 
     # -- training --------------------------------------------------------------------------------
 
@@ -147,14 +148,9 @@ class SparkNetwork(Predictor):
             master = self._master_thread(spec, theta, Seal(key, spec.job))
             job = self._job(spec, key, master, theta, spread, initial)
             spark_job, watch = self._spark_job(job, spread), EpochWatch(master, early_stopping)
-            listeners = [
-                StartWatch(spark_job, progress.say),
-                watch,
-                FitProgress(progress),
-                ResidualLog(),
-                record,
-            ]
-            Fitting(master, spark_job, FitEvents(spec, listeners)).run()
+            listeners = [StartWatch(spark_job, progress.say), watch, FitProgress(progress)]
+            events = FitEvents(spec, [*listeners, ResidualLog(), record])
+            Fitting(master, spark_job, events).run()
         assert record.end is not None, "a fit that did not raise is done"
         self._take(theta, record.end, watch.copy)
         return self._summary(record, watch.best, slots.executors, warnings)
@@ -217,28 +213,15 @@ class SparkNetwork(Predictor):
         return direct()
 
     def _master_thread(self, spec: FitSpec, theta: Theta, seal: Seal) -> MasterThread:
-        void = self._master.void
         warm_up()
+        void = self._master.void
         host = driver_address(void, self._context.getConf().get("spark.driver.host", "127.0.0.1"))
-        plan = Plan(
-            spec,
-            message_bytes_max=message_bytes_max(theta.n_params, len(theta.buffers)),
-            chunk_bytes_max=void.max_chunk_size,
-            kept=self._kept,
-            average=self._model.average_buffers if isinstance(self._model, Buffered) else None,
-        )
-        open_transport = opener(
-            f"{spec.job:016x}-driver",
-            host,
-            void.controller_ports(),
-            edges=min(spec.workers, void.topology(spec.workers).fan_out),
-            scratch=Path(tempfile.gettempdir()),
-        )
+        plan = plan_of(spec, theta, self._model, void.max_chunk_size, self._kept)
         return MasterThread(
             plan,
             limits_of(self._master, spec.workers, theta.n_params),
             theta,
-            open_transport=open_transport,
+            open_transport=driver_transport(spec, void, host),
             seal=seal,
             clock=SystemClock(),
         )
@@ -273,6 +256,57 @@ class SparkNetwork(Predictor):
             initial=initial,
             keep=self._keep,
         )
+
+    # -- prediction and evaluation ---------------------------------------------------------------
+
+    def predict(
+        self,
+        data: Any,
+        *,
+        features: Names = "features",
+        output: str | tuple[str, ...] | dict[str, str] = "prediction",
+    ) -> Any:
+        """Outputs under the shared parameters.
+
+        Of features [rows, ...] f32[rows, outputs], computed in this process; a tuple or dict of
+        arrays goes to a model with several inputs. Of an RDD of features an RDD of f32[outputs];
+        of a DataFrame, with ``features`` as ``fit`` takes them, the same with one more column
+        ``output``, array<float>: on the executors, when Spark runs it, under the parameters of
+        now. A model of several outputs, a tuple or dictionary, gives one for each row of an RDD,
+        and needs one of names in ``output``, for the columns of a DataFrame.
+        """
+        return self._predictor.predict(data, features, output)
+
+    def evaluate(
+        self,
+        data: Any,
+        metrics: str | Sequence[str] | None = None,
+        *,
+        features: Names = "features",
+        label: Names = "label",
+        weight: str | None = None,
+        positive: int = 1,
+    ) -> Evaluation:
+        """How well the shared parameters do on ``data``, as ``fit`` takes it, or on two arrays.
+
+        ``metrics``: among classification, regression, roc (of class ``positive``) and loss; None:
+        what fits the model. ``weight`` counts in the loss. Counted on the executors and merged
+        exactly: see docs/evaluation.md.
+        """
+        wanted = wanted_for(self._model, metrics, positive)
+        return self._predictor.evaluate(data, wanted, Chosen(features, label, weight))
+
+    def score(
+        self,
+        data: Any,
+        *,
+        features: Names = "features",
+        label: Names = "label",
+        weight: str | None = None,
+    ) -> float:
+        """The model's own loss on ``data``, mean over rows: smaller is better (DL4J's score)."""
+        chosen: dict[str, Any] = {"features": features, "label": label, "weight": weight}
+        return self.evaluate(data, "loss", **chosen).loss
 
     # -- the result ------------------------------------------------------------------------------
 
@@ -359,18 +393,3 @@ class SparkNetwork(Predictor):
         forget = partial(forget_kept, self._id)
         self._context.parallelize(range(slots), slots).mapPartitions(forget).count()
         self._kept, self._may_have_files = {}, False
-
-
-def limits_of(master: SharedTrainingMaster, workers: int, n_params: int) -> MasterLimits:
-    """The master's deadlines and sizes, from the user's options."""
-    tree = master.void.topology(workers)
-    return MasterLimits(
-        lease_s=master.void.lease_s,
-        start_s=master.start_timeout,
-        workers_min=min(master.min_workers, workers),
-        release_s=master.void.lease_s,
-        log_bytes=master.void.log_bytes,
-        serving=serving_of(n_params),
-        fan_out=tree.fan_out,
-        depth=tree.depth_max,
-    )

@@ -27,7 +27,7 @@ from sparkstrom.protocol.master.admission import DISMISSED
 from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.runtime.master_thread import MasterThread, Outcome, Plan
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.driver.network import limits_of
+from sparkstrom.spark.driver.master_setup import limits_of
 from sparkstrom.spark.executor.interfaces import opener
 from sparkstrom.transport.aeron.driver import DriverHandle, DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.processes import Watched, is_alive, watched

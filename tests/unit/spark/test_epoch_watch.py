@@ -122,6 +122,15 @@ def test_the_last_epochs_are_judged_when_all_have_left() -> None:
     assert made.master.stops == []
 
 
+def test_a_fit_that_ends_by_itself_is_not_asked_to_stop() -> None:
+    made = Bench(EarlyStopping(patience=1))
+    for partition in (0, 1):
+        made.finish(partition, 1.0, 2.0)
+    made.look(phase=Phase.DRAINING)
+    assert made.watch.best == Best(1, "loss", 1.0, commit=1)
+    assert made.master.stops == []
+
+
 def test_who_wants_the_last_parameters_gets_no_copy() -> None:
     made = Bench(EarlyStopping(patience=1, keep_best=False))
     made.finish(0, 3.0)

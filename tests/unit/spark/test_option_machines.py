@@ -32,7 +32,7 @@ from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.worker.node import Node
 from sparkstrom.spark.data.row_blocks import blocks_of_rows
-from sparkstrom.spark.driver import network
+from sparkstrom.spark.driver import master_setup
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor.job import TrainingJob
@@ -185,7 +185,7 @@ def master_of(**options: Any) -> Master:
         FitSpec(2, epochs=1, n_params=100, version="1"),
         chunks=1,
         endpoint=Endpoint("127.0.0.1", 1),
-        limits=network.limits_of(SharedTrainingMaster(**options), 2, 100),
+        limits=master_setup.limits_of(SharedTrainingMaster(**options), 2, 100),
         now_s=0.0,
     )
     join = Join(
@@ -291,7 +291,7 @@ def joined(workers: int, **options: Any) -> Master:
         FitSpec(workers, epochs=1, n_params=100, version="1"),
         chunks=1,
         endpoint=Endpoint("127.0.0.1", 1),
-        limits=network.limits_of(SharedTrainingMaster(void=void), workers, 100),
+        limits=master_setup.limits_of(SharedTrainingMaster(void=void), workers, 100),
         now_s=0.0,
     )
     for partition in range(workers):
