@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from sparkstrom.observe.telemetry import EpochFigures, TrainingCounters, WorkerCounters
+
 WINDOW = 16  # newest epochs whose figure is among the counters: a message has room for 256 names
-MARK = "held@"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,13 @@ class EpochLog:
     def add(self, finished: Finished) -> None:
         self._finished.append(finished)
 
-    def counters(self) -> dict[str, float]:
-        """For the driver to follow: few names, the newest epochs."""
-        values: dict[str, float] = {"partition": self._partition, "attempt": self._attempt}
+    def figures(self) -> EpochFigures | None:
+        """For the driver to follow: the newest epochs, if there are any."""
         if not self._finished:
-            return values
+            return None
         newest = self._finished[-1]
-        values |= {"finished": newest.epoch, "held_weight": newest.held_weight}
-        return values | {f"{MARK}{one.epoch}": one.held_sum for one in self._finished[-WINDOW:]}
+        held_sums = {one.epoch: one.held_sum for one in self._finished[-WINDOW:]}
+        return EpochFigures(newest.epoch, newest.held_weight, held_sums)
 
     def report(self) -> dict[str, Any]:
         """Everything, JSON-able."""
@@ -63,6 +63,7 @@ class Epoch:
     examples: int
     validation: float  # loss or accuracy of held-out rows, under theta at each partition's end
     partitions: int  # that reported it
+    held_weight: float = field(default=0.0, repr=False)  # of the held-out rows; 0: there are none
 
 
 @dataclass(slots=True)
@@ -72,21 +73,21 @@ class EpochBook:
     first_epoch: int = 0  # epochs of earlier fits
     _told: dict[tuple[int, int], dict[int, Finished]] = field(default_factory=dict)
 
-    def follow(self, stats: Iterable[Mapping[str, float]]) -> None:
+    def follow(self, counters: Iterable[WorkerCounters]) -> None:
         """Counters of all workers, as they are now."""
-        for values in stats:
-            if "finished" not in values:
-                continue
-            told = self._of(int(values["partition"]), int(values["attempt"]))
-            newest = int(values["finished"])
-            for name, held_sum in values.items():
-                if name.startswith(MARK):
-                    epoch, weight = int(name.removeprefix(MARK)), values["held_weight"]
-                    is_newest = epoch == newest
-                    loss = values["last_loss_sum"] if is_newest else 0.0
-                    examples = int(values["last_examples"]) if is_newest else 0
-                    if epoch not in told or is_newest:
-                        told[epoch] = Finished(epoch, loss, examples, held_sum, weight)
+        for one in counters:
+            if one.training is not None and one.training.epochs is not None:
+                self._follow(one.training, one.training.epochs)
+
+    def _follow(self, training: TrainingCounters, figures: EpochFigures) -> None:
+        """Of earlier epochs the loss is not told live."""
+        told = self._of(training.partition, training.attempt)
+        for epoch, held_sum in figures.held_sums.items():
+            is_newest = epoch == figures.finished
+            loss = training.last_loss_sum if is_newest else 0.0
+            examples = training.last_examples if is_newest else 0
+            if epoch not in told or is_newest:
+                told[epoch] = Finished(epoch, loss, examples, held_sum, figures.held_weight)
 
     def close(self, reports: Iterable[Mapping[str, Any]]) -> None:
         """What tasks said at their end; complete, so it replaces what was followed."""
@@ -107,16 +108,6 @@ class EpochBook:
                 known[partition] |= set(told)
         return sorted(set.intersection(*known.values()))
 
-    def validation(self, epoch: int) -> float:
-        """The figure of an epoch, exactly merged; NaN with nothing measured."""
-        parts = self._latest(epoch)
-        weight = math.fsum(one.held_weight for one in parts)
-        return math.fsum(one.held_sum for one in parts) / weight if weight else math.nan
-
-    def held_weight(self, epoch: int) -> float:
-        """Of the held-out rows that were measured in an epoch; 0: there are none."""
-        return math.fsum(one.held_weight for one in self._latest(epoch))
-
     def _latest(self, epoch: int) -> list[Finished]:
         """Of each partition the newest attempt that finished this epoch."""
         newest: dict[int, tuple[int, Finished]] = {}
@@ -128,11 +119,14 @@ class EpochBook:
     def history(self) -> list[Epoch]:
         """All epochs that somebody reported, in order."""
         epochs = sorted({epoch for told in self._told.values() for epoch in told})
-        return [self._epoch(epoch) for epoch in epochs]
+        return [self.epoch(epoch) for epoch in epochs]
 
-    def _epoch(self, epoch: int) -> Epoch:
+    def epoch(self, epoch: int) -> Epoch:
+        """One of them, from 0 in this fit, as far as it is known."""
         parts = self._latest(epoch)
         examples = sum(one.examples for one in parts)
         loss = math.fsum(one.loss_sum for one in parts) / examples if examples else math.nan
         number = self.first_epoch + epoch + 1
-        return Epoch(number, loss, examples, self.validation(epoch), len(parts))
+        weight = math.fsum(one.held_weight for one in parts)
+        held = math.fsum(one.held_sum for one in parts) / weight if weight else math.nan
+        return Epoch(number, loss, examples, held, len(parts), weight)

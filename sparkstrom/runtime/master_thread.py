@@ -23,8 +23,10 @@ from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.frames import Seal
 from sparkstrom.codec.messages import BUFFERS, Phase
 from sparkstrom.models.base import Flat
+from sparkstrom.observe.telemetry import LinkBytes, WorkerCounters
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Send
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.ignored import Reason
 from sparkstrom.protocol.common.performing import perform_all
 from sparkstrom.protocol.master.fit import MasterLimits
@@ -42,8 +44,6 @@ log = logging.getLogger(__name__)
 PROGRESS_S = 0.2
 SNAPSHOT_S = 60  # the thread copies theta between two duty cycles
 
-Stats = dict[str, float]
-
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -57,7 +57,7 @@ class Progress:
     minibatches_expected: int  # of the partitions joined
     commits: int
     staleness: float  # mean so far: how many minibatches of the others an update had not seen
-    stats: dict[int, Stats] = field(hash=False)  # by node, the departed too
+    stats: dict[int, WorkerCounters] = field(hash=False)  # by node, the departed too
     training: frozenset[int] = frozenset()  # partitions with rows and a live worker
 
 
@@ -83,9 +83,9 @@ class Outcome:
     staleness: Counter[int]  # in commits
     staleness_minibatches: float  # mean and max, as ``protocol.lateness`` counts
     staleness_minibatches_max: float
-    stats: dict[int, Stats]
+    stats: dict[int, WorkerCounters]  # by node
     traffic: Traffic
-    wire: Stats  # what left the driver program's interfaces, as ``runtime.wire`` tells it
+    wire: LinkBytes  # what left the driver program's interfaces
     ignored: Counter[tuple[str, Reason]]  # messages, by kind and why
     departures: list[Departure]
     notes: list[str]
@@ -102,9 +102,7 @@ class Outcome:
 class Plan:
     """What is trained, as the master must know it."""
 
-    version: str
-    partitions: int
-    epochs: int
+    spec: FitSpec
     message_bytes_max: int
     chunk_bytes_max: int  # of a message in one data frame
     kept: KeptFiles
@@ -137,12 +135,9 @@ class MasterThread(threading.Thread):
         self.endpoint: Endpoint = self._mail.transport.endpoint
         self.lobby = 1 + secrets.randbelow(900)
         self._machine = Master(
-            version=plan.version,
-            partitions=plan.partitions,
-            epochs=plan.epochs,
+            plan.spec,
             chunks=chunk_count(theta.n_params),
-            host=self.endpoint.host,
-            port=self.endpoint.port,
+            endpoint=self.endpoint,
             limits=limits,
             now_s=clock.monotonic_s(),
             kept=plan.kept,
@@ -154,7 +149,7 @@ class MasterThread(threading.Thread):
         self._ending = threading.Event()
         self.finished = threading.Event()  # done, or failed
         self.failure: SparkstromError | None = None
-        self._stats: dict[int, Stats] = {}
+        self._stats: dict[int, WorkerCounters] = {}
         self._wire = WireBytes()
         self._notes: list[str] = []
         self._progress_due_s = 0.0
@@ -311,8 +306,8 @@ class MasterThread(threading.Thread):
                 self._mail.close_edge(node)
             case ev.Hash(commit=commit):
                 self._wishes.put(ev.Hashed(commit, self._theta.digest(), None))
-            case ev.Observed(node=node, values=values):
-                self._stats[node] = values
+            case ev.Observed(node=node, counters=counters):
+                self._stats[node] = counters
             case ev.Note(text=text):
                 log.warning("%s", text)
                 self._notes.append(text)

@@ -20,6 +20,7 @@ from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import NOBODY, Seal
 from sparkstrom.codec.messages import Address, AskUpdater, Chunk, MergedRange, UpdaterChunk
+from sparkstrom.observe.telemetry import NodeCounters, WorkerCounters, to_wire
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Order, Send
 from sparkstrom.protocol.common.performing import perform_all
@@ -50,6 +51,17 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
+class NodePlan:
+    """Who a node is, where it asks to join, and how much it may say at once."""
+
+    identity: Identity
+    limits: NodeLimits
+    meeting: Meeting
+    message_bytes_max: int
+    chunk_bytes_max: int  # of a message in one data frame
+
+
+@dataclass(frozen=True, slots=True)
 class Copying:
     """What a node serves to those below it; called by its thread at any time."""
 
@@ -63,29 +75,25 @@ class NodeThread(threading.Thread):
 
     def __init__(
         self,
-        identity: Identity,
-        limits: NodeLimits,
+        plan: NodePlan,
         *,
         open_transport: OpenTransport,
         seal: Seal,
-        meeting: Meeting,
         station: TrainerChannel,
         copying: Copying,
-        message_bytes_max: int,
-        chunk_bytes_max: int,
         clock: Clock,
     ) -> None:
         super().__init__(name="sparkstrom-node", daemon=True)
-        self._clock, self._station, self._meeting = clock, station, meeting
+        self._clock, self._station, self._meeting = clock, station, plan.meeting
         self._open_transport, self._copying = open_transport, copying
-        self._machine = Node(identity, limits, clock.monotonic_s())
+        self._machine = Node(plan.identity, plan.limits, clock.monotonic_s())
         self._mail = MessageEndpoint(
             open_transport(None),
             seal,
             me=NOBODY,
-            token=identity.token,
-            message_bytes_max=message_bytes_max,
-            chunk_bytes_max=chunk_bytes_max,
+            token=plan.identity.token,
+            message_bytes_max=plan.message_bytes_max,
+            chunk_bytes_max=plan.chunk_bytes_max,
         )
         station.wake = self._mail.wake
         self._recovery = Recovery("this executor", self._replace_transport, clock)
@@ -208,13 +216,13 @@ class NodeThread(threading.Thread):
         state = self._machine.fit.state
         nodes = state.nodes if state is not None else 0
         self._stats_due_s = now_s + max(STATS_S, STATS_S_PER_NODE * nodes)
-        values = {
-            **self._station.stats,
-            "update_bytes": self._mail.traffic.update_bytes,
-            "wire_bytes": self._mail.traffic.wire_bytes,
-            **self._wire.look(self._mail.transport),
-            "rejected": sum(self._mail.traffic.rejected.values()),
-        }
+        own = NodeCounters(
+            update_bytes=self._mail.traffic.update_bytes,
+            wire_bytes=self._mail.traffic.wire_bytes,
+            rejected=self._mail.traffic.rejected.total(),
+            links=self._wire.look(self._mail.transport),
+        )
+        values = to_wire(WorkerCounters(self._station.stats, own))
         if values != self._sent_stats:
             self._sent_stats = values
             self._machine.stats(values)

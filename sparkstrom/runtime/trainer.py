@@ -15,8 +15,9 @@ from sparkstrom.codec.messages import ResidualCheckpoint
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
 from sparkstrom.encoding.encoded import Encoded
 from sparkstrom.observe.epochs import EpochLog, Finished
-from sparkstrom.observe.residual_figures import among_counters, figures_of
+from sparkstrom.observe.residual_figures import figures_of
 from sparkstrom.observe.stopping import LOSS
+from sparkstrom.observe.telemetry import TrainingCounters
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Directive
 from sparkstrom.runtime.batches import Batches
@@ -205,33 +206,37 @@ class Trainer:
         self._stats_due_s = time.monotonic() + STATS_S
         if now:
             self._unsent.measure(self._replica, self.counts.steps)
-        counts, sent = self.counts, self._replica.encoder.counters
-        values: dict[str, float] = {
-            "epoch": self._loop.position.epoch,
-            "steps": counts.steps,
-            "examples": counts.examples,
-            "loss_sum": counts.loss_sum,
-            "last_loss_sum": counts.last_loss_sum,
-            "last_examples": counts.last_examples,
-            "partition": self._batches.partition,
-            "rows_held_out": self._batches.held_out.rows,
-            "spilled_bytes": self._batches.spilled_bytes,
-            "fresh_updaters": counts.fresh_updaters,
-            "publications": sent.publications,
-            "hits": sent.hits,
-            "mass_clipped": sent.mass_clipped,
-            "mass_scaled": sent.mass_scaled_away,
-            "mass_left": sent.mass_sent + sent.mass_clipped + sent.mass_scaled_away,
-            "mass_waited": self._unsent.waited,
-            "breaches": self._replica.theta.breaches + sent.breaches,
-        }
-        values |= {f"s_{name}": seconds for name, seconds in counts.seconds.items()}
-        values |= self.epochs.counters()
-        if now:
-            values["residual_square"] = self._replica.residual_norm() ** 2
-        if sent.publications:
-            values["tau"] = self._replica.encoder.tau
-            if self._schedule.show_residual:
-                figures = figures_of(self._replica.residual(), self._replica.encoder.tau)
-                values |= among_counters(figures)
-        self._station.stats = values
+        self._station.stats = self._counters(whole=now)
+
+    def _counters(self, *, whole: bool) -> TrainingCounters:
+        """What the driver is told; ``whole``: with what takes a look at all parameters."""
+        counts, sent, theta = self.counts, self._replica.encoder.counters, self._replica.theta
+        tau = self._replica.encoder.tau if sent.publications else None
+        residual = None
+        if self._schedule.show_residual and tau is not None:
+            residual = figures_of(self._replica.residual(), tau)
+        return TrainingCounters(
+            partition=self._schedule.partition,
+            attempt=self._schedule.attempt,
+            epoch=self._loop.position.epoch,
+            steps=counts.steps,
+            examples=counts.examples,
+            loss_sum=counts.loss_sum,
+            last_loss_sum=counts.last_loss_sum,
+            last_examples=counts.last_examples,
+            rows_held_out=self._batches.held_out.rows,
+            spilled_bytes=self._batches.spilled_bytes,
+            fresh_updaters=counts.fresh_updaters,
+            publications=sent.publications,
+            hits=sent.hits,
+            mass_clipped=sent.mass_clipped,
+            mass_scaled_away=sent.mass_scaled_away,
+            mass_left=sent.mass_sent + sent.mass_clipped + sent.mass_scaled_away,
+            mass_waited=self._unsent.waited,
+            breaches=theta.breaches + sent.breaches,
+            residual_square=self._replica.residual_norm() ** 2 if whole else None,
+            tau=tau,
+            seconds=dict(counts.seconds),
+            epochs=self.epochs.figures(),
+            residual=residual,
+        )

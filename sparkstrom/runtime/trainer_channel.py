@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from sparkstrom.observe.telemetry import TrainingCounters
 from sparkstrom.protocol.common.events import Applied, Busy, Directive, Event, Order
 from sparkstrom.runtime.trainer_inbox import Item, TrainerInbox
 
@@ -30,7 +31,7 @@ class TrainerChannel:
         self._error: BaseException | None = None
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.wake: Callable[[], None] = nothing  # lets the thread see now what was posted
-        self.stats: dict[str, float] = {}  # replaced whole by the trainer, read by the thread
+        self.stats: TrainingCounters | None = None  # the trainer replaces it whole
 
     # -- the trainer's side ----------------------------------------------------------------------
 

@@ -6,12 +6,9 @@ up takes each driver's largest, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
+from sparkstrom.observe.telemetry import LinkBytes
 from sparkstrom.transport.contract import Transport
 
-DRIVER = "wire_driver "  # and its name: what it has sent
-OWN = "wire_own"  # what one node adds for its own frames
 DRIVERS_TOLD = 8  # newest of those that died: a message has room for so many names
 
 
@@ -22,7 +19,7 @@ class WireBytes:
         self._drivers: dict[str, int] = {}
         self._own: dict[str, int] = {}
 
-    def look(self, transport: Transport) -> dict[str, float]:
+    def look(self, transport: Transport) -> LinkBytes:
         """The figures with this transport's newest."""
         sent = transport.sent()
         self._drivers[sent.driver], self._own[sent.driver] = (
@@ -30,18 +27,5 @@ class WireBytes:
             sent.own_bytes,
         )
         newest = list(self._drivers.items())[-DRIVERS_TOLD:]
-        return {f"{DRIVER}{name}": float(count) for name, count in newest} | {
-            OWN: float(sum(self._own.values()))
-        }
-
-
-def wire_bytes(told: Iterable[Mapping[str, float]]) -> int:
-    """All that left, of what all nodes told: each media driver once, what each node adds."""
-    drivers: dict[str, float] = {}
-    own = 0.0
-    for figures in told:
-        own += figures.get(OWN, 0.0)
-        for name, count in figures.items():
-            if name.startswith(DRIVER):
-                drivers[name] = max(count, drivers.get(name, 0.0))
-    return int(own + sum(drivers.values()))
+        drivers = {name: float(count) for name, count in newest}
+        return LinkBytes(drivers, float(sum(self._own.values())))

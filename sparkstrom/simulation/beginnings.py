@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.simulation.run_sizes import Size
 from sparkstrom.simulation.sim_replica import CHUNKS, SIZE, Theta, average, mass
@@ -17,12 +19,9 @@ def new_master(size: Size, time: Timeline, scratch: dict[str, Theta]) -> Master:
         scratch[path] = [time.chance.randint(-2, 2) for _ in range(SIZE)]
         kept.setdefault(executor, {})[path] = mass(scratch[path])
     return Master(
-        version="sim",
-        partitions=size.nodes,
-        epochs=size.epochs,
+        FitSpec(workers=size.nodes, epochs=size.epochs, n_params=SIZE, version="sim"),
         chunks=max(CHUNKS, size.weights.chunks),
-        host="master",
-        port=1,
+        endpoint=Endpoint("master", 1),
         limits=size.of_master(),
         now_s=0.0,
         kept=kept,

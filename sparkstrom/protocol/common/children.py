@@ -25,6 +25,7 @@ from sparkstrom.codec.messages import (
     State,
     Update,
 )
+from sparkstrom.observe.telemetry import SlowLink
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import Asked, Child, Serving
 from sparkstrom.protocol.common.events import Effect, Send
@@ -38,7 +39,6 @@ from sparkstrom.protocol.common.send_window import (
     sum_weight,
     weight,
 )
-from sparkstrom.protocol.common.slow_links import SlowLink
 
 STATE_SPACING_S = 0.005
 AGAIN_FIRST_S = 1.0  # an origin answers at once, through links that may be slow

@@ -23,6 +23,7 @@ from sparkstrom.codec.messages import (
     ResidualCheckpoint,
     Update,
 )
+from sparkstrom.observe.telemetry import WorkerCounters
 from sparkstrom.protocol.common.endings import Ending, Lack, Vain
 
 
@@ -291,7 +292,7 @@ class Observed(msgspec.Struct, frozen=True):
     """A worker's counters, for the summary and the progress line."""
 
     node: int
-    values: dict[str, float]
+    counters: WorkerCounters
 
 
 class Note(msgspec.Struct, frozen=True):

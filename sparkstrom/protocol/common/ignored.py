@@ -21,6 +21,7 @@ class Reason(enum.Enum):
     FOR_ANOTHER = "meant for another id or process"
     EARLY = "what has to be here first is not here yet"
     LATE = "a repeat, or overtaken by something newer"
+    UNKNOWN = "has counters by names that nobody here knows"
     UNSERVED = "nobody is known who could be served, or serve it"
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparkstrom.observe.telemetry import SlowLink
+
 NARROW_S = 5.0  # behind for so long without a break: no burst, and no pause of a process
 
 
@@ -35,35 +37,13 @@ class Backlog:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class SlowLink:
-    """A link that is too slow. Rates in bytes per second."""
-
-    node: int  # at its lower end
-    carries: float
-    needed: float
-    behind: int  # commits that wait, or are on their way
-    sums: bool  # some of them go as sums
-
-    def counters(self) -> dict[str, float]:
-        """As a relay tells the master of it, among its counters."""
-        return {f"narrow_{name}": float(getattr(self, name)) for name in self.__slots__}
-
-    @classmethod
-    def among(cls, counters: dict[str, float]) -> SlowLink | None:
-        """What ``counters`` made, if it is there."""
-        if "narrow_node" not in counters:
-            return None
-        node, carries, needed, behind, sums = (counters[f"narrow_{n}"] for n in cls.__slots__)
-        return cls(int(node), carries, needed, int(behind), bool(sums))
-
-    def text(self, host: str) -> str:
-        """For people."""
-        how = "summed" if self.sums else "delayed"
-        return (
-            f"the link to node {self.node} ({host}) carries {_mega(self.carries)} MB/s, training "
-            f"would fill {_mega(self.needed)}: updates are {how}, staleness {self.behind}"
-        )
+def in_words(link: SlowLink, host: str) -> str:
+    """For people; ``host`` is where its lower end runs."""
+    how = "summed" if link.sums else "delayed"
+    return (
+        f"the link to node {link.node} ({host}) carries {_mega(link.carries)} MB/s, training "
+        f"would fill {_mega(link.needed)}: updates are {how}, staleness {link.behind}"
+    )
 
 
 def _mega(rate: float) -> str:

@@ -26,8 +26,8 @@ from sparkstrom.protocol.master.placement import (
 
 def on_join(fit: Fit, join: Join, now_s: float) -> list[Effect]:
     """Answer a join, whoever sent it and however often."""
-    if join.version != fit.version:
-        reason = DIFFERENT_VERSIONS.format(fit.version, join.version, join.host)
+    if join.version != fit.spec.version:
+        reason = DIFFERENT_VERSIONS.format(fit.spec.version, join.version, join.host)
         return [ev.Abort(reason, "", join.host, join.partition, ev.Failure.SETUP)]
     node = fit.members.of(join)
     if node is not None and node in fit.members.live:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sparkstrom.base.identity import MASTER
+from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.messages import Join, State
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import SERVING, Serving
 from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.ignored import Ignored
 from sparkstrom.protocol.common.leases import Leases
 from sparkstrom.protocol.common.topology import FLAT, Topology
@@ -53,11 +54,10 @@ class Goodbye:
 class Fit:
     """The parts of the master's state; each guards its own rules."""
 
-    version: str
+    spec: FitSpec
     chunks: int  # of a snapshot
     limits: MasterLimits
-    host: str  # where the master listens
-    port: int
+    endpoint: Endpoint  # where the master listens
     sequencer: Sequencer
     ignored: Ignored
     partitions: list[Partition]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sparkstrom.base.identity import MASTER, Position
+from sparkstrom.base.identity import MASTER, Endpoint, Position
 from sparkstrom.codec.messages import (
     BUFFERS,
     NO_ID_YET,
@@ -34,6 +34,7 @@ from sparkstrom.protocol.common.child import Child
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.endings import Ending, Lack
 from sparkstrom.protocol.common.events import Effect
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.ignored import Ignored, Reason
 from sparkstrom.protocol.common.leases import Leases
 from sparkstrom.protocol.common.topology import Topology
@@ -65,13 +66,10 @@ class Master:
 
     def __init__(
         self,
+        spec: FitSpec,
         *,
-        version: str,
-        partitions: int,
-        epochs: int,
         chunks: int,
-        host: str,
-        port: int,
+        endpoint: Endpoint,
         limits: MasterLimits,
         now_s: float,
         kept: KeptFiles | None = None,
@@ -81,14 +79,13 @@ class Master:
         sequencer = Sequencer(limits.log_bytes, ignored)
         family = Children(limits.serving, sequencer.history, leases)
         self.fit = Fit(
-            version=version,
+            spec=spec,
             chunks=chunks,
             limits=limits,
-            host=host,
-            port=port,
+            endpoint=endpoint,
             sequencer=sequencer,
             ignored=ignored,
-            partitions=[Partition(i, epochs, unowned_s=now_s) for i in range(partitions)],
+            partitions=[Partition(i, spec.epochs, unowned_s=now_s) for i in range(spec.workers)],
             phases=Phases(limits.start_s, limits.workers_min, limits.end_s),
             keeping=ResidualCheckpoints(kept or {}),
             leases=leases,
@@ -137,7 +134,7 @@ class Master:
             case ev.StopRequested(reason=reason):
                 fit.phases.stop(reason)
             case ev.Moved(host=host, port=port):
-                fit.host, fit.port = host, port
+                fit.endpoint = Endpoint(host, port)
                 return self._forget_edges(now_s)
             case ev.Hashed(digest=digest):
                 fit.phases.own_digest = digest

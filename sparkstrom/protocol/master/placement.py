@@ -83,7 +83,7 @@ def _order(fit: Fit, member: Member, parent: int, now_s: float) -> list[Effect]:
 def _place(fit: Fit, member: Member, parent: int) -> Welcome:
     fit.edges += 1
     stream = FIRST_STREAM + STREAMS_PER_EDGE * fit.edges
-    host, port = fit.host, fit.port
+    host, port = fit.endpoint.host, fit.endpoint.port
     if parent != MASTER:
         above = fit.members.live[parent].join.address
         host, port = above.host, above.port

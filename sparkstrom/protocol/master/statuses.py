@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from sparkstrom.base.identity import MASTER, Position
 from sparkstrom.codec.messages import AskUpdater, Status
+from sparkstrom.observe.telemetry import SlowLink, from_wire
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.common.ignored import Reason
-from sparkstrom.protocol.common.slow_links import SlowLink
+from sparkstrom.protocol.common.slow_links import in_words
 from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.protocol.master.members import Member
 from sparkstrom.protocol.master.placement import confirm
@@ -40,9 +41,12 @@ def on_status(fit: Fit, status: Status, now_s: float) -> list[Effect]:
         member.audit = status.audit
     effects: list[Effect] = []
     if status.stats is not None:
-        effects.append(ev.Observed(member.node, status.stats))
-        found = SlowLink.among(status.stats)
-        effects += tell_narrow(fit, [found] if found is not None else [])
+        counters = from_wire(status.stats)
+        if counters.unknown:
+            fit.ignored.count(status, Reason.UNKNOWN)
+        effects.append(ev.Observed(member.node, counters))
+        if counters.node is not None and counters.node.slow_link is not None:
+            effects += tell_narrow(fit, [counters.node.slow_link])
     if member.node not in fit.narrow:
         effects += _tell_lag(member, status.lag)
     return effects
@@ -55,7 +59,7 @@ def tell_narrow(fit: Fit, found: list[SlowLink]) -> list[Effect]:
         member = fit.members.live.get(narrow.node)
         if member is not None and narrow.node not in fit.narrow:
             fit.narrow.add(narrow.node)
-            effects.append(ev.Note(narrow.text(member.join.host)))
+            effects.append(ev.Note(in_words(narrow, member.join.host)))
     return effects
 
 

@@ -22,7 +22,7 @@ from sparkstrom.encoding.thresholds import (
     algorithm_of,
 )
 from sparkstrom.models.base import FlatModel, Paced
-from sparkstrom.observe.residual_figures import waiting_in_residuals
+from sparkstrom.observe.fit_totals import FitTotals
 from sparkstrom.runtime.master_thread import Outcome
 from sparkstrom.spark.driver.horizon_notes import horizon_warnings
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
@@ -73,24 +73,19 @@ def doubts(
 
 def facts_of(outcome: Outcome, n_params: int, minibatches_before: int) -> Facts:
     """What the rules look at."""
-    stats = outcome.stats.values()
-    workers = sum(rows > 0 for rows in outcome.rows)
-    publications = sum(values.get("publications", 0.0) for values in stats)
-    left = sum(values.get("mass_left", 0.0) for values in stats)
-    clipped = sum(values.get("mass_clipped", 0.0) for values in stats)
-    hits = sum(values.get("hits", 0.0) for values in stats)
-    taus = [values["tau"] for values in stats if "tau" in values]
+    total = FitTotals.of(outcome.stats.values())
+    workers, publications = sum(rows > 0 for rows in outcome.rows), total.publications
     minibatches = minibatches_before + outcome.minibatches
     earlier = minibatches / outcome.minibatches if outcome.minibatches else 1.0
     return Facts(
         workers=workers,
         minibatches=minibatches,
         publications=earlier * publications / workers if workers else 0.0,
-        sent_fraction=hits / (publications * n_params) if publications else 0.0,
-        tau=sum(taus) / len(taus) if taus else 0.0,
+        sent_fraction=total.hits / (publications * n_params) if publications else 0.0,
+        tau=total.tau or 0.0,
         staleness=outcome.staleness_minibatches,
-        waiting=waiting_in_residuals(stats, workers, outcome.minibatches),
-        clipped=clipped / left if left else 0.0,
+        waiting=total.waiting_in_residuals(workers, outcome.minibatches),
+        clipped=total.mass_clipped / total.mass_left if total.mass_left else 0.0,
     )
 
 

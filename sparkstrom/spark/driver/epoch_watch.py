@@ -7,16 +7,15 @@ first moment at which the driver knows that figure: one commit, whose number the
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.codec.messages import Phase
 from sparkstrom.models.base import FlatModel, Measured
-from sparkstrom.observe.epochs import Epoch, EpochBook
+from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.stopping import LOSS, EarlyStopping, Judge
 from sparkstrom.runtime.master_thread import MasterThread, Progress, Snapshot
+from sparkstrom.spark.driver.listeners import FitListener
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,67 +28,46 @@ class Best:
     commit: int | None  # that the delivered parameters are as of; None: the last ones were wanted
 
 
-class EpochWatch:
-    """Follows; with a rule it also judges, and asks the master to stop."""
+class EpochWatch(FitListener):
+    """With a rule it judges epochs, asks the master to stop, and holds the best parameters."""
 
-    def __init__(self, master: MasterThread, rule: EarlyStopping | None, first_epoch: int) -> None:
+    def __init__(self, master: MasterThread, rule: EarlyStopping | None) -> None:
         self._master, self._rule = master, rule
         self._judge = Judge(rule or EarlyStopping())
-        self._book = EpochBook(first_epoch)
-        self._judged = -1
-        self._training: frozenset[int] = frozenset()
-        self._stopping = False
+        self._phase = Phase.GATHERING
+        self._stopping, self._improved = False, False
         self.best: Best | None = None
         self.copy: Snapshot | None = None  # of the best epoch, where wanted
 
-    def look(self, progress: Progress) -> None:
-        """Take note of what workers have reported; decide on epochs that are complete."""
-        self._book.follow(progress.stats.values())
-        self._training = progress.training or self._training  # nobody is left at the end
+    def on_phase(self, phase: Phase) -> None:
+        self._phase = phase
+
+    def on_epoch(self, epoch: Epoch) -> None:
         if self._rule is None or self._stopping:
             return
-        improved = False
-        for epoch in self._book.judged_by(self._training):
-            if epoch > self._judged and not self._stopping:
-                self._judged = epoch
-                improved |= self._see(epoch, running=progress.phase is Phase.RUNNING)
-        if improved:
-            self._keep(self._rule)
-
-    def _see(self, epoch: int, *, running: bool) -> bool:
-        if not self._book.held_weight(epoch):
+        if not epoch.held_weight:
             raise UsageError(
                 f"early_stopping={self._rule!r} has nothing to judge by: validation holds no rows "
                 "out, or only rows of weight 0; give a larger fraction, or a column that is true "
                 "for some rows"
             )
-        number = self._book.first_epoch + epoch + 1
-        is_best = self._judge.see(number, self._book.validation(epoch))
-        reason = self._judge.enough(number)
-        if reason is not None and running:
+        self._improved |= self._judge.see(epoch.epoch, epoch.validation)
+        reason = self._judge.enough(epoch.epoch)
+        if reason is not None and self._phase is Phase.RUNNING:
             self._stopping = True
             self._master.request_stop(reason)
-        return is_best
+
+    def on_progress(self, progress: Progress) -> None:
+        """Of several epochs that came at once, one copy is enough."""
+        if self._improved and self._rule is not None:
+            self._improved = False
+            self._keep(self._rule)
 
     def _keep(self, rule: EarlyStopping) -> None:
         assert self._judge.epoch is not None, "an epoch was the best"
         self.copy = self._master.snapshot() if rule.keep_best else None
         commit = self.copy.commit if self.copy else None
         self.best = Best(self._judge.epoch, rule.metric, self._judge.value, commit)
-
-    def close(self, reports: Iterable[str]) -> None:
-        """The tasks' last words, as JSON: the history has no gaps any more."""
-        self._book.close([json.loads(report)["epochs"] for report in reports])
-
-    @property
-    def finished(self) -> int:
-        """Epochs of this fit that some partition has come to the end of."""
-        history = self.history()
-        return history[-1].epoch - self._book.first_epoch if history else 0
-
-    def history(self) -> list[Epoch]:
-        """All epochs of this fit."""
-        return self._book.history()
 
 
 def check_validation(

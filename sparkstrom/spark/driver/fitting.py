@@ -11,10 +11,8 @@ from typing import Any
 
 from sparkstrom.base.errors import SetupError, TrainingError
 from sparkstrom.codec.messages import Phase
-from sparkstrom.observe.progress import Line, ProgressLine
-from sparkstrom.observe.residual_figures import EncodingLog, waiting_in_residuals
 from sparkstrom.runtime.master_thread import MasterThread, Progress
-from sparkstrom.spark.driver.epoch_watch import EpochWatch
+from sparkstrom.spark.driver.listeners import FitEvents, FitListener
 
 log = logging.getLogger(__name__)
 
@@ -97,24 +95,42 @@ class SparkJob:
         return [stage for stage in stages if stage is not None]
 
 
+class StartWatch(FitListener):
+    """Says now and then what the start waits for; ends a fit whose tasks fail before it."""
+
+    def __init__(self, job: SparkJob, say: Callable[[str], None]) -> None:
+        self._job, self._say = job, say
+        self._due_s = time.monotonic() + QUEUED_S
+
+    def on_progress(self, progress: Progress) -> None:
+        """Raise SetupError when tasks fail and nobody ever joined."""
+        if progress.phase is not Phase.GATHERING or time.monotonic() <= self._due_s:
+            return
+        self._due_s = time.monotonic() + QUEUED_S
+        running, failed = self._job.tasks()
+        if failed and not progress.joined:
+            error = self._job.task_error() or "Spark does not say why"
+            remedy = CODE_IS_MISSING if NO_MODULE in error else NETWORK_IS_CLOSED
+            raise SetupError(
+                f"{failed} tasks failed before any worker joined: {error}"
+                f" (more in the executors' logs: stderr in Spark's UI, `yarn logs`). {remedy}"
+            )
+        self._say(
+            f"sparkstrom waits: {progress.workers} of {progress.partitions} workers joined, "
+            f"{running} tasks have a slot"
+            + ("" if running else "; the job is queued behind others, or executors are missing")
+        )
+
+
 class Fitting:
     """Runs a fit to its end, good or bad; afterwards nothing of it runs any more."""
 
-    def __init__(
-        self,
-        master: MasterThread,
-        job: SparkJob,
-        progress: ProgressLine,
-        epochs: int,
-        watch: EpochWatch,
-    ) -> None:
-        self._master, self._job, self._progress, self._epochs = master, job, progress, epochs
-        self._epoch_watch = watch
-        self._encoding = EncodingLog()
-        self._queued_due_s = time.monotonic() + QUEUED_S
+    def __init__(self, master: MasterThread, job: SparkJob, events: FitEvents) -> None:
+        self._master, self._job, self._events = master, job, events
 
     def run(self) -> None:
         """Raise what ended the fit early."""
+        self._events.begin()
         self._master.start()
         try:
             self._job.start()
@@ -128,16 +144,17 @@ class Fitting:
             raise
         finally:
             self._master.end()
+        self._events.end(self._master.outcome(), self._job.reports)
 
     def _watch(self) -> None:
         """Until the master is done, it or Spark has failed."""
         while not self._master.finished.wait(LOOK_S):
-            self._show()
+            self._events.look(self._master.progress)
             if not self._job.running:
                 self._job_ended_early()
         if self._master.failure is not None:
             raise self._master.failure
-        self._show(force=True)
+        self._events.look(self._master.progress)
 
     def _job_ended_early(self) -> None:
         """Before the audit is done, Spark's failure is the fit's."""
@@ -156,57 +173,6 @@ class Fitting:
             log.warning("some tasks did not return within %g s; ending them", END_S)
             self._job.cancel()
             self._job.wait(END_S)
-        self._epoch_watch.close(self._job.reports)
-
-    def _show(self, *, force: bool = False) -> None:
-        look = self._master.progress
-        if look.phase is Phase.GATHERING and time.monotonic() > self._queued_due_s:
-            self._queued_due_s = time.monotonic() + QUEUED_S
-            self._look_at_start(look)
-        self._epoch_watch.look(look)
-        self._progress.show(line_of(look, self._epochs), force=force)
-        self._encoding.show(look.stats, force=force)
-
-    def _look_at_start(self, look: Progress) -> None:
-        """Say what the start waits for. Raise SetupError when tasks fail and nobody ever joined."""
-        running, failed = self._job.tasks()
-        if failed and not look.joined:
-            error = self._job.task_error() or "Spark does not say why"
-            remedy = CODE_IS_MISSING if NO_MODULE in error else NETWORK_IS_CLOSED
-            raise SetupError(
-                f"{failed} tasks failed before any worker joined: {error}"
-                f" (more in the executors' logs: stderr in Spark's UI, `yarn logs`). {remedy}"
-            )
-        self._progress.say(
-            f"sparkstrom waits: {look.workers} of {look.partitions} workers joined, "
-            f"{running} tasks have a slot"
-            + ("" if running else "; the job is queued behind others, or executors are missing")
-        )
-
-
-def line_of(look: Progress, epochs: int) -> Line:
-    """What people see of a fit under way."""
-
-    def total(name: str) -> float:
-        return sum(values.get(name, 0.0) for values in look.stats.values())
-
-    examples, loss_sum = total("last_examples"), total("last_loss_sum")
-    if not examples:  # nobody has finished an epoch yet
-        examples, loss_sum = total("examples"), total("loss_sum")
-    done = look.minibatches / look.minibatches_expected if look.minibatches_expected else 0.0
-    return Line(
-        phase=look.phase.name.lower(),
-        workers=look.workers,
-        partitions=look.partitions,
-        epoch=epochs * done,
-        epochs=epochs,
-        loss=loss_sum / examples if examples else None,
-        examples=int(total("examples")),
-        updates=look.commits,
-        bytes_sent=int(total("update_bytes")),
-        staleness=look.staleness,
-        waiting=waiting_in_residuals(look.stats.values(), len(look.training), look.minibatches),
-    )
 
 
 def cause_of(text: str) -> str:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-import tempfile
-import time
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +21,9 @@ from sparkstrom.encoding.layers import layers_of
 from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
 from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.observe.stopping import LOSS, EarlyStopping
-from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.residual_checkpoints import KeptFiles
-from sparkstrom.runtime.master_thread import MasterThread, Outcome, Plan, Snapshot
+from sparkstrom.runtime.master_thread import MasterThread, Snapshot
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.data import partitioning as spreading
 from sparkstrom.spark.data.columns import Chosen, Names
@@ -39,21 +37,25 @@ from sparkstrom.spark.driver.cluster import (
     slots_of,
     workers_for,
 )
-from sparkstrom.spark.driver.epoch_watch import EpochWatch, check_validation
-from sparkstrom.spark.driver.fitting import Fitting, SparkJob
+from sparkstrom.spark.driver.epoch_watch import Best, EpochWatch, check_validation
+from sparkstrom.spark.driver.evaluation import Evaluation, wanted_for
+from sparkstrom.spark.driver.fit_progress import FitProgress, ResidualLog
+from sparkstrom.spark.driver.fitting import Fitting, SparkJob, StartWatch
 from sparkstrom.spark.driver.horizon_notes import horizons_of
 from sparkstrom.spark.driver.initial_parameters import Handle, travelling
+from sparkstrom.spark.driver.listeners import FitEnd, FitEvents
+from sparkstrom.spark.driver.master_setup import driver_transport, limits_of, plan_of
 from sparkstrom.spark.driver.pickling import need_picklable
 from sparkstrom.spark.driver.predictor import Predictor
 from sparkstrom.spark.driver.settings import resolve
-from sparkstrom.spark.driver.summary import TrainingSummary, summarize
+from sparkstrom.spark.driver.summary import FitRecord, TrainingSummary, summarize
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
-from sparkstrom.spark.executor.interfaces import driver_address, opener
-from sparkstrom.spark.executor.job import TrainingJob, message_bytes_max, serving_of
+from sparkstrom.spark.executor.interfaces import driver_address
+from sparkstrom.spark.executor.job import TrainingJob
 from sparkstrom.spark.executor.tasks import forget_kept, run_partition
 
 
-class SparkNetwork(Predictor):
+class SparkNetwork:
     """Trains a model on Spark executors, again and again, and holds its parameters.
 
     ``spark`` is a SparkSession or SparkContext; ``progress=False`` is silent. With ``keep=False``
@@ -90,6 +92,7 @@ class SparkNetwork(Predictor):
         self._exports = Exports(self._context, self._master.export_directory)
         self._epochs_trained, self._minibatches_trained = 0, 0
         self._id = secrets.token_hex(8)
+        self._predictor = Predictor(self._context, lambda: (self.model, self._parameters.copy()))
 
     # -- training --------------------------------------------------------------------------------
 
@@ -113,7 +116,7 @@ class SparkNetwork(Predictor):
         ``early_stopping`` ends the fit when they gain nothing, and delivers the best parameters.
         Raises UsageError, SetupError or TrainingError (with host, partition and traceback).
         """
-        began_s = time.monotonic()
+        record = FitRecord()
         if not (isinstance(epochs, int) and epochs >= 1):
             raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
         check_validation(self._model, validation, early_stopping)
@@ -129,43 +132,34 @@ class SparkNetwork(Predictor):
         theta = self._theta()
         chosen = Chosen(features, label, weight, validation)
         spread = self._spread(data, chosen, workers)
-        workers = spread.workers
-        key, job_id = secrets.token_bytes(KEY_BYTES), secrets.randbits(63)
-        metric = early_stopping.metric if early_stopping else LOSS
-        with travelling(self._context, theta, workers) as initial:
-            master = self._master_thread(theta, Seal(key, job_id), job_id, workers, epochs)
-            job = self._job(
-                master, key, job_id, theta, initial, spread, epochs, chosen.fraction, metric
-            )
-            watch = EpochWatch(master, early_stopping, self._epochs_trained)
-            spark_job = self._spark_job(job, spread)
-            submitted_s = time.monotonic()
-            Fitting(master, spark_job, progress, epochs, watch).run()
-        outcome = master.outcome()
-        self._minibatches_trained = job.minibatches_before + outcome.minibatches
-        self._take(theta, outcome, watch.copy)
-        self._epochs_trained += epochs if outcome.stop_reason is None else watch.finished
-        warnings += doubts(self._master, self._model, outcome, job.minibatches_before)
-        return summarize(
-            outcome,
-            began_s=began_s,
-            submitted_s=submitted_s,
-            ended_s=time.monotonic(),
+        spec = FitSpec(
+            workers=spread.workers,
             epochs=epochs,
-            workers=workers,
             n_params=self._model.n_params,
-            executors=slots.executors,
-            warnings=warnings,
-            collect_stats=self._master.collect_training_stats,
-            export_directory=self._exports.directory,
-            history=watch.history(),
-            best=watch.best,
-            horizons=horizons_of(self._master, self._model, outcome.rows),
-            reports=spark_job.reports,
+            version=__version__,
+            job=secrets.randbits(63),
+            first_epoch=self._epochs_trained,
+            minibatches_before=self._minibatches_trained if self._kept else 0,
+            fraction=chosen.fraction,
+            metric=early_stopping.metric if early_stopping else LOSS,
         )
+        key = secrets.token_bytes(KEY_BYTES)
+        with travelling(self._context, theta, spec.workers) as initial:
+            master = self._master_thread(spec, theta, Seal(key, spec.job))
+            job = self._job(spec, key, master, theta, spread, initial)
+            spark_job, watch = self._spark_job(job, spread), EpochWatch(master, early_stopping)
+            listeners = [StartWatch(spark_job, progress.say), watch, FitProgress(progress)]
+            events = FitEvents(spec, [*listeners, ResidualLog(), record])
+            Fitting(master, spark_job, events).run()
+        assert record.end is not None, "a fit that did not raise is done"
+        self._take(theta, record.end, watch.copy)
+        return self._summary(record, watch.best, slots.executors, warnings)
 
-    def _take(self, theta: Theta, outcome: Outcome, best: Snapshot | None) -> None:
+    def _take(self, theta: Theta, end: FitEnd, best: Snapshot | None) -> None:
         """Parameters and buffers as they are at the end, or as they were at the best epoch."""
+        outcome = end.outcome
+        self._minibatches_trained = end.spec.minibatches_before + outcome.minibatches
+        self._epochs_trained += end.epochs_trained
         if best is None or best.commit == outcome.commits:
             self._parameters, self._kept = theta.values.copy(), outcome.kept
             buffers = theta.buffers
@@ -173,6 +167,23 @@ class SparkNetwork(Predictor):
             self._parameters, buffers = best.parameters, best.buffers
         if isinstance(self._model, Buffered) and buffers:
             self._model.load_buffers_bytes(buffers)
+
+    def _summary(
+        self, record: FitRecord, best: Best | None, executors: int, warnings: list[str]
+    ) -> TrainingSummary:
+        """What the fit can say about itself; doubts go to the log, too."""
+        assert record.end is not None, "there is a fit to tell of"
+        spec, outcome = record.end.spec, record.end.outcome
+        found = doubts(self._master, self._model, outcome, spec.minibatches_before)
+        return summarize(
+            record,
+            executors=executors,
+            warnings=[*warnings, *found],
+            collect_stats=self._master.collect_training_stats,
+            export_directory=self._exports.directory,
+            best=best,
+            horizons=horizons_of(self._master, self._model, outcome.rows),
+        )
 
     def _theta(self) -> Theta:
         """The parameters on the job's grid, which is chosen at the first fit and kept."""
@@ -201,33 +212,16 @@ class SparkNetwork(Predictor):
             return self._exports.spread(data, chosen, workers, direct)
         return direct()
 
-    def _master_thread(
-        self, theta: Theta, seal: Seal, job_id: int, workers: int, epochs: int
-    ) -> MasterThread:
-        void = self._master.void
+    def _master_thread(self, spec: FitSpec, theta: Theta, seal: Seal) -> MasterThread:
         warm_up()
+        void = self._master.void
         host = driver_address(void, self._context.getConf().get("spark.driver.host", "127.0.0.1"))
-        plan = Plan(
-            version=__version__,
-            partitions=workers,
-            epochs=epochs,
-            message_bytes_max=message_bytes_max(theta.n_params, len(theta.buffers)),
-            chunk_bytes_max=void.max_chunk_size,
-            kept=self._kept,
-            average=self._model.average_buffers if isinstance(self._model, Buffered) else None,
-        )
-        open_transport = opener(
-            f"{job_id:016x}-driver",
-            host,
-            void.controller_ports(),
-            edges=min(workers, void.topology(workers).fan_out),
-            scratch=Path(tempfile.gettempdir()),
-        )
+        plan = plan_of(spec, theta, self._model, void.max_chunk_size, self._kept)
         return MasterThread(
             plan,
-            limits_of(self._master, workers, theta.n_params),
+            limits_of(self._master, spec.workers, theta.n_params),
             theta,
-            open_transport=open_transport,
+            open_transport=driver_transport(spec, void, host),
             seal=seal,
             clock=SystemClock(),
         )
@@ -237,42 +231,82 @@ class SparkNetwork(Predictor):
         self._kept, self._may_have_files = {}, self._keep
         run = partial(run_partition, job, spread.blocks)
         runner = spread.rdd.mapPartitionsWithIndex(run).collect
-        return SparkJob(self._context, f"sparkstrom-{job.job:016x}", runner)
+        return SparkJob(self._context, f"sparkstrom-{job.spec.job:016x}", runner)
 
     def _job(
         self,
-        master: MasterThread,
+        spec: FitSpec,
         key: bytes,
-        job_id: int,
+        master: MasterThread,
         theta: Theta,
-        initial: Handle,
         spread: Spread,
-        epochs: int,
-        fraction: float,
-        metric: str,
+        initial: Handle,
     ) -> TrainingJob:
         return TrainingJob(
-            job=job_id,
+            spec=spec,
             key=key,
-            version=__version__,
             model=self._model,
             master=self._master,
-            epochs=epochs,
-            first_epoch=self._epochs_trained,
-            minibatches_before=self._minibatches_trained if self._kept else 0,
-            workers=spread.workers,
             k=theta.k,
-            n_params=theta.n_params,
             layers=theta.layers,
             endpoint=master.endpoint,
             lobby=master.lobby,
             network=self._id,
             rows=spread.rows,
-            fraction=fraction,
-            metric=metric,
             initial=initial,
             keep=self._keep,
         )
+
+    # -- prediction and evaluation ---------------------------------------------------------------
+
+    def predict(
+        self,
+        data: Any,
+        *,
+        features: Names = "features",
+        output: str | tuple[str, ...] | dict[str, str] = "prediction",
+    ) -> Any:
+        """Outputs under the shared parameters.
+
+        Of features [rows, ...] f32[rows, outputs], computed in this process; a tuple or dict of
+        arrays goes to a model with several inputs. Of an RDD of features an RDD of f32[outputs];
+        of a DataFrame, with ``features`` as ``fit`` takes them, the same with one more column
+        ``output``, array<float>: on the executors, when Spark runs it, under the parameters of
+        now. A model of several outputs, a tuple or dictionary, gives one for each row of an RDD,
+        and needs one of names in ``output``, for the columns of a DataFrame.
+        """
+        return self._predictor.predict(data, features, output)
+
+    def evaluate(
+        self,
+        data: Any,
+        metrics: str | Sequence[str] | None = None,
+        *,
+        features: Names = "features",
+        label: Names = "label",
+        weight: str | None = None,
+        positive: int = 1,
+    ) -> Evaluation:
+        """How well the shared parameters do on ``data``, as ``fit`` takes it, or on two arrays.
+
+        ``metrics``: among classification, regression, roc (of class ``positive``) and loss; None:
+        what fits the model. ``weight`` counts in the loss. Counted on the executors and merged
+        exactly: see docs/evaluation.md.
+        """
+        wanted = wanted_for(self._model, metrics, positive)
+        return self._predictor.evaluate(data, wanted, Chosen(features, label, weight))
+
+    def score(
+        self,
+        data: Any,
+        *,
+        features: Names = "features",
+        label: Names = "label",
+        weight: str | None = None,
+    ) -> float:
+        """The model's own loss on ``data``, mean over rows: smaller is better (DL4J's score)."""
+        chosen: dict[str, Any] = {"features": features, "label": label, "weight": weight}
+        return self.evaluate(data, "loss", **chosen).loss
 
     # -- the result ------------------------------------------------------------------------------
 
@@ -359,18 +393,3 @@ class SparkNetwork(Predictor):
         forget = partial(forget_kept, self._id)
         self._context.parallelize(range(slots), slots).mapPartitions(forget).count()
         self._kept, self._may_have_files = {}, False
-
-
-def limits_of(master: SharedTrainingMaster, workers: int, n_params: int) -> MasterLimits:
-    """The master's deadlines and sizes, from the user's options."""
-    tree = master.void.topology(workers)
-    return MasterLimits(
-        lease_s=master.void.lease_s,
-        start_s=master.start_timeout,
-        workers_min=min(master.min_workers, workers),
-        release_s=master.void.lease_s,
-        log_bytes=master.void.log_bytes,
-        serving=serving_of(n_params),
-        fan_out=tree.fan_out,
-        depth=tree.depth_max,
-    )

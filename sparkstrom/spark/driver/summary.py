@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
-from sparkstrom.observe.residual_figures import figures_in, waiting_in_residuals
+from sparkstrom.observe.fit_totals import FitTotals
+from sparkstrom.observe.telemetry import bytes_on_links
 from sparkstrom.protocol.common.endings import Ending
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.master_thread import Outcome
-from sparkstrom.runtime.wire_bytes import wire_bytes
 from sparkstrom.spark.driver.epoch_watch import Best
 from sparkstrom.spark.driver.horizon_notes import Horizons, in_words
+from sparkstrom.spark.driver.listeners import FitEnd, FitListener
 
 SKEW = 1.5  # largest partition / smallest, from which on it is said
 
@@ -119,100 +123,112 @@ class TrainingSummary:
         return "\n".join(f"{name:<20}{value}" for name, value in rows)
 
 
+@dataclass(slots=True)
+class FitRecord(FitListener):
+    """Keeps what a summary is made of: how a fit ended, and when, on the driver's clock."""
+
+    began_s: float = field(default_factory=time.monotonic)  # ``fit`` was called
+    submitted_s: float = math.nan
+    ended_s: float = math.nan
+    end: FitEnd | None = None
+
+    def on_fit_begin(self, spec: FitSpec) -> None:
+        self.submitted_s = time.monotonic()
+
+    def on_fit_end(self, end: FitEnd) -> None:
+        self.end, self.ended_s = end, time.monotonic()
+
+
 def summarize(
-    outcome: Outcome,
+    record: FitRecord,
     *,
-    began_s: float,
-    submitted_s: float,
-    ended_s: float,
-    epochs: int,
-    workers: int,
-    n_params: int,
     executors: int,
     warnings: list[str],
     collect_stats: bool,
     export_directory: str | None = None,
-    history: list[Epoch],
     best: Best | None,
     horizons: Horizons,
-    reports: Iterable[str] = (),
 ) -> TrainingSummary:
-    """Put a fit's outcome into figures; ``reports`` are those of its tasks."""
-
-    def total(name: str) -> float:
-        return sum(values.get(name, 0.0) for values in outcome.stats.values())
-
-    breaches = outcome.breaches + int(total("breaches"))
+    """Put a fit that is done into figures."""
+    assert record.end is not None, "the fit is done"
+    spec, outcome = record.end.spec, record.end.outcome
+    total = FitTotals.of(outcome.stats.values())
+    breaches = outcome.breaches + total.breaches
     rows_trained = sum(max(0, rows) for rows in outcome.rows)
-    held_out = sum(_by_partition(outcome, "rows_held_out").values())
     return TrainingSummary(
         replicas_equal=len(set(outcome.hashes.values())) == 1 and not breaches,
         hashes=outcome.hashes,
-        bytes_sent=int(total("update_bytes")),
-        bytes_wire=wire_bytes([outcome.wire, *outcome.stats.values()]),
-        bytes_dense=outcome.minibatches * 4 * n_params,
-        seconds=ended_s - began_s,
-        phase_seconds=_phases(outcome.phase_began_s, began_s, submitted_s, ended_s),
-        epochs=epochs,
-        workers=workers,
-        n_params=n_params,
+        bytes_sent=total.update_bytes,
+        bytes_wire=bytes_on_links([outcome.wire, *total.links]),
+        bytes_dense=outcome.minibatches * 4 * spec.n_params,
+        seconds=record.ended_s - record.began_s,
+        phase_seconds=_phases(outcome.phase_began_s, record),
+        epochs=spec.epochs,
+        workers=spec.workers,
+        n_params=spec.n_params,
         minibatches=outcome.minibatches,
         minibatches_expected=outcome.minibatches_expected,
-        examples=int(total("examples")),
-        rows=rows_trained + held_out,
+        examples=total.examples,
+        rows=rows_trained + total.rows_held_out,
         rows_trained=rows_trained,
-        rows_held_out=held_out,
+        rows_held_out=total.rows_held_out,
         export_directory=export_directory,
-        spilled_bytes=sum(_by_partition(outcome, "spilled_bytes").values()),
+        spilled_bytes=total.spilled_bytes,
         updates=outcome.commits,
-        loss=_mean_loss(total("last_loss_sum"), total("last_examples")),
-        sent_fraction=total("hits") / max(1.0, total("publications") * n_params),
+        loss=_mean_loss(total),
+        sent_fraction=total.hits / max(1.0, total.publications * spec.n_params),
         staleness=outcome.staleness,
         staleness_minibatches=outcome.staleness_minibatches,
         staleness_minibatches_max=outcome.staleness_minibatches_max,
-        residual_minibatches=_waiting(outcome),
-        residual_norm=total("residual_square") ** 0.5,
-        mass_clipped=total("mass_clipped"),
-        mass_scaled_away=total("mass_scaled"),
-        mass_lost=outcome.lost_mass + sum(json.loads(r)["mass_dismissed"] for r in reports),
+        residual_minibatches=_waiting(outcome, total),
+        residual_norm=total.residual_square**0.5,
+        mass_clipped=total.mass_clipped,
+        mass_scaled_away=total.mass_scaled_away,
+        mass_lost=outcome.lost_mass + _dismissed(record.end.reports),
         grants=outcome.grants,
         horizons=horizons,
-        tau=_tau(outcome),
+        tau=_tau(total),
         exactness_breaches=breaches,
         first_breach=outcome.first_breach,
-        rejected_frames=outcome.traffic.rejected.total() + int(total("rejected")),
+        rejected_frames=outcome.traffic.rejected.total() + total.rejected,
         departures=_departures(outcome),
-        warnings=[*warnings, *_warnings(outcome, executors, breaches)],
+        warnings=[*warnings, *_warnings(outcome, total, executors, breaches)],
         stopped=outcome.stop_reason,
-        history=history,
+        history=record.end.history,
         best=best,
         worker_seconds=_worker_seconds(outcome) if collect_stats else {},
         encoding=_encoding(outcome),
     )
 
 
-def _mean_loss(loss_sum: float, examples: float) -> float:
-    return loss_sum / examples if examples else float("nan")
+def _dismissed(reports: Iterable[str]) -> float:
+    """What tasks had not sent whose worker was not needed any more."""
+    masses: Iterable[float] = (json.loads(report)["mass_dismissed"] for report in reports)
+    return sum(masses)
 
 
-def _waiting(outcome: Outcome) -> float:
+def _mean_loss(total: FitTotals) -> float:
+    return total.last_loss_sum / total.last_examples if total.last_examples else float("nan")
+
+
+def _waiting(outcome: Outcome, total: FitTotals) -> float:
     workers = sum(rows > 0 for rows in outcome.rows)
-    return waiting_in_residuals(outcome.stats.values(), workers, outcome.minibatches)
+    return total.waiting_in_residuals(workers, outcome.minibatches)
 
 
-def _tau(outcome: Outcome) -> float:
-    taus = [values["tau"] for values in outcome.stats.values() if "tau" in values]
-    return sum(taus) / len(taus) if taus else float("nan")
+def _tau(total: FitTotals) -> float:
+    return float("nan") if total.tau is None else total.tau
 
 
-def _warnings(outcome: Outcome, executors: int, breaches: int) -> list[str]:
+def _warnings(outcome: Outcome, total: FitTotals, executors: int, breaches: int) -> list[str]:
     return [
         *outcome.notes,
         *skew_warnings(outcome.rows, len(outcome.executors), executors),
         *_breach_warning(breaches, outcome.first_breach),
         *_differing(outcome.hashes),
-        *_fresh_updaters(outcome),
-        *_nothing_learnt(outcome),
+        *_fresh_updaters(total.fresh_updaters),
+        *_nothing_learnt(outcome.minibatches, total),
+        *_unknown_counters(total.unknown),
     ]
 
 
@@ -226,23 +242,24 @@ def _departures(outcome: Outcome) -> list[str]:
 
 
 def _encoding(outcome: Outcome) -> dict[str, dict[str, float]]:
-    by_node = {str(node): figures_in(values) for node, values in outcome.stats.items()}
-    return {node: figures for node, figures in by_node.items() if figures}
+    return {
+        str(node): told.training.residual.by_name()
+        for node, told in outcome.stats.items()
+        if told.training is not None and told.training.residual is not None
+    }
 
 
-def _phases(
-    began: dict[Phase, float], began_s: float, submitted_s: float, ended_s: float
-) -> dict[str, float]:
+def _phases(began: dict[Phase, float], record: FitRecord) -> dict[str, float]:
     """Seconds of each phase, in order; together they are the whole."""
     marks = [
-        ("prepare", submitted_s),
-        ("start", began.get(Phase.RUNNING, submitted_s)),
-        ("train", began.get(Phase.DRAINING, ended_s)),
-        ("drain", began.get(Phase.AUDIT, ended_s)),
-        ("audit", began.get(Phase.DONE, ended_s)),
-        ("end", ended_s),
+        ("prepare", record.submitted_s),
+        ("start", began.get(Phase.RUNNING, record.submitted_s)),
+        ("train", began.get(Phase.DRAINING, record.ended_s)),
+        ("drain", began.get(Phase.AUDIT, record.ended_s)),
+        ("audit", began.get(Phase.DONE, record.ended_s)),
+        ("end", record.ended_s),
     ]
-    out, before_s = {}, began_s
+    out, before_s = {}, record.began_s
     for name, mark_s in marks:
         out[name] = max(0.0, mark_s - before_s)
         before_s = max(before_s, mark_s)
@@ -257,8 +274,7 @@ def _differing(hashes: dict[str, str]) -> list[str]:
     return [f"replicas differ from the driver's: {', '.join(nodes)}; please report this as a bug"]
 
 
-def _fresh_updaters(outcome: Outcome) -> list[str]:
-    workers = int(sum(values.get("fresh_updaters", 0) for values in outcome.stats.values()))
+def _fresh_updaters(workers: int) -> list[str]:
     if not workers:
         return []
     return [
@@ -267,20 +283,28 @@ def _fresh_updaters(outcome: Outcome) -> list[str]:
     ]
 
 
-def _nothing_learnt(outcome: Outcome) -> list[str]:
+def _nothing_learnt(minibatches: int, total: FitTotals) -> list[str]:
     """Says so where a fit delivers the parameters that it began with."""
-    stats = outcome.stats.values()
-    if not outcome.minibatches or any(values.get("hits") for values in stats):
+    if not minibatches or total.hits:
         return []
-    if not any(values.get("residual_square") for values in stats):
+    if not total.residual_square:
         return [
             "no minibatch changed a parameter: the fit delivers those it began with; does the step "
             "compute with the parameters it is given, and is the learning rate above 0?"
         ]
     return [
         "no worker sent anything: every change stayed below its threshold (at the end "
-        f"{_tau(outcome):.2e}), so the fit delivers the parameters it began with; lower it, as by "
+        f"{_tau(total):.2e}), so the fit delivers the parameters it began with; lower it, as by "
         "threshold='auto', or train longer"
+    ]
+
+
+def _unknown_counters(names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    return [
+        f"workers told {len(names)} counters that this driver does not know, which are in no "
+        f"figure: {', '.join(names)}; please report this as a bug"
     ]
 
 
@@ -317,17 +341,8 @@ def _breach_warning(breaches: int, first: int) -> list[str]:
     ]
 
 
-def _by_partition(outcome: Outcome, name: str) -> dict[int, int]:
-    """A figure of each partition: a worker and the one that replaced it read the same rows."""
-    return {
-        int(values["partition"]): int(values[name])
-        for values in outcome.stats.values()
-        if "partition" in values
-    }
-
-
 def _worker_seconds(outcome: Outcome) -> dict[str, dict[str, float]]:
     return {
-        str(node): {name[2:]: v for name, v in values.items() if name.startswith("s_")}
-        for node, values in outcome.stats.items()
+        str(node): told.training.seconds if told.training is not None else {}
+        for node, told in outcome.stats.items()
     }

@@ -8,8 +8,8 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import Seal
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.models.base import Buffered, FlatModel
-from sparkstrom.observe.stopping import LOSS
 from sparkstrom.protocol.common.child import Serving
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.runtime.theta import CHUNK_PARAMS
 from sparkstrom.spark.driver.initial_parameters import Handle
@@ -25,41 +25,33 @@ UNDER_WAY_MAX_BYTES = 64 << 20  # to all children of a node, however many there 
 class TrainingJob:
     """One ``fit``. Travels inside Spark's own task closure, which is where the key is safe."""
 
-    job: int  # u64, random
+    spec: FitSpec
     key: bytes = field(repr=False)
-    version: str  # of sparkstrom, on the driver
     model: FlatModel  # without its storage: architecture, seed, options
     master: SharedTrainingMaster
-    epochs: int
-    first_epoch: int  # epochs trained in earlier fits: shuffling goes on from there
-    minibatches_before: int  # in earlier fits whose updaters' states go on: schedules do, too
-    workers: int
     k: int  # the grid: q = 2^-k
-    n_params: int
     layers: Layers | None  # with thresholds of their own
     endpoint: Endpoint  # of the master
     lobby: int
     network: str  # names the files kept on executors for the next fit
     rows: tuple[int, ...] = ()  # per partition, where rows stayed and so were counted
-    fraction: float = 0.0  # of the rows is held out, by chance
-    metric: str = LOSS  # of held-out rows
     initial: Handle | None = None  # theta at commit 0; without it workers copy the master's
     keep: bool = True  # residuals and updaters' states for the next fit, on the executors' scratch
 
     def seal(self) -> Seal:
         """What closes and opens this job's frames."""
-        return Seal(self.key, self.job)
+        return Seal(self.key, self.spec.job)
 
     @property
     def tree(self) -> Topology:
         """The topology, empty: its fan-out and depth."""
-        return self.master.void.topology(self.workers)
+        return self.master.void.topology(self.spec.workers)
 
     @property
     def message_bytes_max(self) -> int:
         """No message of this job is longer."""
         buffers = len(self.model.buffers_bytes()) if isinstance(self.model, Buffered) else 0
-        return message_bytes_max(self.n_params, buffers)
+        return message_bytes_max(self.spec.n_params, buffers)
 
 
 def message_bytes_max(n_params: int, buffers_bytes: int) -> int:

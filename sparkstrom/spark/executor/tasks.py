@@ -36,7 +36,7 @@ from sparkstrom.protocol.common.events import Order
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.freed_memory import kept_for_the_next_step
-from sparkstrom.runtime.node_thread import Copying, Meeting, NodeThread
+from sparkstrom.runtime.node_thread import Copying, Meeting, NodePlan, NodeThread
 from sparkstrom.runtime.optimizer_lending import OptimizerLender
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.row_store import Store
@@ -158,7 +158,7 @@ def spare_collections() -> None:
 def settle(job: TrainingJob, place: TaskPlace) -> None:
     """Tell a model that asks for it what this task has of the machine."""
     if isinstance(job.model, Placeable):
-        chance = (job.master.rng_seed, place.partition, job.first_epoch)
+        chance = (job.master.rng_seed, place.partition, job.spec.first_epoch)
         seed = int(np.random.SeedSequence(chance).generate_state(1, np.uint64)[0] >> np.uint64(1))
         job.model.place(Share(place.cpus, place.gpu, seed))
 
@@ -177,7 +177,7 @@ def batches_of(job: TrainingJob, place: TaskPlace, blocks: Iterator[Block] | Non
     """The partition's minibatches, checked against the model; of None there are none."""
     master = job.master
     store = Store(
-        master.batch_memory_bytes, place.scratch, seed=master.rng_seed, fraction=job.fraction
+        master.batch_memory_bytes, place.scratch, seed=master.rng_seed, fraction=job.spec.fraction
     )
     rows = 0
     for block in blocks or ():
@@ -191,7 +191,7 @@ def batches_of(job: TrainingJob, place: TaskPlace, blocks: Iterator[Block] | Non
         batch_rows=master.batch_size_per_worker,
         seed=master.rng_seed,
         partition=place.partition,
-        first_epoch=job.first_epoch,
+        first_epoch=job.spec.first_epoch,
     )
 
 
@@ -205,15 +205,17 @@ class Session:
         inbox = TrainerInbox(job.master.void.window_bytes, theta.begin_sum)
         self.station, lender = TrainerChannel(inbox), OptimizerLender(SystemClock())
         self.thread = NodeThread(
-            identity_of(job, place, batches),
-            limits_of(job),
+            NodePlan(
+                identity_of(job, place, batches),
+                limits_of(job),
+                Meeting(job.endpoint, job.lobby),
+                message_bytes_max=job.message_bytes_max,
+                chunk_bytes_max=job.master.void.max_chunk_size,
+            ),
             open_transport=self._opener(),
             seal=job.seal(),
-            meeting=Meeting(job.endpoint, job.lobby),
             station=self.station,
             copying=Copying(replica.chunk, theta.merge, lender.chunk),
-            message_bytes_max=job.message_bytes_max,
-            chunk_bytes_max=job.master.void.max_chunk_size,
             clock=SystemClock(),
         )
         self.trainer = Trainer(
@@ -231,7 +233,7 @@ class Session:
         void = self._job.master.void
         edges, local_edges = edges_of(self._job.tree)
         return opener(
-            f"{self._job.job:016x}-{self._place.jvm}",
+            f"{self._job.spec.job:016x}-{self._place.jvm}",
             executor_address(void, self._job.endpoint),
             void.executor_ports(),
             edges=edges,
@@ -270,22 +272,22 @@ def schedule_of(job: TrainingJob, partition: int = 0, attempt: int = 0) -> Sched
     """How far and how often this worker trains and publishes."""
     master = job.master
     return Schedule(
-        job.epochs,
+        job.spec.epochs,
         None if isinstance(master.publish_every, str) else master.publish_every,
         master.debug_longer_iterations,
         show_residual=master.encoding_debug_mode,
-        metric=job.metric,
+        metric=job.spec.metric,
         partition=partition,
         attempt=attempt,
-        minibatches_before=job.minibatches_before if master.horizon == "fit" else None,
+        minibatches_before=job.spec.minibatches_before if master.horizon == "fit" else None,
     )
 
 
 def initial_theta(job: TrainingJob) -> Theta:
     """The parameters and buffers that the fit begins with, where the job brings them."""
-    theta = Theta(job.n_params, job.k, job.layers)
+    theta = Theta(job.spec.n_params, job.k, job.layers)
     if job.initial is not None:
-        theta.values[:], theta.buffers = unpack(job.initial.value, job.n_params, job.k)
+        theta.values[:], theta.buffers = unpack(job.initial.value, job.spec.n_params, job.k)
     return theta
 
 
@@ -293,13 +295,13 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
     """This worker's model, theta and encoder."""
     master = job.master
     encoder = Encoder(
-        job.n_params,
+        job.spec.n_params,
         job.k,
         algorithm_of(master.threshold),
         master.residual_post_processor,
         train_on=master.train_on,
         aggregation=master.aggregation,
-        workers=job.workers,
+        workers=job.spec.workers,
         layer_of=job.model.layer_of,
         warm_up=master.warm_up,
         shake_frequency=master.shake_frequency,
@@ -334,7 +336,7 @@ def limits_of(job: TrainingJob) -> NodeLimits:
         step_s=job.master.step_timeout,
         window_bytes=void.window_bytes,
         log_bytes=void.log_bytes,
-        serving=serving_of(job.n_params),
+        serving=serving_of(job.spec.n_params),
         publications_max=PUBLICATIONS_MAX if job.master.publish_every == AUTO else None,
         borrow_s=void.lease_s,
         **bounds_of(job.master),

@@ -22,13 +22,12 @@ import pytest
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.identity import MASTER
-from sparkstrom.base.version import __version__
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.runtime.master_thread import MasterThread, Outcome, Plan
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.driver.network import limits_of
+from sparkstrom.spark.driver.master_setup import limits_of
 from sparkstrom.spark.executor.interfaces import opener
 from sparkstrom.transport.aeron.driver import DriverHandle, DriverOptions, ensure_driver
 from sparkstrom.transport.aeron.processes import Watched, is_alive, watched
@@ -131,9 +130,7 @@ class RealMesh:
             self._handles = list(pool.map(self._driver, ["driver", *sorted(executors)]))
         job = self.order.training()
         plan = Plan(
-            version=__version__,
-            partitions=forking.WORKERS,
-            epochs=self.order.epochs,
+            job.spec,
             message_bytes_max=job.message_bytes_max,
             chunk_bytes_max=job.master.void.max_chunk_size,
             kept={},

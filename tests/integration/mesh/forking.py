@@ -24,6 +24,7 @@ from sparkstrom.base.version import __version__
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models.base import Batch, Flat, State
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.spark.data.row_blocks import blocks_of_rows
 from sparkstrom.spark.executor.job import TrainingJob
 from sparkstrom.spark.executor.tasks import TaskPlace, run
@@ -100,9 +101,8 @@ class Order:
 
     def training(self) -> TrainingJob:
         return TrainingJob(
-            job=self.job,
+            spec=FitSpec(WORKERS, self.epochs, N_PARAMS, __version__, self.job),
             key=bytes.fromhex(self.key),
-            version=__version__,
             model=Tally(),
             master=SharedTrainingMaster(
                 VoidConfiguration(
@@ -116,12 +116,7 @@ class Order:
                 residual_post_processor=None,
                 debug_longer_iterations=self.sleep_ms,
             ),
-            epochs=self.epochs,
-            first_epoch=0,
-            minibatches_before=0,
-            workers=WORKERS,
             k=K,
-            n_params=N_PARAMS,
             layers=None,
             endpoint=Endpoint("127.0.0.1", self.port),
             lobby=self.lobby,

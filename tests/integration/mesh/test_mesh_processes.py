@@ -104,8 +104,8 @@ def test_tasks_of_one_executor_share_memory_and_relays_relay(real_mesh: Any) -> 
     assert with_common_logs(mesh) == near
     outcome = mesh.finish()
     check_each_row_counted_once(mesh, outcome)
-    published = sum(values["update_bytes"] for values in outcome.stats.values())
-    sent = {node: values["wire_bytes"] for node, values in outcome.stats.items()}
+    published = sum(told.node.update_bytes for told in outcome.stats.values())
+    sent = {node: told.node.wire_bytes for node, told in outcome.stats.items()}
     assert min(sent[node] for node in inner) > published  # everything, to a child at least
     # To two children, some of it again where one is slow; not to all sixteen.
     assert 2 * published < outcome.traffic.wire_bytes < 8 * published

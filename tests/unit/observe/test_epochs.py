@@ -8,6 +8,7 @@ import math
 import pytest
 
 from sparkstrom.observe.epochs import WINDOW, EpochBook, EpochLog, Finished
+from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 
 
 def log_of(partition: int, epochs: range, attempt: int = 0, held: float = 1.0) -> EpochLog:
@@ -17,10 +18,17 @@ def log_of(partition: int, epochs: range, attempt: int = 0, held: float = 1.0) -
     return log
 
 
-def counters(log: EpochLog) -> dict[str, float]:
-    newest = log.report()["epochs"][-1]
-    last = {"last_loss_sum": newest["loss_sum"], "last_examples": newest["examples"]}
-    return log.counters() | last
+def counters(log: EpochLog) -> WorkerCounters:
+    report = log.report()
+    newest = report["epochs"][-1]
+    training = TrainingCounters(
+        partition=report["partition"],
+        attempt=report["attempt"],
+        last_loss_sum=newest["loss_sum"],
+        last_examples=newest["examples"],
+        epochs=log.figures(),
+    )
+    return WorkerCounters(training)
 
 
 def test_an_epoch_is_judged_when_all_have_reported_it() -> None:
@@ -29,12 +37,14 @@ def test_an_epoch_is_judged_when_all_have_reported_it() -> None:
     assert book.judged_by({0, 1}) == [0, 1]
     assert book.judged_by({0}) == [0, 1, 2]
     assert book.judged_by({0, 1, 2}) == book.judged_by(()) == []
-    assert book.validation(1) == (9 + 27) / 4
+    assert book.epoch(1).validation == (9 + 27) / 4
+    assert book.epoch(1).held_weight == 4.0
 
 
 def test_a_worker_that_has_finished_nothing_says_who_it_is() -> None:
     book = EpochBook()
-    book.follow([EpochLog(3, 5).counters()])
+    silent, joined = WorkerCounters(), TrainingCounters(3, 5, epochs=EpochLog(3, 5).figures())
+    book.follow([silent, WorkerCounters(joined)])
     assert book.history() == []
 
 
@@ -63,7 +73,7 @@ def test_sums_do_not_depend_on_who_comes_first() -> None:
     for order in (logs, logs[::-1]):
         book = EpochBook()
         book.follow(map(counters, order))
-        assert book.validation(0) == 10 / 6
+        assert book.epoch(0).validation == 10 / 6
 
 
 def test_nothing_held_out_is_nothing_measured() -> None:
@@ -71,10 +81,13 @@ def test_nothing_held_out_is_nothing_measured() -> None:
     log.add(Finished(0, 1.0, 2))
     book = EpochBook()
     book.close([log.report()])
-    assert math.isnan(book.validation(0))
+    assert math.isnan(book.epoch(0).validation)
+    assert book.epoch(0).held_weight == 0.0
     assert book.history()[0].loss == 0.5
 
 
-def test_counters_leave_room_for_others() -> None:
-    assert len(log_of(0, range(100)).counters()) == WINDOW + 4
-    assert log_of(0, range(100)).counters()[f"held@{99}"] == pytest.approx(-89.0)
+def test_figures_leave_room_for_other_counters() -> None:
+    figures = log_of(0, range(100)).figures()
+    assert figures is not None
+    assert len(figures.held_sums) == WINDOW
+    assert figures.held_sums[99] == pytest.approx(-89.0)

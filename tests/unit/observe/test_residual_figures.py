@@ -1,4 +1,4 @@
-"""The residual's figures: right, carried among counters, and logged now and then."""
+"""The residual's figures: right, and logged now and then."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from sparkstrom.observe import residual_figures
-from sparkstrom.observe.residual_figures import EncodingLog, among_counters, figures_in, figures_of
+from sparkstrom.observe.residual_figures import EncodingLog, figures_of
+from sparkstrom.observe.telemetry import ResidualFigures, TrainingCounters, WorkerCounters
 
 
 def test_figures_are_of_absolute_values() -> None:
     residual = np.linspace(-1, 1, 2001, dtype=np.float32)
-    figures = figures_of(residual, 0.5)
+    figures = figures_of(residual, 0.5).by_name()
     assert figures["tau"] == 0.5
     assert figures["at_least_tau"] == 1002  # 501 on either side
     assert figures["max"] == 1.0
@@ -23,11 +24,9 @@ def test_figures_are_of_absolute_values() -> None:
     assert figures["p99.9"] <= figures["p99.99"] <= 1.0
 
 
-def test_they_come_out_of_the_counters_again() -> None:
-    figures = figures_of(np.ones(10, np.float32), 2.0)
-    counters = {"steps": 1.0, "residual_square": 4.0, "rejected": 0.0, **among_counters(figures)}
-    assert figures_in(counters) == figures
-    assert figures_in({"steps": 1.0, "residual_square": 4.0, "rejected": 0.0}) == {}
+def told(tau: float) -> WorkerCounters:
+    figures = ResidualFigures(tau, 2.0, 0.1, 0.25, 0.2, 0.21, 0.22, 0.23, 0.24)
+    return WorkerCounters(TrainingCounters(residual=figures))
 
 
 def test_the_log_says_them_now_and_then(
@@ -36,17 +35,19 @@ def test_the_log_says_them_now_and_then(
     now_s = 100.0
     monkeypatch.setattr(residual_figures.time, "monotonic", lambda: now_s)
     counters = {
-        2: among_counters({"tau": 0.5, "max": 0.25}),
-        1: among_counters({"tau": 0.125}),
-        3: {"steps": 1.0},
+        2: told(0.5),
+        1: told(0.125),
+        3: WorkerCounters(TrainingCounters(steps=1)),
+        4: WorkerCounters(),
     }
     log = EncodingLog()
     with caplog.at_level(logging.INFO, "sparkstrom.encoding"):
         for _ in range(3):
             log.show(counters)
         assert [record.getMessage() for record in caplog.records] == [
-            "node 1, absolute residual: tau 0.125",
-            "node 2, absolute residual: tau 0.5, max 0.25",
+            f"node {node}, absolute residual: tau {tau}, at_least_tau 2, mean 0.1, max 0.25,"
+            " p50 0.2, p95 0.21, p99 0.22, p99.9 0.23, p99.99 0.24"
+            for node, tau in ((1, 0.125), (2, 0.5))
         ]
         log.show(counters, force=True)
         now_s += residual_figures.LOG_EVERY_S
@@ -57,5 +58,5 @@ def test_the_log_says_them_now_and_then(
 
 def test_without_figures_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "sparkstrom.encoding"):
-        EncodingLog().show({1: {"steps": 1.0}}, force=True)
+        EncodingLog().show({1: WorkerCounters(TrainingCounters(steps=1))}, force=True)
     assert caplog.records == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.base.identity import MASTER
+from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.messages import (
     Activity,
     Address,
@@ -28,6 +28,7 @@ from sparkstrom.codec.messages import (
     Welcome,
 )
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.members import Member
@@ -217,14 +218,13 @@ class MasterDriver:
 
     def __init__(self, make: Make, partitions: int = 2, **given: Any) -> None:
         self.make = make
-        fields: dict[str, Any] = {"epochs": 2, "chunks": 1, "kept": None} | {
-            name: given.pop(name) for name in ("epochs", "chunks", "kept") if name in given
+        spec = FitSpec(partitions, given.pop("epochs", 2), n_params=1, version="v")
+        fields: dict[str, Any] = {"chunks": 1, "kept": None} | {
+            name: given.pop(name) for name in ("chunks", "kept") if name in given
         }
         self.machine = Master(
-            version="v",
-            partitions=partitions,
-            host="master",
-            port=1,
+            spec,
+            endpoint=Endpoint("master", 1),
             limits=MasterLimits(**given),
             now_s=0.0,
             **fields,

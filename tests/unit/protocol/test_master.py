@@ -20,6 +20,7 @@ from sparkstrom.codec.messages import (
     State,
     Welcome,
 )
+from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.ignored import Reason
 from sparkstrom.protocol.common.send_window import weight
@@ -225,8 +226,17 @@ def test_after_a_failure_also_those_are_told_that_have_no_place_yet(master_with:
 
 
 def test_counters_pass_through(master: Any) -> None:
-    effects = master.running().say(1, stats={"loss": 1.0})
-    assert every(effects, ev.Observed) == [ev.Observed(1, {"loss": 1.0})]
+    effects = master.running().say(1, stats={"steps": 1.0})
+    counters = WorkerCounters(TrainingCounters(steps=1))
+    assert every(effects, ev.Observed) == [ev.Observed(1, counters)]
+    assert master.fit.sequencer.dropped == {}
+
+
+def test_counters_that_nobody_knows_move_a_counter(master: Any) -> None:
+    effects = master.running().say(1, stats={"of_tomorrow": 1.0, "steps": 0.5})
+    counters = WorkerCounters(unknown=("of_tomorrow", "steps"))
+    assert every(effects, ev.Observed) == [ev.Observed(1, counters)]
+    assert master.fit.sequencer.dropped == {"unknown counter": 2}
 
 
 @pytest.mark.parametrize("sender", [LOBBY, 1])

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from sparkstrom.observe.telemetry import NodeCounters, SlowLink, from_wire
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.slow_links import NARROW_S, Backlog, SlowLink
+from sparkstrom.protocol.common.slow_links import NARROW_S, Backlog, in_words
 from tests.unit.protocol.parents import ONE
 from tests.unit.protocol.spoken import every
 
@@ -39,20 +40,19 @@ def test_a_link_that_carries_more_than_is_made_is_not_to_blame() -> None:
 
 def test_what_people_are_told() -> None:
     narrow = SlowLink(3, 1.2e6, 9.4e6, 41, True)
-    assert narrow.text("host7") == (
+    assert in_words(narrow, "host7") == (
         "the link to node 3 (host7) carries 1.2 MB/s, training would fill 9.4: "
         "updates are summed, staleness 41"
     )
-    assert "carries 0.041 MB/s, training would fill 12" in SlowLink(
-        3, 41_200, 12.3e6, 4, True
-    ).text("h")
-    assert "updates are delayed" in SlowLink(3, 1.2e6, 9.4e6, 41, False).text("host7")
+    assert "carries 0.041 MB/s, training would fill 12" in in_words(
+        SlowLink(3, 41_200, 12.3e6, 4, True), "h"
+    )
+    assert "updates are delayed" in in_words(SlowLink(3, 1.2e6, 9.4e6, 41, False), "host7")
 
 
 def test_it_travels_among_a_relays_counters() -> None:
     narrow = SlowLink(3, 1.2e6, 9.4e6, 41, True)
-    assert SlowLink.among({"loss": 1.0, **narrow.counters()}) == narrow
-    assert SlowLink.among({"loss": 1.0}) is None
+    assert from_wire({"steps": 1.0, **narrow.counters()}).node == NodeCounters(slow_link=narrow)
 
 
 def test_a_family_names_the_child_that_takes_too_little(parent_with: Any) -> None:
@@ -82,4 +82,6 @@ def test_a_relay_tells_with_its_counters(node: Any) -> None:
     node.training()
     node.me.family.narrow.append(SlowLink(3, 1.0, 2.0, 4, False))
     node.machine.stats({"loss": 1.0})
-    assert SlowLink.among(node.me.trainer.stats) == SlowLink(3, 1.0, 2.0, 4, False)
+    assert from_wire(node.me.trainer.stats).node == NodeCounters(
+        round_s=0.0, slow_link=SlowLink(3, 1.0, 2.0, 4, False)
+    )

@@ -19,11 +19,12 @@ from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.encoding.thresholds import AdaptiveThreshold
 from sparkstrom.models.networks import DenseNetwork
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.master_thread import MasterThread, Outcome, Plan
-from sparkstrom.runtime.node_thread import Copying, Meeting, NodeThread, OpenTransport
+from sparkstrom.runtime.node_thread import Copying, Meeting, NodePlan, NodeThread, OpenTransport
 from sparkstrom.runtime.optimizer_lending import OptimizerLender
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.theta import Theta
@@ -88,9 +89,7 @@ class Mesh:
         self.master = MasterThread(
             Plan(
                 **{
-                    "version": "1",
-                    "partitions": self.partitions,
-                    "epochs": EPOCHS,
+                    "spec": FitSpec(self.partitions, EPOCHS, MODEL.n_params, "1"),
                     "message_bytes_max": 1 << 20,
                     "chunk_bytes_max": 1024,
                     "kept": {},
@@ -126,27 +125,26 @@ class Mesh:
             TrainerChannel(TrainerInbox(1 << 20, theta.begin_sum)),
             OptimizerLender(SystemClock()),
         )
+        identity = Identity(
+            token=secrets.randbits(63),
+            partition=partition,
+            attempt=partition,
+            rows=batches.rows,
+            checksum=batches.checksum,
+            batches=batches.per_epoch,
+            host="here",
+            executor=executor or f"e{partition}",
+            pid=1,
+            version="1",
+        )
+        limits = NodeLimits(lease_s=self.limits.lease_s, borrow_s=30.0, **self.node_limits)
+        meeting = Meeting(self.master.endpoint, self.master.lobby)
         node = NodeThread(
-            Identity(
-                token=secrets.randbits(63),
-                partition=partition,
-                attempt=partition,
-                rows=batches.rows,
-                checksum=batches.checksum,
-                batches=batches.per_epoch,
-                host="here",
-                executor=executor or f"e{partition}",
-                pid=1,
-                version="1",
-            ),
-            NodeLimits(lease_s=self.limits.lease_s, borrow_s=30.0, **self.node_limits),
+            NodePlan(identity, limits, meeting, 1 << 20, 1024),
             open_transport=opening or Opening(self.network),
             seal=self.seal,
-            meeting=Meeting(self.master.endpoint, self.master.lobby),
             station=station,
             copying=Copying(replica.chunk, theta.merge, lender.chunk),
-            message_bytes_max=1 << 20,
-            chunk_bytes_max=1024,
             clock=SystemClock(),
         )
         trainer = Trainer(

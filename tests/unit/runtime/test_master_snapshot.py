@@ -11,6 +11,7 @@ import pytest
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.frames import KEY_BYTES, Seal
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.runtime.master_thread import MasterThread, Plan
 from sparkstrom.runtime.theta import Theta
@@ -39,7 +40,7 @@ def make_master() -> Iterator[Callable[[Theta], tuple[MasterThread, Breaking]]]:
     def make(theta: Theta) -> tuple[MasterThread, Breaking]:
         masters.append(
             MasterThread(
-                Plan("1", 2, 1, 1 << 20, 1024, {}),
+                Plan(FitSpec(2, 1, 3, "1"), 1 << 20, 1024, {}),
                 MasterLimits(),
                 theta,
                 open_transport=lambda before: transport,

@@ -26,8 +26,8 @@ def test_a_fit_ends_with_equal_replicas(make_mesh: Callable[..., Mesh]) -> None:
     assert mesh.theta.digest() != before
     assert len(outcome.hashes) == 3
     assert outcome.commits == sum(outcome.staleness.values()) > 0
-    assert sum(values["examples"] for values in outcome.stats.values()) == WORKERS * EPOCHS * ROWS
-    assert all(values["update_bytes"] > 0 for values in outcome.stats.values())
+    assert sum(told.training.examples for told in outcome.stats.values()) == WORKERS * EPOCHS * ROWS
+    assert all(told.node.update_bytes > 0 for told in outcome.stats.values())
     assert outcome.traffic.rejected.total() == 0
 
 
@@ -101,7 +101,7 @@ def test_what_a_trainer_raises_ends_the_fit(make_mesh: Callable[..., Mesh]) -> N
 
 def test_a_stop_ends_in_order(make_mesh: Callable[..., Mesh]) -> None:
     mesh = make_mesh()
-    mesh.begin(epochs=EPOCHS)
+    mesh.begin()
     mesh.master.request_stop("enough")
     for partition in range(WORKERS):
         mesh.add_worker(partition)

@@ -49,7 +49,7 @@ def test_seven_workers_under_two_end_with_equal_replicas(make_mesh: MAKE) -> Non
     tree = mesh.master._machine.fit.tree
     assert sorted(tree.depth(node) for node in range(1, SEVEN + 1)) == [1, 1, 2, 2, 2, 2, 3]
     assert outcome.traffic.rejected.total() == 0
-    assert all(values["rejected"] == 0 for values in outcome.stats.values())
+    assert all(told.node.rejected == 0 for told in outcome.stats.values())
 
 
 class Listing(MemoryTransport):

@@ -6,7 +6,6 @@ from typing import Any, cast
 
 import pytest
 
-from sparkstrom.observe.residual_figures import waiting_in_residuals
 from sparkstrom.runtime import residual_age as module
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.residual_age import LOOK_S, SHARE_MAX, ResidualAge
@@ -67,18 +66,6 @@ def test_mass_is_taken_to_change_evenly(measured: Measured) -> None:
     assert unsent.waited == 4 * 1.0 + 6 * 2.0 + 1 * 1.0
 
 
-def waiting(workers: int, minibatches: int, **counters: Any) -> float:
-    return waiting_in_residuals([counters, {"steps": 1.0}], workers, minibatches)
-
-
-def test_waiting_is_counted_in_minibatches_of_the_fit() -> None:
-    assert waiting(4, 1000, mass_waited=60.0, mass_left=3.0) == 80.0
-    assert waiting(4, 50, mass_waited=60.0, mass_left=3.0) == 50.0  # no longer than the fit
-    assert waiting(4, 50, mass_waited=60.0, mass_left=0.0) == 50.0
-    assert waiting(4, 50, mass_waited=0.0, mass_left=0.0) == 0.0
-    assert waiting(4, 50) == 0.0
-
-
 def test_a_trainer_tells_what_waited_and_what_left(bench: Any, measured: Measured) -> None:
     """Half a tau more in each step, so that every other one sends all; looked at: 1, 2, 4, 6."""
     made: Bench = bench(steps(6), push=TAU / 2)
@@ -86,5 +73,5 @@ def test_a_trainer_tells_what_waited_and_what_left(bench: Any, measured: Measure
     made.trainer._tell_stats(now=True)
     told = made.station.stats
     assert told is not None
-    assert told["mass_left"] == 3 * N * TAU
-    assert told["mass_waited"] == (1 + 1) * N * TAU / 4
+    assert told.mass_left == 3 * N * TAU
+    assert told.mass_waited == (1 + 1) * N * TAU / 4

@@ -10,6 +10,7 @@ import pytest
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import KEY_BYTES
 from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor.job import TrainingJob
 
@@ -21,17 +22,11 @@ def job_of() -> Callable[..., TrainingJob]:
     def make(**options: Any) -> TrainingJob:
         model = DenseNetwork([6, 3], updater=Sgd(0.5))
         return TrainingJob(
-            job=1,
+            spec=FitSpec(workers=4, epochs=2, n_params=model.n_params, version="1", job=1),
             key=bytes(KEY_BYTES),
-            version="1",
             model=model,
             master=SharedTrainingMaster(**options),
-            epochs=2,
-            first_epoch=0,
-            minibatches_before=0,
-            workers=4,
             k=20,
-            n_params=model.n_params,
             layers=None,
             endpoint=Endpoint("127.0.0.1", 1),
             lobby=1,

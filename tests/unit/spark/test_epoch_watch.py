@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, cast
 
 import numpy as np
@@ -13,8 +12,11 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.models import DenseNetwork
 from sparkstrom.observe.epochs import EpochLog, Finished
 from sparkstrom.observe.stopping import EarlyStopping
+from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.master_thread import MasterThread, Progress, Snapshot
 from sparkstrom.spark.driver.epoch_watch import Best, EpochWatch, check_validation
+from sparkstrom.spark.driver.listeners import FitEvents
 
 LOSSES = [5.0, 3.0, 4.0, 4.0, 2.0]
 
@@ -39,7 +41,9 @@ class Bench:
 
     def __init__(self, rule: EarlyStopping | None, first_epoch: int = 0) -> None:
         self.master = Master()
-        self.watch = EpochWatch(cast(MasterThread, self.master), rule, first_epoch)
+        self.watch = EpochWatch(cast(MasterThread, self.master), rule)
+        spec = FitSpec(workers=2, epochs=9, n_params=3, version="1", first_epoch=first_epoch)
+        self.events = FitEvents(spec, [self.watch])
         self.logs = [EpochLog(0, 10), EpochLog(1, 11)]
 
     def finish(self, partition: int, *losses: float) -> None:
@@ -50,10 +54,16 @@ class Bench:
 
     def look(self, training: tuple[int, ...] = (0, 1), phase: Phase = Phase.RUNNING) -> None:
         self.master.commit += 1
-        last = {"last_loss_sum": 1.0, "last_examples": 2.0}
-        stats = {i: log.counters() | last for i, log in enumerate(self.logs)}
+        stats = {
+            node: WorkerCounters(
+                TrainingCounters(
+                    node, 10 + node, last_loss_sum=1.0, last_examples=2, epochs=log.figures()
+                )
+            )
+            for node, log in enumerate(self.logs)
+        }
         known = frozenset(training)
-        self.watch.look(Progress(phase, len(training), 2, 2, 0, 0, 0, 0.0, stats, known))
+        self.events.look(Progress(phase, len(training), 2, 2, 0, 0, 0, 0.0, stats, known))
 
 
 def test_an_epoch_counts_when_the_slowest_has_finished_it() -> None:
@@ -91,8 +101,6 @@ def test_it_asks_to_stop_once_and_keeps_the_best() -> None:
         "early stopping: loss of the held-out rows was best in epoch 12 (3), 2 epochs ago"
     ]
     assert made.watch.best == Best(12, "loss", 3.0, commit=2)
-    assert made.watch.finished == 5
-    assert [one.epoch for one in made.watch.history()] == [11, 12, 13, 14, 15]
 
 
 def test_a_partition_without_a_worker_is_not_waited_for() -> None:
@@ -114,6 +122,15 @@ def test_the_last_epochs_are_judged_when_all_have_left() -> None:
     assert made.master.stops == []
 
 
+def test_a_fit_that_ends_by_itself_is_not_asked_to_stop() -> None:
+    made = Bench(EarlyStopping(patience=1))
+    for partition in (0, 1):
+        made.finish(partition, 1.0, 2.0)
+    made.look(phase=Phase.DRAINING)
+    assert made.watch.best == Best(1, "loss", 1.0, commit=1)
+    assert made.master.stops == []
+
+
 def test_who_wants_the_last_parameters_gets_no_copy() -> None:
     made = Bench(EarlyStopping(patience=1, keep_best=False))
     made.finish(0, 3.0)
@@ -123,15 +140,12 @@ def test_who_wants_the_last_parameters_gets_no_copy() -> None:
     assert made.master.copies == 0
 
 
-def test_without_a_rule_it_only_takes_notes() -> None:
+def test_without_a_rule_nothing_is_judged() -> None:
     made = Bench(None)
     made.finish(0, 1.0, 2.0, 3.0)
     made.finish(1, 2.0, 2.0, 3.0)
     made.look()
     assert (made.watch.best, made.master.copies, made.master.stops) == (None, 0, [])
-    made.watch.close([json.dumps({"epochs": log.report()}) for log in made.logs])
-    assert [one.validation for one in made.watch.history()] == [1.5, 2.0, 3.0]
-    assert [one.loss for one in made.watch.history()] == [0.5] * 3
 
 
 class Unmeasured:

@@ -132,7 +132,7 @@ def test_it_is_destroyed_also_after_a_fit_that_fails() -> None:
 
 def test_a_worker_begins_with_what_its_job_brings(job_of: Callable[..., TrainingJob]) -> None:
     job = job_of()
-    values = np.linspace(-1, 1, job.n_params, dtype=np.float32)
+    values = np.linspace(-1, 1, job.spec.n_params, dtype=np.float32)
     theta = theta_of(round_to_grid(values, job.k), job.k, b"statistics")
     context = Context()
     with travelling(context, theta, WORKERS) as handle:

@@ -65,7 +65,7 @@ MakeJob = Callable[..., TrainingJob]
 def replica_of(job_of: MakeJob) -> Callable[..., Replica]:
     def make(**options: Any) -> Replica:
         job = job_of(**options)
-        return make_replica(job, Theta(job.n_params, job.k))
+        return make_replica(job, Theta(job.spec.n_params, job.k))
 
     return make
 
@@ -176,7 +176,7 @@ def train(job_of: MakeJob) -> Callable[..., Playing]:
         station = Playing(6)
         Trainer(
             station,
-            make_replica(job, Theta(job.n_params, job.k)),
+            make_replica(job, Theta(job.spec.n_params, job.k)),
             batches_of(job, PLACE, all_rows()),
             schedule_of(job),
             keep=lambda replica: None,
@@ -210,7 +210,8 @@ def test_by_default_a_publication_waits_for_the_one_before(
 @pytest.mark.flips("SharedTrainingMaster.horizon")
 @pytest.mark.parametrize(("horizon", "before"), [("fit", 70), ("worker", None)])
 def test_horizon(job_of: MakeJob, horizon: str, before: int | None) -> None:
-    job = replace(job_of(horizon=horizon), minibatches_before=70)
+    job = job_of(horizon=horizon)
+    job = replace(job, spec=replace(job.spec, minibatches_before=70))
     assert schedule_of(job).minibatches_before == before
 
 
@@ -234,8 +235,8 @@ def test_debug_longer_iterations(
 
 @pytest.mark.flips("SharedTrainingMaster.encoding_debug_mode")
 def test_encoding_debug_mode(train: Callable[..., Playing]) -> None:
-    assert not [name for name in train().stats if name.startswith("r_")]
-    assert train(encoding_debug_mode=True).stats["r_max"] > 0
+    assert train().stats.residual is None
+    assert train(encoding_debug_mode=True).stats.residual.max > 0
 
 
 @pytest.mark.flips("SharedTrainingMaster.workers_per_node")

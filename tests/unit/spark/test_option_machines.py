@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.identity import MASTER
+from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.messages import (
     Activity,
     Address,
@@ -28,10 +28,11 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.worker.node import Node
 from sparkstrom.spark.data.row_blocks import blocks_of_rows
-from sparkstrom.spark.driver import network
+from sparkstrom.spark.driver import master_setup
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor.job import TrainingJob
@@ -181,13 +182,10 @@ def test_lease_s_on_the_workers_side(running_node: RunningNode, lease_s: float) 
 def master_of(**options: Any) -> Master:
     """A master for two partitions at time 0; the first one's worker has joined and waits."""
     master = Master(
-        version="1",
-        partitions=2,
-        epochs=1,
+        FitSpec(2, epochs=1, n_params=100, version="1"),
         chunks=1,
-        host="127.0.0.1",
-        port=1,
-        limits=network.limits_of(SharedTrainingMaster(**options), 2, 100),
+        endpoint=Endpoint("127.0.0.1", 1),
+        limits=master_setup.limits_of(SharedTrainingMaster(**options), 2, 100),
         now_s=0.0,
     )
     join = Join(
@@ -290,13 +288,10 @@ def joined(workers: int, **options: Any) -> Master:
     """A master that as many workers have asked to join, each on an executor of its own."""
     void = VoidConfiguration(**options)
     master = Master(
-        version="1",
-        partitions=workers,
-        epochs=1,
+        FitSpec(workers, epochs=1, n_params=100, version="1"),
         chunks=1,
-        host="127.0.0.1",
-        port=1,
-        limits=network.limits_of(SharedTrainingMaster(void=void), workers, 100),
+        endpoint=Endpoint("127.0.0.1", 1),
+        limits=master_setup.limits_of(SharedTrainingMaster(void=void), workers, 100),
         now_s=0.0,
     )
     for partition in range(workers):

@@ -28,7 +28,8 @@ class Asking(DenseNetwork):
 def share_of(job: TrainingJob, partition: int, first_epoch: int = 0) -> Share:
     place = TaskPlace(partition, 5, "host", "jvm", Path("/nowhere"), cpus=3, gpu=1)
     model = Asking([6, 3])
-    settle(replace(job, model=model, first_epoch=first_epoch), place)
+    spec = replace(job.spec, first_epoch=first_epoch)
+    settle(replace(job, model=model, spec=spec), place)
     assert model.share is not None
     return model.share
 

@@ -10,13 +10,20 @@ import pytest
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
+from sparkstrom.observe.residual_figures import PERCENTILES
+from sparkstrom.observe.telemetry import LinkBytes, from_wire
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure
 from sparkstrom.runtime.master_thread import Outcome
 from sparkstrom.runtime.message_endpoint import Traffic
 from sparkstrom.spark.driver.epoch_watch import Best
-from sparkstrom.spark.driver.summary import TrainingSummary, summarize
+from sparkstrom.spark.driver.listeners import FitEnd
+from sparkstrom.spark.driver.summary import FitRecord, TrainingSummary, summarize
 
 STATS = {
+    "partition": 0.0,
+    "rows_held_out": 7.0,
+    "spilled_bytes": 8.0,
     "epoch": 1.0,
     "examples": 100.0,
     "last_loss_sum": 30.0,
@@ -34,9 +41,19 @@ STATS = {
     "wire_own": 20.0,
     "rejected": 1.0,
     "s_stepping": 2.5,
+    "r_tau": 0.01,
+    "r_at_least_tau": 0.0,
+    "r_mean": 0.1,
     "r_max": 0.25,
+    **{f"r_p{percentile:g}": 0.2 for percentile in PERCENTILES},
 }
-OTHER = STATS | {"last_loss_sum": 6.0, "last_examples": 12.0, "residual_square": 16.0, "tau": 0.03}
+OTHER = STATS | {
+    "partition": 1.0,
+    "last_loss_sum": 6.0,
+    "last_examples": 12.0,
+    "residual_square": 16.0,
+    "tau": 0.03,
+}
 
 
 def outcome(**changes: Any) -> Outcome:
@@ -50,7 +67,7 @@ def outcome(**changes: Any) -> Outcome:
         "staleness_minibatches_max": 3.0,
         "stats": {1: STATS, 2: OTHER},
         "traffic": Traffic(wire_bytes=999, rejected=Counter({"x": 3})),
-        "wire": {"wire_driver 10.0.0.9:7/42": 400.0, "wire_own": 5.0},
+        "wire": LinkBytes({"10.0.0.9:7/42": 400.0}, 5.0),
         "ignored": Counter(),
         "departures": [Departure(3, 1, "h", "silent"), Departure(1, 0, "h", "done")],
         "notes": ["a note"],
@@ -69,22 +86,21 @@ def outcome(**changes: Any) -> Outcome:
         "rows": [50, 50],
         "executors": {"e0"},
     }
-    return Outcome(**(facts | changes))
+    facts |= changes
+    told = {node: from_wire(values) for node, values in facts["stats"].items()}
+    return Outcome(**(facts | {"stats": told}))
 
 
-def summary(collect_stats: bool = True, horizons: Any = None, **changes: Any) -> TrainingSummary:
+def summary(
+    collect_stats: bool = True, horizons: Any = None, reports: Any = (), **changes: Any
+) -> TrainingSummary:
+    spec = FitSpec(workers=2, epochs=2, n_params=100, version="1")
+    end = FitEnd(spec, outcome(**changes), reports, [Epoch(1, 0.5, 72, 0.25, 2)])
     return summarize(
-        outcome(**changes),
-        began_s=10.0,
-        submitted_s=11.0,
-        ended_s=20.0,
-        epochs=2,
-        workers=2,
-        n_params=100,
+        FitRecord(10.0, 11.0, 20.0, end),
         executors=1,
         warnings=["a warning"],
         collect_stats=collect_stats,
-        history=[Epoch(1, 0.5, 72, 0.25, 2)],
         best=Best(1, "loss", 0.25, 17),
         horizons=horizons or {},
     )
@@ -111,6 +127,8 @@ def test_figures() -> None:
     assert made.bytes_wire == 1500 + 2 * 20 + 400 + 5  # both workers told of one media driver
     assert made.bytes_dense == 20 * 400
     assert made.examples == 200
+    assert (made.rows, made.rows_trained, made.rows_held_out) == (114, 100, 14)
+    assert made.spilled_bytes == 16
     assert made.sent_fraction == 100 / (20 * 100)
     assert made.residual_norm == 5.0
     assert (made.mass_clipped, made.mass_scaled_away, made.mass_lost) == (2.0, 4.0, 0.5)
@@ -123,6 +141,10 @@ def test_figures() -> None:
     assert made.rejected_frames == 5
     assert made.departures == ["node 3 (partition 1 on h): silent"]
     assert made.warnings == ["a warning", "a note"]
+
+
+def test_what_dismissed_tasks_had_not_sent_is_lost_mass() -> None:
+    assert summary(reports=['{"mass_dismissed": 1.5}', '{"mass_dismissed": 0}']).mass_lost == 2.0
 
 
 def test_phases_add_up_to_the_whole() -> None:
@@ -166,10 +188,23 @@ def test_a_fit_that_learnt_nothing_says_so() -> None:
     assert summary(stats={1: still}, minibatches=0).warnings == ["a warning", "a note"]
 
 
+def test_counters_that_the_driver_does_not_know_are_named() -> None:
+    text = summary(stats={1: STATS | {"of_tomorrow": 1.0}, 2: OTHER}).warnings[-1]
+    assert "1 counters that this driver does not know" in text
+    assert "of_tomorrow" in text
+
+
 def test_details_only_on_request() -> None:
     assert summary().worker_seconds == {"1": {"stepping": 2.5}, "2": {"stepping": 2.5}}
     assert summary(collect_stats=False).worker_seconds == {}
-    assert summary().encoding == {"1": {"max": 0.25}, "2": {"max": 0.25}}
+    assert summary().encoding.keys() == {"1", "2"}
+    assert summary().encoding["1"] == {
+        "tau": 0.01,
+        "at_least_tau": 0.0,
+        "mean": 0.1,
+        "max": 0.25,
+        **dict.fromkeys(("p50", "p95", "p99", "p99.9", "p99.99"), 0.2),
+    }
     assert summary(stats={1: {"examples": 1.0}}).encoding == {}
 
 

@@ -1,0 +1,22 @@
+"""What is to be trained, and how far: the same words for the driver, its master and all workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparkstrom.observe.stopping import LOSS
+
+
+@dataclass(frozen=True, slots=True)
+class FitSpec:
+    """One ``fit``. The driver builds it once, when it knows its data; nobody changes it."""
+
+    workers: int  # one for each partition of the rows
+    epochs: int
+    n_params: int
+    version: str  # of sparkstrom, on the driver
+    job: int = 0  # u63, random: names the fit's frames, processes and Spark job
+    first_epoch: int = 0  # epochs of earlier fits: shuffling goes on from there
+    minibatches_before: int = 0  # in earlier fits whose updaters' states go on: schedules do, too
+    fraction: float = 0.0  # of the rows is held out, by chance
+    metric: str = LOSS  # of held-out rows

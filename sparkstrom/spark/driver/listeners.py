@@ -1,0 +1,116 @@
+"""Listening: a fit as events, for whoever draws, judges or records it.
+
+The driver's main thread looks at the master ten times a second and tells what has changed since.
+So listeners never run in the master's thread: they may take their time, ask the master for a copy
+of its parameters, and what one of them raises ends the fit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sparkstrom.codec.messages import Phase
+from sparkstrom.observe.epochs import Epoch, EpochBook
+from sparkstrom.observe.telemetry import WorkerCounters
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.runtime.master_thread import Outcome, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class FitEnd:
+    """A fit that is done, whether after all its epochs or stopped before."""
+
+    spec: FitSpec
+    outcome: Outcome
+    reports: list[str]  # the tasks' last words, as JSON
+    history: list[Epoch]  # without gaps: tasks report all their epochs at the end
+
+    @property
+    def epochs_trained(self) -> int:
+        """Of this fit; where it was stopped, those that some partition has come to the end of."""
+        if self.outcome.stop_reason is None:
+            return self.spec.epochs
+        return self.history[-1].epoch - self.spec.first_epoch if self.history else 0
+
+
+class FitListener:
+    """Hears what a fit does; each method does nothing unless it is overridden.
+
+    Between begin and end the events of one look come in the order of these methods. A fit that
+    fails has no end.
+    """
+
+    def on_fit_begin(self, spec: FitSpec) -> None:
+        """All is checked; the master and the Spark job are about to start."""
+
+    def on_phase(self, phase: Phase) -> None:
+        """The fit has gone on to another phase."""
+
+    def on_worker_change(self, training: frozenset[int]) -> None:
+        """Workers have come or gone: partitions that have rows and a live worker."""
+
+    def on_counters(self, counters: Mapping[int, WorkerCounters]) -> None:
+        """Some node has told more; all that all have told, by node, the departed too."""
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        """All partitions that are being trained have come to the end of this one."""
+
+    def on_progress(self, progress: Progress) -> None:
+        """Where the fit stands; also while nothing changes, so that time can be shown."""
+
+    def on_fit_end(self, end: FitEnd) -> None:
+        """It is done, and nothing of it runs any more."""
+
+
+class FitEvents:
+    """Turns looks at a fit into events; all listeners hear each before any hears the next."""
+
+    def __init__(self, spec: FitSpec, listeners: Sequence[FitListener]) -> None:
+        self._spec, self._listeners = spec, listeners
+        self._book = EpochBook(spec.first_epoch)
+        self._before: Progress | None = None
+        self._training: frozenset[int] = frozenset()
+        self._epochs_told = 0
+
+    def begin(self) -> None:
+        """Before anything starts."""
+        for listener in self._listeners:
+            listener.on_fit_begin(self._spec)
+
+    def look(self, now: Progress) -> None:
+        """Tell what has changed since the last look."""
+        before, self._before = self._before, now
+        if before is None or now.phase is not before.phase:
+            for listener in self._listeners:
+                listener.on_phase(now.phase)
+        moved = before is None or now.training != before.training
+        if moved:
+            self._training = now.training or self._training  # nobody is left at the end
+            for listener in self._listeners:
+                listener.on_worker_change(now.training)
+        counted = before is None or now.stats != before.stats
+        if counted:
+            self._book.follow(now.stats.values())
+            for listener in self._listeners:
+                listener.on_counters(now.stats)
+        if moved or counted:
+            self._tell_epochs()
+        for listener in self._listeners:
+            listener.on_progress(now)
+
+    def _tell_epochs(self) -> None:
+        """Those that are complete now, in order, each once."""
+        for epoch in self._book.judged_by(self._training):
+            if epoch >= self._epochs_told:
+                self._epochs_told = epoch + 1
+                for listener in self._listeners:
+                    listener.on_epoch(self._book.epoch(epoch))
+
+    def end(self, outcome: Outcome, reports: list[str]) -> None:
+        """After a fit that is done."""
+        self._book.close([json.loads(report)["epochs"] for report in reports])
+        end = FitEnd(self._spec, outcome, reports, self._book.history())
+        for listener in self._listeners:
+            listener.on_fit_end(end)

@@ -1,0 +1,57 @@
+"""Setting up the master of a fit: its plan, its limits, and its way to the network."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from sparkstrom.models.base import Buffered, FlatModel
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.master.residual_checkpoints import KeptFiles
+from sparkstrom.runtime.master_thread import Plan
+from sparkstrom.runtime.node_thread import OpenTransport
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.executor.interfaces import opener
+from sparkstrom.spark.executor.job import message_bytes_max, serving_of
+
+
+def plan_of(
+    spec: FitSpec, theta: Theta, model: FlatModel, chunk_bytes_max: int, kept: KeptFiles
+) -> Plan:
+    """What the master must know of what is trained; ``kept``: by workers of an earlier fit."""
+    return Plan(
+        spec,
+        message_bytes_max=message_bytes_max(theta.n_params, len(theta.buffers)),
+        chunk_bytes_max=chunk_bytes_max,
+        kept=kept,
+        average=model.average_buffers if isinstance(model, Buffered) else None,
+    )
+
+
+def driver_transport(spec: FitSpec, void: VoidConfiguration, host: str) -> OpenTransport:
+    """Opens the driver program's media driver, at this address."""
+    return opener(
+        f"{spec.job:016x}-driver",
+        host,
+        void.controller_ports(),
+        edges=min(spec.workers, void.topology(spec.workers).fan_out),
+        scratch=Path(tempfile.gettempdir()),
+    )
+
+
+def limits_of(master: SharedTrainingMaster, workers: int, n_params: int) -> MasterLimits:
+    """The master's deadlines and sizes, from the user's options."""
+    tree = master.void.topology(workers)
+    return MasterLimits(
+        lease_s=master.void.lease_s,
+        start_s=master.start_timeout,
+        workers_min=min(master.min_workers, workers),
+        release_s=master.void.lease_s,
+        log_bytes=master.void.log_bytes,
+        serving=serving_of(n_params),
+        fan_out=tree.fan_out,
+        depth=tree.depth_max,
+    )

@@ -1,0 +1,48 @@
+"""All workers together: what is added up, and what counts once for a partition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkstrom.observe.fit_totals import FitTotals
+from sparkstrom.observe.telemetry import LinkBytes, NodeCounters, TrainingCounters, WorkerCounters
+
+
+def told(*training: TrainingCounters) -> FitTotals:
+    silent = WorkerCounters(None, NodeCounters(rejected=1, links=LinkBytes({}, 3.0)), ("new",))
+    return FitTotals.of([silent, *(WorkerCounters(one) for one in training)])
+
+
+def test_workers_are_added_up() -> None:
+    total = told(
+        TrainingCounters(0, hits=3, residual_square=9.0, tau=0.25),
+        TrainingCounters(1, hits=4, residual_square=16.0, tau=0.75),
+        TrainingCounters(2),
+    )
+    assert (total.hits, total.residual_square, total.tau) == (7, 25.0, 0.5)
+    assert (total.rejected, total.links, total.unknown) == (1, (LinkBytes({}, 3.0),), ("new",))
+
+
+def test_of_nobody_there_is_no_threshold() -> None:
+    assert FitTotals.of([]).tau is None
+
+
+def test_who_replaces_a_worker_reads_the_same_rows() -> None:
+    total = told(
+        TrainingCounters(0, rows_held_out=5, spilled_bytes=7, examples=1),
+        TrainingCounters(1, rows_held_out=6, spilled_bytes=8, examples=1),
+        TrainingCounters(0, attempt=9, rows_held_out=5, spilled_bytes=9, examples=1),
+    )
+    assert (total.rows_held_out, total.spilled_bytes, total.examples) == (11, 17, 3)
+
+
+def waiting(workers: int, minibatches: int, **masses: Any) -> float:
+    return told(TrainingCounters(**masses)).waiting_in_residuals(workers, minibatches)
+
+
+def test_waiting_is_counted_in_minibatches_of_the_fit() -> None:
+    assert waiting(4, 1000, mass_waited=60.0, mass_left=3.0) == 80.0
+    assert waiting(4, 50, mass_waited=60.0, mass_left=3.0) == 50.0  # no longer than the fit
+    assert waiting(4, 50, mass_waited=60.0, mass_left=0.0) == 50.0
+    assert waiting(4, 50, mass_waited=0.0, mass_left=0.0) == 0.0
+    assert waiting(4, 50) == 0.0

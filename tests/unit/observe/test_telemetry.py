@@ -1,0 +1,198 @@
+"""Telemetry: the names that travel, what comes back, and what nobody knows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkstrom.observe.telemetry import (
+    EpochFigures,
+    LinkBytes,
+    NodeCounters,
+    ResidualFigures,
+    SlowLink,
+    TrainingCounters,
+    WorkerCounters,
+    bytes_on_links,
+    from_wire,
+    to_wire,
+)
+
+TRAINING = TrainingCounters(
+    partition=3,
+    attempt=17,
+    epoch=2,
+    steps=6,
+    examples=20,
+    loss_sum=1.5,
+    last_loss_sum=0.5,
+    last_examples=10,
+    rows_held_out=4,
+    spilled_bytes=5,
+    fresh_updaters=1,
+    publications=7,
+    hits=8,
+    mass_clipped=0.25,
+    mass_scaled_away=0.125,
+    mass_left=9.0,
+    mass_waited=10.0,
+    breaches=11,
+    residual_square=16.0,
+    tau=0.5,
+    seconds={"stepping": 1.25, "waiting": 2.5},
+    epochs=EpochFigures(1, 4.0, {0: 2.0, 1: 1.0}),
+    residual=ResidualFigures(0.5, 12.0, 0.1, 1.0, 0.2, 0.3, 0.4, 0.6, 0.7),
+)
+NODE = NodeCounters(
+    update_bytes=1000,
+    wire_bytes=2000,
+    rejected=2,
+    round_s=0.75,
+    links=LinkBytes({"10.0.0.1:7/42": 1500.0, "10.0.0.1:7/43": 30.0}, 20.0),
+    slow_link=SlowLink(5, 1.2e6, 9.4e6, 41, True),
+)
+WHOLE = WorkerCounters(TRAINING, NODE)
+NAMES = {
+    "partition": 3,
+    "attempt": 17,
+    "epoch": 2,
+    "steps": 6,
+    "examples": 20,
+    "loss_sum": 1.5,
+    "last_loss_sum": 0.5,
+    "last_examples": 10,
+    "rows_held_out": 4,
+    "spilled_bytes": 5,
+    "fresh_updaters": 1,
+    "publications": 7,
+    "hits": 8,
+    "mass_clipped": 0.25,
+    "mass_scaled": 0.125,
+    "mass_left": 9.0,
+    "mass_waited": 10.0,
+    "breaches": 11,
+    "residual_square": 16.0,
+    "tau": 0.5,
+    "s_stepping": 1.25,
+    "s_waiting": 2.5,
+    "finished": 1,
+    "held_weight": 4.0,
+    "held@0": 2.0,
+    "held@1": 1.0,
+    "r_tau": 0.5,
+    "r_at_least_tau": 12.0,
+    "r_mean": 0.1,
+    "r_max": 1.0,
+    "r_p50": 0.2,
+    "r_p95": 0.3,
+    "r_p99": 0.4,
+    "r_p99.9": 0.6,
+    "r_p99.99": 0.7,
+    "update_bytes": 1000,
+    "wire_bytes": 2000,
+    "rejected": 2,
+    "round_s": 0.75,
+    "wire_driver 10.0.0.1:7/42": 1500.0,
+    "wire_driver 10.0.0.1:7/43": 30.0,
+    "wire_own": 20.0,
+    "narrow_node": 5,
+    "narrow_carries": 1.2e6,
+    "narrow_needed": 9.4e6,
+    "narrow_behind": 41,
+    "narrow_sums": 1.0,
+}
+
+
+def test_the_names_on_the_wire_stay() -> None:
+    """Each node of a mesh makes them and the driver reads them: changed ones are lost."""
+    assert to_wire(WHOLE) == NAMES
+
+
+def sent(counters: WorkerCounters) -> WorkerCounters:
+    """As messages carry them."""
+    frame = msgspec.msgpack.encode(to_wire(counters))
+    return from_wire(msgspec.msgpack.decode(frame, type=dict[str, float]))
+
+
+def test_what_was_told_comes_back_with_its_types() -> None:
+    back = sent(WHOLE)
+    assert back == WHOLE
+    for made, told in ((back.training, TRAINING), (back.node, NODE)):
+        assert made is not None
+        for one in fields(told):
+            assert type(getattr(made, one.name)) is type(getattr(told, one.name)), one.name
+
+
+@pytest.mark.parametrize(
+    "counters",
+    [
+        WorkerCounters(),
+        WorkerCounters(TrainingCounters(partition=0)),
+        WorkerCounters(None, NodeCounters(links=LinkBytes({}, 0.0))),
+        WorkerCounters(TRAINING),
+        WorkerCounters(TrainingCounters(epochs=EpochFigures(3, 0.0, {})), NODE),
+    ],
+)
+def test_what_nobody_told_is_not_there_afterwards(counters: WorkerCounters) -> None:
+    assert sent(counters) == counters
+
+
+def test_a_worker_whose_trainer_is_silent_has_no_partition() -> None:
+    assert "partition" not in to_wire(WorkerCounters(None, NODE))
+
+
+def test_names_that_no_field_has_are_kept_by_name() -> None:
+    told = from_wire({**NAMES, "of_tomorrow": 1.0, "held@x": 2.0})
+    assert told == WorkerCounters(TRAINING, NODE, ("held@x", "of_tomorrow"))
+    assert to_wire(told) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("changes", "unknown"),
+    [
+        ({"steps": math.nan}, ("steps",)),
+        ({"steps": math.inf}, ("steps",)),
+        ({"steps": 0.5}, ("steps",)),
+        ({"held@" + "9" * 5000: 1.0}, ("held@" + "9" * 5000,)),
+        ({"held@-1": 1.0}, ("held@-1",)),
+    ],
+)
+def test_values_that_no_field_takes_are_unknown_too(changes: Any, unknown: Any) -> None:
+    told = from_wire({**NAMES, **changes})
+    assert told.unknown == unknown
+    assert told.training is not None
+    assert told.training.examples == TRAINING.examples
+
+
+def test_half_a_record_is_none() -> None:
+    names = {name: value for name, value in NAMES.items() if name != "narrow_needed"}
+    told = from_wire(names)
+    assert told.node is not None
+    assert told.node.slow_link is None
+    assert told.unknown == ("narrow_behind", "narrow_carries", "narrow_node", "narrow_sums")
+
+
+@given(
+    st.dictionaries(
+        st.one_of(st.text(), st.sampled_from(sorted(NAMES)), st.just("held@01")), st.floats()
+    )
+)
+def test_whatever_comes_in_is_either_read_or_named(told: dict[str, float]) -> None:
+    made = from_wire(told)
+    known = to_wire(made)
+    assert set(made.unknown) <= told.keys()
+    for name in told.keys() - set(made.unknown):
+        assert known[name] == pytest.approx(told[name], nan_ok=True) or name == "narrow_sums"
+
+
+def test_workers_of_an_executor_share_what_their_media_driver_sent() -> None:
+    here, beside = LinkBytes({"a": 1000.0}, 10.0), LinkBytes({"a": 1500.0}, 20.0)
+    elsewhere = LinkBytes({"b": 300.0}, 5.0)
+    assert bytes_on_links([here, beside, elsewhere]) == 1500 + 300 + 10 + 20 + 5
+    assert bytes_on_links([]) == 0

@@ -1,0 +1,263 @@
+"""A fit as events: told when something changes, in one order, each epoch once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.codec.messages import Phase
+from sparkstrom.observe.epochs import Epoch, EpochLog, Finished
+from sparkstrom.observe.progress import Line, ProgressLine
+from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.runtime.master_thread import MasterThread, Outcome, Progress
+from sparkstrom.spark.driver import fitting
+from sparkstrom.spark.driver.fit_progress import FitProgress
+from sparkstrom.spark.driver.fitting import Fitting, SparkJob
+from sparkstrom.spark.driver.listeners import FitEnd, FitEvents, FitListener
+from tests.unit.spark.test_summary import outcome
+
+SPEC = FitSpec(workers=2, epochs=5, n_params=3, version="1", first_epoch=10)
+START = Progress(Phase.GATHERING, 0, 2, 0, 0, 0, 0, 0.0, {})
+BOTH = frozenset({0, 1})
+
+
+class Heard(FitListener):
+    """Writes down what it hears, in short; progress only where wanted."""
+
+    def __init__(self, *, progress: bool = False) -> None:
+        self.told: list[Any] = []
+        self._progress = progress
+
+    def on_fit_begin(self, spec: FitSpec) -> None:
+        self.told.append(spec)
+
+    def on_phase(self, phase: Phase) -> None:
+        self.told.append(phase)
+
+    def on_worker_change(self, training: frozenset[int]) -> None:
+        self.told.append(training)
+
+    def on_counters(self, counters: Mapping[int, WorkerCounters]) -> None:
+        self.told.append(sorted(counters))
+
+    def on_epoch(self, epoch: Epoch) -> None:
+        self.told.append((epoch.epoch, epoch.validation))
+
+    def on_progress(self, progress: Progress) -> None:
+        if self._progress:
+            self.told.append(progress)
+
+    def on_fit_end(self, end: FitEnd) -> None:
+        self.told.append(end)
+
+    def news(self) -> list[Any]:
+        told, self.told = self.told, []
+        return told
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def events(heard: Heard) -> FitEvents:
+    return FitEvents(SPEC, [heard])
+
+
+def log_of(partition: int, *losses: float) -> EpochLog:
+    log = EpochLog(partition, 7)
+    for epoch, loss in enumerate(losses):
+        log.add(Finished(epoch, 1.0, 2, 2 * loss, 2.0))
+    return log
+
+
+def told(*logs: EpochLog) -> dict[int, WorkerCounters]:
+    return {
+        node: WorkerCounters(TrainingCounters(node, 7, epochs=log.figures()))
+        for node, log in enumerate(logs)
+    }
+
+
+def test_the_begin_is_told_before_anything_else(events: FitEvents, heard: Heard) -> None:
+    events.begin()
+    assert heard.news() == [SPEC]
+
+
+def test_one_look_tells_in_one_order(heard: Heard) -> None:
+    heard = Heard(progress=True)
+    stats = told(log_of(0, 5.0), log_of(1, 3.0))
+    running = replace(START, phase=Phase.RUNNING, training=BOTH, stats=stats)
+    FitEvents(SPEC, [heard]).look(running)
+    assert heard.told == [Phase.RUNNING, BOTH, [0, 1], (11, 4.0), running]
+
+
+def test_what_stays_is_not_told_again(events: FitEvents, heard: Heard) -> None:
+    events.look(START)
+    assert heard.news() == [Phase.GATHERING, frozenset(), []]
+    events.look(replace(START, minibatches=5, commits=4))
+    assert heard.news() == []
+    events.look(replace(START, training=BOTH))
+    assert heard.news() == [BOTH]
+    events.look(replace(START, training=BOTH, stats=told(log_of(0))))
+    assert heard.news() == [[0]]
+
+
+def test_an_epoch_is_told_once_when_the_slowest_has_finished_it(
+    events: FitEvents, heard: Heard
+) -> None:
+    ahead = replace(START, training=BOTH, stats=told(log_of(0, 1.0, 2.0, 3.0), log_of(1)))
+    events.look(ahead)
+    assert heard.news()[-1] == [0, 1]
+    events.look(replace(ahead, stats=told(log_of(0, 1.0, 2.0, 3.0), log_of(1, 3.0, 4.0))))
+    assert heard.news() == [[0, 1], (11, 2.0), (12, 3.0)]
+    events.look(replace(ahead, stats=told(log_of(0, 1.0, 2.0, 3.0), log_of(1, 3.0, 4.0, 5.0))))
+    assert heard.news() == [[0, 1], (13, 4.0)]
+
+
+def test_an_epoch_ends_also_when_the_one_that_it_waited_for_has_gone(
+    events: FitEvents, heard: Heard
+) -> None:
+    both = replace(START, training=BOTH, stats=told(log_of(0, 1.0), log_of(1)))
+    events.look(both)
+    heard.news()
+    events.look(replace(both, training=frozenset({0})))
+    assert heard.news() == [frozenset({0}), (11, 1.0)]
+
+
+def test_when_all_have_left_the_last_epochs_are_told(events: FitEvents, heard: Heard) -> None:
+    events.look(replace(START, training=BOTH, stats=told(log_of(0), log_of(1))))
+    heard.news()
+    events.look(replace(START, phase=Phase.DONE, stats=told(log_of(0, 1.0), log_of(1, 3.0))))
+    assert heard.news() == [Phase.DONE, frozenset(), [0, 1], (11, 2.0)]
+
+
+def test_the_end_has_a_history_without_gaps(events: FitEvents, heard: Heard) -> None:
+    done = outcome(stop_reason=None)
+    reports = [json.dumps({"epochs": log_of(p, *map(float, range(3))).report()}) for p in (0, 1)]
+    events.end(done, reports)
+    (end,) = heard.news()
+    assert (end.spec, end.outcome, end.reports) == (SPEC, done, reports)
+    assert [(one.epoch, one.validation, one.loss) for one in end.history] == [
+        (11, 0.0, 0.5),
+        (12, 1.0, 0.5),
+        (13, 2.0, 0.5),
+    ]
+    assert end.epochs_trained == 5
+    assert replace(end, outcome=outcome(stop_reason="enough")).epochs_trained == 3
+    assert replace(end, outcome=outcome(stop_reason="soon"), history=[]).epochs_trained == 0
+
+
+def test_all_hear_an_event_before_any_hears_the_next() -> None:
+    told = list[Any]()
+    one, other = Heard(), Heard()
+    one.told = other.told = told
+    FitEvents(SPEC, [one, other]).look(START)
+    assert told == [Phase.GATHERING] * 2 + [frozenset()] * 2 + [[]] * 2
+
+
+class Drawn(ProgressLine):
+    def __init__(self) -> None:
+        self.lines: list[tuple[Line, bool]] = []
+
+    def show(self, line: Line, *, force: bool = False) -> None:
+        self.lines.append((line, force))
+
+
+def test_the_line_follows_a_fit_and_stands_still_at_its_end() -> None:
+    drawn = Drawn()
+    events = FitEvents(SPEC, [FitProgress(drawn)])
+    events.begin()
+    counters = TrainingCounters(0, examples=8, loss_sum=4.0)
+    stats = {1: WorkerCounters(counters), 2: WorkerCounters(counters), 3: WorkerCounters()}
+    half = replace(START, minibatches=5, minibatches_expected=10, stats=stats)
+    events.look(half)
+    ((line, force),) = drawn.lines
+    assert (line.epoch, line.epochs, line.loss, line.examples, force) == (2.5, 5, 0.5, 16, False)
+    finished = replace(counters, last_examples=4, last_loss_sum=1.0)
+    done = replace(half, phase=Phase.DONE, stats={1: WorkerCounters(finished)})
+    events.look(done)
+    assert len(drawn.lines) == 1
+    events.end(outcome(), [])
+    (line, force) = drawn.lines[-1]
+    assert (line.phase, line.loss, force) == ("done", 0.25, True)
+
+
+# -- who tells -----------------------------------------------------------------------------------
+
+
+class Master:
+    """A master that is done, or has failed, at once."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.failure, self.progress = failure, replace(START, phase=Phase.DONE)
+        self.finished = threading.Event()
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+        self.finished.set()
+
+    def give_up(self, reason: str) -> None:
+        self.calls.append(f"give up: {reason}")
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+    def outcome(self) -> Outcome:
+        self.calls.append("outcome")
+        return outcome()
+
+
+class Job:
+    """A Spark job whose tasks return."""
+
+    running, reports, error = True, list[str](), None
+
+    def start(self) -> None:
+        """At once."""
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+    def cancel(self) -> None:
+        """Too late."""
+
+
+def fit_with(master: Master, *listeners: FitListener) -> None:
+    events = FitEvents(SPEC, listeners)
+    Fitting(cast(MasterThread, master), cast(SparkJob, Job()), events).run()
+
+
+def test_a_fit_ends_after_all_of_it_has_stopped(heard: Heard) -> None:
+    master = Master()
+    fit_with(master, heard)
+    assert master.calls == ["start", "end", "outcome"]
+    assert (heard.told[0], heard.told[1], heard.told[-1].spec) == (SPEC, Phase.DONE, SPEC)
+
+
+def test_a_fit_that_fails_has_no_end(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "FAREWELL_S", 0.0)
+    with pytest.raises(TrainingError, match="NaN"):
+        fit_with(Master(TrainingError("NaN")), heard)
+    assert heard.told == [SPEC]
+
+
+def test_what_a_listener_raises_ends_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "FAREWELL_S", 0.0)
+
+    class Refusing(FitListener):
+        def on_phase(self, phase: Phase) -> None:
+            raise ValueError("no")
+
+    master = Master()
+    with pytest.raises(ValueError, match="no"):
+        fit_with(master, Refusing())
+    assert master.calls == ["start", "give up: ValueError", "end"]
