@@ -26,12 +26,11 @@ from sparkstrom.codec.frames import (
 )
 from sparkstrom.codec.messages import Address, Direct, Heartbeat, Message, State, Update
 from sparkstrom.codec.wire import Kind, decode_untrusted, encode, is_data
-from sparkstrom.protocol.common.events import Answer
+from sparkstrom.protocol.common.events import LOBBY, Answer
 from sparkstrom.runtime.outbox import Answers, Outbox
 from sparkstrom.transport.contract import Sender, Transport
 
 CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # the least that a control stream's log takes
-LOBBY = -1  # the sender of what is told to the master directly
 TELLERS_MAX = 1024  # of whom the lobby keeps what is not whole yet
 NEWEST_COUNTS = (Heartbeat, State)  # each says all that the one before it said, and more
 IDLE_WAIT_S = 0.02  # between two looks at what is due; frames and wakes come at once

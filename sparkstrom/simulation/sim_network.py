@@ -25,7 +25,6 @@ from sparkstrom.simulation.timeline import Timeline
 
 DELAY_S_MIN = 0.0005
 LATE_S_MAX = 0.5
-LOBBY = -1  # the sender of what is said there, by whoever it is
 MASTERS_HOST = "master"
 CONTROL_BYTES = 100  # of a message without payload, about
 LIVENESS_S = 1.0  # a stream without a sign for so long breaks: half a lease, as Aeron's 5 s of 10 s
@@ -144,7 +143,7 @@ class Network:
 
     def tell(self, process: SimProcess, message: Direct) -> None:
         """To the master's lobby."""
-        self._transmit(process, None, self._arrive_in_lobby, LOBBY, 0, message, direct=True)
+        self._transmit(process, None, self._arrive_in_lobby, ev.LOBBY, 0, message, direct=True)
 
     def answer(self, answer: ev.Answer) -> None:
         """From the master, directly: for one process, and for its id where that is named."""
@@ -287,7 +286,7 @@ class Network:
     def _arrive_in_lobby(
         self, target: SimProcess | None, sender: int, edge: int, message: Message
     ) -> None:
-        self._to_master(LOBBY, message)
+        self._to_master(ev.LOBBY, message)
 
     def _arrive_at_root(
         self, target: SimProcess | None, sender: int, edge: int, message: Message

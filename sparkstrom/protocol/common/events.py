@@ -26,9 +26,11 @@ from sparkstrom.codec.messages import (
 from sparkstrom.observe.telemetry import WorkerCounters
 from sparkstrom.protocol.common.endings import Ending, Lack, Vain
 
+LOBBY = -1  # the sender of what is told to the master directly, by whoever it is
+
 
 class Received(msgspec.Struct, frozen=True):
-    """A message whose seal was good; ``sender`` is 0 for the master, -1 for the master's lobby."""
+    """A message whose seal was good; ``sender`` may be MASTER, or LOBBY."""
 
     sender: int
     message: Message

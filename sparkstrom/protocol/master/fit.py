@@ -44,7 +44,7 @@ class Goodbye:
     """To somebody whose id is closed, and to the parent that may still have it."""
 
     join: Join
-    parent: int  # MASTER: nobody knows who still has it
+    parent: int | None  # None: nobody knows who still has it
     edge: int
     until_s: float
     next_s: float
@@ -148,7 +148,7 @@ class Fit:
         if join is None or node in self.goodbyes or self.members.newest[join.token] > join.count:
             return
         until_s = now_s + 2 * self.limits.lease_s
-        self.goodbyes[node] = Goodbye(join, MASTER, 0, until_s, now_s)
+        self.goodbyes[node] = Goodbye(join, None, 0, until_s, now_s)
 
     def move(self, node: int, now_s: float) -> None:
         """Its edge upwards is gone, or leads to somebody else now: it needs another one."""

@@ -191,7 +191,7 @@ def _say_goodbye(fit: Fit, node: int, goodbye: Goodbye, now_s: float) -> list[Ef
     goodbye.next_s = now_s + PROBE_SPACING_S
     if now_s > goodbye.until_s:
         del fit.goodbyes[node]
-    above = fit.members.live.get(goodbye.parent)
+    above = None if goodbye.parent is None else fit.members.live.get(goodbye.parent)
     disown = [above.answer(Disown(node, goodbye.edge))] if above else []
     return [*disown, answer(goodbye.join, closed_answer(fit, node, goodbye.join))]
 

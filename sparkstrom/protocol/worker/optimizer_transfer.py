@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.copies import number_of
-from sparkstrom.codec.messages import AskUpdater, Phase, UpdaterChunk
+from sparkstrom.codec.messages import ANY_COPY, AskUpdater, Phase, UpdaterChunk
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events import Effect, Send
@@ -36,7 +36,7 @@ class OptimizerTransfer:
 
     patience_s: float  # without any progress
     until_s: float
-    copy: int = 0  # which one; 0: any
+    copy: int = ANY_COPY  # which one
     count: int = 1
     chunks: dict[int, bytes] = field(default_factory=dict)
     asked_s: dict[int, float] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class OptimizerTransfer:
         if number_of(content) == self.copy:
             self.whole = content
         else:
-            self._begin(0, 1)
+            self._begin(ANY_COPY, 1)
 
     def _begin(self, copy: int, count: int) -> None:
         self.copy, self.count = copy, count

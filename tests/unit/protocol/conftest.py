@@ -37,7 +37,7 @@ from tests.unit.protocol.parents import Parent
 
 HERE = Address("here", 7, 10, 11)
 UP = Address("above", 1, 1002, 1003)
-LOBBY = -1
+LOBBY = ev.LOBBY
 
 
 class Make:

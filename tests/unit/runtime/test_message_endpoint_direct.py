@@ -17,8 +17,8 @@ from sparkstrom.codec.messages import (
     Welcome,
 )
 from sparkstrom.codec.wire import encode
+from sparkstrom.protocol.common.events import LOBBY as FROM_LOBBY
 from sparkstrom.runtime import message_endpoint
-from sparkstrom.runtime.message_endpoint import LOBBY as FROM_LOBBY
 from sparkstrom.runtime.outbox import ANSWER_FRAMES_MAX, ANSWERS_MAX, PATIENCE_FLUSHES
 from sparkstrom.transport.memory import MemoryNetwork
 from tests.unit.runtime.offices import (
