@@ -27,6 +27,10 @@ CONSTRUCTORS = {
     "Batches": "the rows, and how they are dealt",
     "SimProcess": "a simulated process: what a world lends it",
     "AeronSender": "an address, and what is true of the way there",
+    **dict.fromkeys(
+        ("Deadlines", "Reporting", "Joining", "Borrowing", "Relaying", "Replication"),
+        "the other parts of a node that it may touch, by name",
+    ),
 }
 
 

@@ -229,14 +229,14 @@ def test_counters_pass_through(master: Any) -> None:
     effects = master.running().say(1, stats={"steps": 1.0})
     counters = WorkerCounters(TrainingCounters(steps=1))
     assert every(effects, ev.Observed) == [ev.Observed(1, counters)]
-    assert master.fit.sequencer.dropped == {}
+    assert master.fit.ignored.counts == {}
 
 
 def test_counters_that_nobody_knows_move_a_counter(master: Any) -> None:
     effects = master.running().say(1, stats={"of_tomorrow": 1.0, "steps": 0.5})
     counters = WorkerCounters(unknown=("of_tomorrow", "steps"))
     assert every(effects, ev.Observed) == [ev.Observed(1, counters)]
-    assert master.fit.sequencer.dropped == {"unknown counter": 2}
+    assert master.fit.ignored.counts == {("Status", Reason.UNKNOWN): 1}
 
 
 @pytest.mark.parametrize("sender", [LOBBY, 1])
