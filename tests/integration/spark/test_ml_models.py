@@ -88,7 +88,8 @@ def keras_model() -> Any:
     return KerasModel(net, "sparse_categorical_crossentropy", keras.optimizers.SGD(RATE))
 
 
-KINDS = pytest.mark.parametrize("make", [dense, torch_model, jax_model, keras_model])
+slow = partial(pytest.param, marks=pytest.mark.slow)
+KINDS = pytest.mark.parametrize("make", [dense, torch_model, slow(jax_model), slow(keras_model)])
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -165,6 +165,7 @@ def convolutions(seed: int) -> nn.Sequential:
     )
 
 
+@pytest.mark.slow
 def test_four_workers_train_batch_norm_and_dropout_as_well_as_one_process(train, digits):
     features, labels = digits.held_out
     ones, fours = [], []
