@@ -88,8 +88,10 @@ def keras_model() -> Any:
     return KerasModel(net, "sparse_categorical_crossentropy", keras.optimizers.SGD(RATE))
 
 
-slow = partial(pytest.param, marks=pytest.mark.slow)
-KINDS = pytest.mark.parametrize("make", [dense, torch_model, slow(jax_model), slow(keras_model)])
+slow = partial(pytest.param, marks=pytest.mark.slow)  # of dense ones test_ml_pipeline is quick
+KINDS = pytest.mark.parametrize(
+    "make", [slow(dense), torch_model, slow(jax_model), slow(keras_model)]
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
