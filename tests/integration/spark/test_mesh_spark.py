@@ -49,6 +49,7 @@ def executor_that_relays(fit: Fit) -> int:
     return int(executors[inner].rpartition("/")[2].split("-")[0])
 
 
+@pytest.mark.slow
 def test_an_executor_that_relays_is_killed(
     four_executors: Any,
     digits: Any,

@@ -172,6 +172,7 @@ def test_a_pipeline_is_saved_and_loaded_before_and_after_training(
     assert predicted(PipelineModel.load(str(again)), frame) == predicted(trained, frame)
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")
 def test_each_fit_of_a_cross_validation_begins_with_the_same(
