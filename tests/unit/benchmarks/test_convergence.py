@@ -90,7 +90,6 @@ def test_an_update_is_a_round_old_and_one_more_for_each_step_on_its_way() -> Non
     assert means[1] == pytest.approx(6, abs=0.4)
 
 
-@pytest.mark.slow
 def test_who_has_an_update_under_way_takes_so_many_steps_beside_it() -> None:
     free, one, none = (
         train(DIGITS, Settings(max_lead=None, latency=3.0, max_staleness=most)).figures
@@ -122,7 +121,6 @@ def test_a_lead_of_one_is_a_step_together() -> None:
     assert np.mean(fitted(Settings(max_lead=8, jitter=0.4)).staleness) > 3
 
 
-@pytest.mark.slow
 def test_momentum_counts_the_minibatches_of_the_fit_or_of_the_worker() -> None:
     """At such a learning rate only one of the two horizons is stable."""
     trial = replace(CONV, workers=8, rate=0.05, epochs=4)
