@@ -17,6 +17,17 @@ settings.register_profile("sparkstrom", deadline=None)  # a kernel's first call 
 settings.load_profile("sparkstrom")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="also what is marked slow, as CI does")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What is slow runs when all is wanted, or when somebody names what to run."""
+    named = config.args_source is pytest.Config.ArgsSource.ARGS or config.option.keyword
+    if not (named or config.option.all or config.option.markexpr):
+        config.option.markexpr = "not slow"
+
+
 @pytest.fixture(autouse=True)
 def no_thread_left() -> Iterator[None]:
     """Fail a test that leaves a thread which would keep the interpreter alive."""

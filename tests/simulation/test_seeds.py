@@ -13,7 +13,7 @@ from sparkstrom.simulation.runs import play, play_all
 CALM = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
 CORES = os.cpu_count() or 1
 PLAIN = [(4, range(50)), (1, range(100, 106)), (2, range(100, 106)), (9, range(200, 206))]
-MESH_SEEDS = range(200)
+MESH = [range(50), pytest.param(range(50, 200), marks=pytest.mark.slow)]
 
 
 @pytest.mark.parametrize(("nodes", "seeds"), PLAIN)
@@ -23,9 +23,10 @@ def test_a_fit_keeps_the_invariants(nodes: int, seeds: range) -> None:
         assert result.violations == [], repeat
 
 
-def test_a_mesh_keeps_the_invariants_and_sees_every_kind_of_fault() -> None:
+@pytest.mark.parametrize("seeds", MESH)
+def test_a_mesh_keeps_the_invariants_and_sees_every_kind_of_fault(seeds: range) -> None:
     seen: set[str] = set()
-    for result in play_all(MESH_SEEDS, 12, "mesh", {}, CORES):
+    for result in play_all(seeds, 12, "mesh", {}, CORES):
         repeat = f"sparkstrom simulate --mode mesh --nodes 12 --seeds {result.seed}"
         assert result.violations == [], repeat
         seen |= set(result.faults)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,7 @@ OPTIONS = [
 ]
 
 
+@functools.cache
 def flipped() -> set[str]:
     return {
         str(argument.value)

@@ -24,7 +24,10 @@ from benchmarks.slow_link.figures import figures
 from benchmarks.slow_link.running import OURS, Link, observe
 from benchmarks.slow_link.trial import Trial
 
-pytestmark = pytest.mark.skipif((reason := lacking()) is not None, reason=reason or "")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif((reason := lacking()) is not None, reason=reason or ""),
+]
 pytest.importorskip("torch", reason="not installed: pip install 'sparkstrom[torch]'")
 
 RATE = "10mbit"

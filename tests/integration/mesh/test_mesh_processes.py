@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from sparkstrom.base.identity import MASTER
 
 WORKERS, EXECUTORS, BATCHES, TAU = 16, 4, 24, 0.125
 DEPTHS = {2: 4, 3: 3}  # of sixteen nodes, with room to spare
+
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 def check_each_row_counted_once(mesh: Any, outcome: Any) -> None:
@@ -37,7 +40,7 @@ def two_inner_nodes(mesh: Any) -> tuple[int, int]:
     return first, last
 
 
-@pytest.mark.parametrize(("fan_out", "loss"), [(2, 0.01), (3, 0.05)])
+@pytest.mark.parametrize(("fan_out", "loss"), [(2, 0.01), slow(3, 0.05)])
 def test_inner_nodes_are_killed(real_mesh: Any, fan_out: int, loss: float) -> None:
     mesh = real_mesh(fan_out=fan_out, depth=DEPTHS[fan_out], loss=loss)
     mesh.under_way(200)
@@ -53,7 +56,7 @@ def test_inner_nodes_are_killed(real_mesh: Any, fan_out: int, loss: float) -> No
     assert set(victims) <= {departure.node for departure in outcome.departures}
 
 
-@pytest.mark.parametrize(("fan_out", "loss"), [(2, 0.05), (3, 0.01)])
+@pytest.mark.parametrize(("fan_out", "loss"), [slow(2, 0.05), (3, 0.01)])
 def test_inner_nodes_are_stopped_until_they_are_given_up(
     real_mesh: Any, fan_out: int, loss: float, until: Any
 ) -> None:

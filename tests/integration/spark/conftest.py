@@ -18,6 +18,8 @@ import pytest
 
 from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.protocol.master.fit import Fit
+from sparkstrom.runtime.master_thread import MasterThread
 
 CLUSTER = "local-cluster[2,2,1024]"
 SHARED_MEMORY = Path("/dev/shm")
@@ -143,8 +145,44 @@ class Victims:
         return drivers + [str(p) for p in SHARED_MEMORY.iterdir() if OURS.search(str(p))]
 
 
+GONE_WITHIN_S = 30  # a driver lingers for 4 s after its last client; machines are busy
+
+
+class Leavings:
+    """What tests left and must soon be gone. Nobody waits for it: the next test may begin."""
+
+    def __init__(self) -> None:
+        self._left: dict[str, tuple[float, str]] = {}  # when it must be gone, and whose it is
+
+    def look(self, test: str) -> None:
+        """What is new is this test's; fail on what ought to be gone."""
+        now_s = time.monotonic()
+        new = now_s + GONE_WITHIN_S, test
+        self._left = {thing: self._left.get(thing, new) for thing in Victims().leftovers()}
+        late = [
+            f"{thing} of {by}" for thing, (until_s, by) in self._left.items() if until_s < now_s
+        ]
+        assert late == []
+
+    def wait(self) -> None:
+        """Until nothing is left."""
+        self.look("somebody")
+        while self._left:
+            time.sleep(0.1)
+            self.look("somebody")
+
+
+@pytest.fixture(scope="session")
+def leavings() -> Iterator[Leavings]:
+    leavings = Leavings()
+    yield leavings
+    leavings.wait()
+
+
 @pytest.fixture
-def victims() -> Victims:
+def victims(leavings: Leavings) -> Victims:
+    """For tests that look at processes: those of former tests are gone."""
+    leavings.wait()
     return Victims()
 
 
@@ -159,6 +197,30 @@ def wait_until() -> Callable[..., None]:
             time.sleep(0.05)
 
     return wait
+
+
+@pytest.fixture
+def fit_under_way() -> Callable[[], Fit | None]:
+    """What the master of the fit in this process knows."""
+
+    def look() -> Fit | None:
+        masters = [thread for thread in threading.enumerate() if isinstance(thread, MasterThread)]
+        return masters[0]._machine.fit if masters else None
+
+    return look
+
+
+@pytest.fixture
+def has_trained(fit_under_way: Callable[[], Fit | None]) -> Callable[[int], bool]:
+    """Do all four workers have a place, and have trained so many minibatches?"""
+
+    def look(minibatches: int) -> bool:
+        fit = fit_under_way()
+        if fit is None or len(fit.members.live) < 4 or fit.moving:
+            return False
+        return sum(partition.minibatches for partition in fit.partitions) >= minibatches
+
+    return look
 
 
 @pytest.fixture
@@ -187,14 +249,8 @@ def in_background() -> Iterator[Callable[..., Future[Any]]]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(victims: Victims) -> Iterator[None]:
-    """After each test: no media driver, no directory in shared memory.
-
-    A driver lingers for 4 s after its last client; the rest is for a machine that is busy.
-    """
+def nothing_left(leavings: Leavings, request: pytest.FixtureRequest) -> Iterator[None]:
+    """No media driver and no directory in shared memory outlives its test for long."""
     yield
-    until_s = time.monotonic() + 30
-    while victims.leftovers() and time.monotonic() < until_s:
-        time.sleep(0.1)
-    assert victims.leftovers() == []
+    leavings.look(request.node.nodeid)
     assert not [t for t in threading.enumerate() if t.name.startswith("sparkstrom")]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from sparkstrom import VoidConfiguration
@@ -30,40 +28,40 @@ def check_nothing_lost(summary):
     assert summary.minibatches_expected == 20 * 48 or summary.minibatches_expected == 20 * 45
 
 
-def under_way(victims, wait_until, workers=4):
-    """Until all workers have trained for a moment."""
-    wait_until(lambda: len(victims.workers()) >= workers, 60, "workers start")
-    time.sleep(4)
+@pytest.fixture
+def under_way(wait_until, has_trained):
+    """Wait until all workers have trained for a moment."""
+    return lambda: wait_until(lambda: has_trained(200), 60, "training")
 
 
-def test_a_python_worker_is_killed(slow_fit, victims, wait_until):
+def test_a_python_worker_is_killed(slow_fit, victims, under_way):
     fit, _ = slow_fit()
-    under_way(victims, wait_until)
+    under_way()
     victims.kill(victims.workers()[0])
     summary = fit.result(timeout=120)
     check_nothing_lost(summary)
     assert any("silent" in text or "another attempt" in text for text in summary.departures)
 
 
-def test_the_media_driver_of_an_executor_is_killed(slow_fit, victims, wait_until):
+def test_the_media_driver_of_an_executor_is_killed(slow_fit, victims, under_way):
     fit, _ = slow_fit()
-    under_way(victims, wait_until)
+    under_way()
     victims.kill(victims.media_driver_of_executor())
     check_nothing_lost(fit.result(timeout=120))
 
 
-def test_an_executor_is_killed(slow_fit, victims, wait_until):
+def test_an_executor_is_killed(slow_fit, victims, under_way):
     fit, _ = slow_fit()
-    under_way(victims, wait_until)
+    under_way()
     victims.kill(victims.executors()[0])
     summary = fit.result(timeout=150)
     check_nothing_lost(summary)
     assert len(summary.departures) >= 2
 
 
-def test_the_media_driver_of_the_driver_program_is_killed(slow_fit, victims, wait_until):
+def test_the_media_driver_of_the_driver_program_is_killed(slow_fit, victims, under_way):
     fit, _ = slow_fit()
-    under_way(victims, wait_until)
+    under_way()
     others = {victims.media_driver_of_executor()}
     own = [pid for pid in victims.media_drivers() if pid not in others]
     for pid in own:

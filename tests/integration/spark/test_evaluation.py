@@ -108,6 +108,7 @@ def every_kind(spark):
     return noted.transform(both).coalesce(1).cache()
 
 
+@pytest.mark.slow
 def test_predicting_takes_every_kind_of_features_that_fit_takes(spark, make_network):
     """The arrays are those that training sees; rows keep their order and their other columns."""
     frame = every_kind(spark)
@@ -197,6 +198,7 @@ def test_a_name_that_stands_for_two_columns_is_refused(spark, make_network):
     assert predicted.columns == ["x", "id", "id", "prediction"]
 
 
+@pytest.mark.slow
 def test_a_bad_row_is_named_by_the_executor(spark, make_network):
     frame = every_kind(spark).selectExpr("if(id = 7, null, x) as x", "if(id = 8, null, vector) v")
     network = make_network(DenseNetwork([2, 2]))

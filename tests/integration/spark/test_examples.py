@@ -46,6 +46,7 @@ def test_digits() -> None:
     assert "held-out accuracy" in submitted("digits.py", "--epochs", "40", master=FOUR_WORKERS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("example", "needs"), [("torch_digits.py", "torch"), ("jax_digits.py", "jax")]
 )
@@ -54,6 +55,7 @@ def test_other_peoples_models(example: str, needs: str) -> None:
     assert "held-out accuracy" in submitted(example, master=TWO_EXECUTORS)
 
 
+@pytest.mark.slow
 def test_export(tmp_path: Path) -> None:
     directory = f"{tmp_path}/rows"
     printed = submitted("export.py", master=ONE_EXECUTOR, export_directory=directory)
@@ -61,6 +63,7 @@ def test_export(tmp_path: Path) -> None:
     assert list((tmp_path / "rows").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_pipeline(tmp_path: Path) -> None:
     printed = submitted("pipeline.py", str(tmp_path / "saved"), master=ONE_EXECUTOR)
     assert "held out: 0.9" in printed

@@ -101,6 +101,7 @@ def test_what_cannot_be_pickled_is_refused_before_the_job(spark, digits, make_ne
         make_network(model).fit(spark.sparkContext.parallelize(digits.rows()[:64], 2))
 
 
+@pytest.mark.slow
 def test_keras_with_batch_norm_and_dropout(spark, digits, make_network):
     pytest.importorskip("keras", reason="keras is not installed: pip install 'sparkstrom[keras]'")
     from sparkstrom.models.keras import KerasModel

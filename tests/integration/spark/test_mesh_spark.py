@@ -5,7 +5,6 @@ It needs a session of four executors, which is another one than the folder's; th
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,6 @@ from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
 from sparkstrom.base.identity import MASTER
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.protocol.master.fit import Fit
-from sparkstrom.runtime.master_thread import MasterThread
 
 EPOCHS, BATCHES = 20, (45, 48)  # minibatches of all partitions in an epoch, by how rows fall
 
@@ -41,20 +39,6 @@ def four_executors() -> Iterator[Any]:
     session.stop()
 
 
-def fit_under_way() -> Fit | None:
-    """What the master of the fit in this process knows."""
-    masters = [thread for thread in threading.enumerate() if isinstance(thread, MasterThread)]
-    return masters[0]._machine.fit if masters else None
-
-
-def has_trained(minibatches: int) -> bool:
-    """Do all four have a place, and have trained so many?"""
-    fit = fit_under_way()
-    if fit is None or len(fit.members.live) < 4 or fit.moving:
-        return False
-    return sum(partition.minibatches for partition in fit.partitions) >= minibatches
-
-
 def executor_that_relays(fit: Fit) -> int:
     """The process of an executor whose node has another one's below it."""
     inner = next(node for node in fit.tree.below(MASTER) if any(fit.tree.children(node)))
@@ -65,8 +49,15 @@ def executor_that_relays(fit: Fit) -> int:
     return int(executors[inner].rpartition("/")[2].split("-")[0])
 
 
+@pytest.mark.slow
 def test_an_executor_that_relays_is_killed(
-    four_executors: Any, digits: Any, victims: Any, wait_until: Any, in_background: Any
+    four_executors: Any,
+    digits: Any,
+    victims: Any,
+    wait_until: Any,
+    in_background: Any,
+    fit_under_way: Any,
+    has_trained: Any,
 ) -> None:
     void = VoidConfiguration(lease_s=3.0, mesh_build_mode="mesh", mesh_fan_out=2)
     master = SharedTrainingMaster(void, debug_longer_iterations=25)

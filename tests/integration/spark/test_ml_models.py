@@ -88,7 +88,10 @@ def keras_model() -> Any:
     return KerasModel(net, "sparse_categorical_crossentropy", keras.optimizers.SGD(RATE))
 
 
-KINDS = pytest.mark.parametrize("make", [dense, torch_model, jax_model, keras_model])
+slow = partial(pytest.param, marks=pytest.mark.slow)  # of dense ones test_ml_pipeline is quick
+KINDS = pytest.mark.parametrize(
+    "make", [slow(dense), torch_model, slow(jax_model), slow(keras_model)]
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -169,6 +172,7 @@ def test_a_pipeline_is_saved_and_loaded_before_and_after_training(
     assert predicted(PipelineModel.load(str(again)), frame) == predicted(trained, frame)
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.filterwarnings("ignore:unclosed running multiprocessing pool:ResourceWarning")
 def test_each_fit_of_a_cross_validation_begins_with_the_same(

@@ -26,12 +26,19 @@ def test_a_mask_that_matches_nothing_lists_what_there_is(spark, digits, make_net
         network.fit(spark.sparkContext.parallelize(digits.rows()[:100], 4))
 
 
-def test_too_few_workers_are_counted(spark, digits, make_network, in_background):
-    context = spark.sparkContext
-    hog = in_background(context.parallelize(range(2), 2).map(lambda _: time.sleep(25)).count)
+def test_too_few_workers_are_counted(spark, digits, make_network, in_background, tmp_path):
+    context, enough = spark.sparkContext, tmp_path / "enough"
+
+    def take_a_slot(_):
+        until_s = time.monotonic() + 60
+        while not enough.exists() and time.monotonic() < until_s:
+            time.sleep(0.05)
+
+    hog = in_background(context.parallelize(range(2), 2).map(take_a_slot).count)
     network = make_network(min_workers=4, start_timeout=3.0)
     with pytest.raises(SetupError, match=r"2 workers joined.*min_workers is 4"):
         network.fit(context.parallelize(digits.rows()[:200], 2), epochs=1)
+    enough.touch()
     hog.result(60)
 
 

@@ -165,6 +165,7 @@ def convolutions(seed: int) -> nn.Sequential:
     )
 
 
+@pytest.mark.slow
 def test_four_workers_train_batch_norm_and_dropout_as_well_as_one_process(train, digits):
     features, labels = digits.held_out
     ones, fours = [], []
@@ -214,6 +215,7 @@ def text_of(module: Any, windows: int) -> tuple[np.ndarray, np.ndarray]:
     return codes[:-1].reshape(-1, WINDOW), codes[1:].reshape(-1, WINDOW)
 
 
+@pytest.mark.slow
 def test_a_transformer_reads_the_standard_library(train):
     text, following = text_of(ast, 512)
     torch.manual_seed(0)

@@ -15,11 +15,14 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 JARS = os.environ.get("SPARKSTROM_YARN_JARS")
 
-pytestmark = pytest.mark.skipif(
-    not JARS,
-    reason="no YARN here: set SPARKSTROM_YARN_JARS to a directory with hadoop-client-minicluster, "
-    "bcpkix-jdk18on, bcutil-jdk18on and jaxb-api",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not JARS,
+        reason="no YARN here: set SPARKSTROM_YARN_JARS to a directory with "
+        "hadoop-client-minicluster, bcpkix-jdk18on, bcutil-jdk18on and jaxb-api",
+    ),
+]
 
 
 def harness():
