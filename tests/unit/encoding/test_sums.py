@@ -139,3 +139,11 @@ def test_the_bound_grows_with_what_is_summed() -> None:
     assert bounds[0] == sums.SPARSE_HEADER.size == len(sums.encode(Total(10**6)))
     assert sum_bytes_bound(10**9, 10**6) == 4 * 10**6 + 5
     assert sum_bytes_bound(10**4, 10**6, 2**14) < 3.5 * 10**4
+
+
+def test_what_was_added_to_a_sum_stays_as_it_was() -> None:
+    added, total = Total.of_array(np.ones(16, np.int32)), Total(16)
+    for times in (1, 2):
+        total.add_total(added)
+        np.testing.assert_array_equal(total.dense(), np.full(16, times))
+        np.testing.assert_array_equal(added.dense(), np.ones(16))
