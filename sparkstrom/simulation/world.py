@@ -392,9 +392,8 @@ class World:
     def _tick_master(self) -> None:
         if self.time.now_s >= self._master_awake_s:
             self.step_master(TICK)
-        self.time.after(
-            self.size.busy_tick_s * (0.5 + self.time.chance.random()), self._tick_master
-        )
+        after_s = self.size.busy_tick_s * (0.5 + self.time.chance.random())
+        self.time.after(after_s, self._tick_master)
 
     def pause_master(self, seconds: float) -> None:
         """The driver program stands still, perhaps for ever."""

@@ -20,7 +20,7 @@ from sparkstrom.codec.messages import (
     Update,
     UpdaterChunk,
 )
-from sparkstrom.codec.wire import CONTROL_BYTES_MAX, Kind, decode_untrusted, encode
+from sparkstrom.codec.wire import CONTROL_BYTES_MAX, Kind, decode_untrusted, encode, is_data
 
 UPDATE = Update(
     origin=7,
@@ -255,3 +255,11 @@ def test_a_merged_range_comes_back_with_all_of_its_origins() -> None:
         after=0, commit=2**62, last=[(n, n + 1) for n in range(40_000)], count=7, payload=b""
     )
     assert decode_untrusted(*encode(merged)) == merged
+
+
+def test_all_that_carries_parameters_or_states_goes_apart_from_control() -> None:
+    """A heartbeat behind megabytes would come after its lease."""
+    commit = Committed(commit=1, origin=7, seq=1, form=1, tau_quanta=2, count=1, payload=b"bits")
+    carriers = [UPDATE, commit, Chunk(index=0, commit=0, payload=b"x"), MERGED, UPDATER]
+    assert [is_data(message) for message in carriers] == [True] * 5
+    assert not is_data(AskAfter(1))

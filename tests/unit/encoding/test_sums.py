@@ -165,3 +165,11 @@ def test_entries_that_leave_int32_are_counted(dense: bool, other: str) -> None:
     assert total.overflows == 1
     total.add_total(total)
     assert total.overflows > 1, "what it was wrong by before counts, too"
+
+
+def test_what_was_added_to_a_sum_stays_as_it_was() -> None:
+    added, total = Total.of_array(np.ones(16, np.int32)), Total(16)
+    for times in (1, 2):
+        total.add_total(added)
+        np.testing.assert_array_equal(total.dense(), np.full(16, times))
+        np.testing.assert_array_equal(added.dense(), np.ones(16))

@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from sparkstrom.codec.messages import BUFFERS
+from sparkstrom.codec.messages import BUFFERS, Committed
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.master.statuses import LAG_LEAST
-from tests.unit.protocol.spoken import every
+from tests.unit.protocol.parents import ONE
+from tests.unit.protocol.spoken import every, only, sent
 
 
 def test_the_average_is_there_before_its_commit_counts(node: Any, make: Any) -> None:
@@ -30,6 +31,20 @@ def test_the_master_commits_the_average_of_the_newest_of_each_partition(
         for node, seq, payload in ((2, 1, b"b"), (1, 1, b"a"), (2, 2, b"c"))
     ]
     assert [deliver.update.payload for deliver in commits] == [b"b", b"a+b", b"a+c"]
+
+
+def test_a_sum_ends_before_buffers(parent_with: Any, make: Any) -> None:
+    """They are in no sum: a child that was sent one beyond them would never have them."""
+    parent = parent_with(window_bytes=ONE)
+    average = msgspec.structs.replace(make.committed(4), form=BUFFERS)
+    parent.attach()
+    parent.commit()
+    parent.commit(2)
+    parent.append(average)
+    parent.commit(3)
+    merged = only(parent.report(1), ev.SendMerged)
+    assert (merged.after, merged.commit) == (1, 3)
+    assert sent(parent.report(3), Committed) == [average]
 
 
 def notes(master: Any, node: int, lag: int) -> list[str]:

@@ -136,6 +136,18 @@ def test_a_fit_goes_on_while_anything_is_received_anywhere(master: Any, make: An
     assert master.fit.phases.progress_s == master.now_s
 
 
+def test_an_overtaken_report_is_no_progress_and_takes_none_back(master: Any, make: Any) -> None:
+    master.running()
+    for seq in (1, 2):
+        master.hear(1, make.update(1, seq))
+    master.hear(2, make.report(received=2), 1.0)
+    at_s = master.now_s
+    for received in (1, 2):
+        master.hear(2, make.report(received=received), 1.0)
+    assert master.fit.family.children[2].received == 2
+    assert master.fit.phases.progress_s == at_s
+
+
 # -- positions ---------------------------------------------------------------------------------
 
 

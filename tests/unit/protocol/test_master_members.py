@@ -66,6 +66,13 @@ def test_a_higher_attempt_closes_a_live_owner(master: Any) -> None:
     assert refused.fatal
 
 
+def test_a_lower_attempt_of_another_process_is_refused(master: Any) -> None:
+    master.running().join(0, attempt=50, token=7)
+    (refused,) = answers(master.join(0, attempt=49, token=8))
+    assert refused.fatal
+    assert master.fit.partitions[0].owner == 3
+
+
 def test_a_join_from_before_a_return_is_ignored(master: Any) -> None:
     master.running().evict(1)
     master.join(0, count=2)

@@ -82,6 +82,16 @@ def test_a_fit_drains_audits_and_is_done(master: Any, make: Any) -> None:
     assert list(master.fit.family.children) == [2]
 
 
+def test_it_is_not_done_before_the_driver_has_a_hash_of_its_own(master: Any, make: Any) -> None:
+    finished(master, make)
+    for node in (1, 2):
+        master.say(node, final=1)
+    for node in (1, 2):
+        master.say(node, audit=AuditAnswer(2, "d", None))
+    assert master.phase is Phase.AUDIT
+    assert every(master.step(ev.Hashed(2, "d", None)), ev.Complete) == [ev.Complete()]
+
+
 def test_the_final_commit_waits_for_every_last_update(master: Any, make: Any) -> None:
     finished(master, make)
     master.say(1, final=1)
@@ -117,6 +127,19 @@ def test_the_end_has_a_deadline(master_with: Any, make: Any, what: str) -> None:
         effects += master.tick(1.0)
     texts = [note.text for note in every(effects, ev.Note)]
     assert texts == [f"node 2 (partition 1 on h) left: its {what} did not come within 5 s"]
+
+
+def test_the_end_has_all_its_time_after_a_long_step(master_with: Any) -> None:
+    """A phase is progress, however long ago the newest commit was."""
+    master = master_with(end_s=5.0).running()
+    for _ in range(30):
+        master.tick(1.0)
+        for node in (1, 2):
+            master.hear(node, master.make.report())
+    master.step(ev.StopRequested("enough"))
+    assert master.phase is Phase.DRAINING
+    assert every(master.tick(1.0), ev.Note) == []
+    assert list(master.fit.members.live) == [1, 2]
 
 
 def test_a_stop_drains_what_there_is(master: Any, make: Any) -> None:

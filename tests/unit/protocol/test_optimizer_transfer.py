@@ -221,6 +221,21 @@ def test_the_master_asks_the_same_worker_again_and_brings_the_answer_down(
     assert sent(master.hear(1, chunk(asker=2)), UpdaterChunk, 2) == [chunk(asker=2)]
 
 
+def test_who_was_asked_first_is_asked_for_the_rest_whoever_has_trained_more_since(
+    master_with: Any,
+) -> None:
+    """Chunks of another one's state would be of another copy."""
+    master = master_with(partitions=3).running()
+    ask = AskUpdater(3, 0, 0)
+    for node, steps in ((1, 5), (2, 3)):
+        master.say(node, steps=steps, activity=Activity.STEPPING, lends=True)
+    assert answers(master.hear(3, ask), AskUpdater, "w0") == [ask]
+    master.say(2, steps=9, activity=Activity.STEPPING, lends=True)
+    assert answers(master.hear(3, ask), AskUpdater, "w0") == [ask]
+    master.evict(1)
+    assert answers(master.hear(3, ask), AskUpdater, "w1") == [ask]
+
+
 # -- on its way --------------------------------------------------------------------------------
 
 

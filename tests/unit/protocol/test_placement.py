@@ -120,6 +120,15 @@ def test_each_edge_has_a_number_and_streams_of_its_own(mesh_of: Any) -> None:
     assert len(set(streams)) == len(streams)
 
 
+def test_another_edge_of_a_node_has_other_streams(mesh_of: Any) -> None:
+    """What was sent on the one that it leaves may still come in."""
+    master = mesh_of(2)
+    before = master.member(2).order.up
+    (welcome,) = answers(master.join(1, knock=2, executor="e1"), Welcome)
+    streams = {welcome.up.control_stream, welcome.up.data_stream}
+    assert streams.isdisjoint({before.control_stream, before.data_stream})
+
+
 def test_once_it_is_there_its_parent_holds_its_lease(mesh_of: Any) -> None:
     master = mesh_of(3)
     keep_alive(master, 30.0)

@@ -231,6 +231,20 @@ def test_a_window_that_holds_nothing_back_does_not_grow() -> None:
     assert link.window == WINDOW_FIRST
 
 
+def test_to_have_held_something_back_once_says_nothing_of_later() -> None:
+    link = SendWindow(PLENTY, 0.0)
+    link.hand(WINDOW_FIRST, 0.0)
+    assert not link.has_room(1000)
+    link.told(link.handed, link.handed, 0.01)
+    grown = link.window
+    assert grown > WINDOW_FIRST
+    for i in range(100):
+        assert link.has_room(1000)
+        link.hand(1000, float(i))
+        link.told(link.handed, link.handed, i + 0.01)
+    assert link.window == grown
+
+
 # -- what it knows -----------------------------------------------------------------------------
 
 

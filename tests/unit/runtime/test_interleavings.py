@@ -147,6 +147,34 @@ def test_without_the_lock_a_commit_with_two_contents_is_seen(
     assert any(len(contents) > 1 for contents in served.values())
 
 
+def test_a_commit_that_comes_while_a_chunk_is_made_is_in_it_whole_or_not_at_all(
+    replica: Replica, make_commit: MakeCommit
+) -> None:
+    """The other way round: the trainer goes on between two instructions of the copy."""
+    publishes(replica, make_commit)  # what is taken out of a copy makes it longer
+    contents = {0: replica.chunk(0).payload}
+    at_line, lines = 0, 1
+    while at_line <= lines:
+        commit, lines, applied = len(contents), 0, False
+        hits = replica.theta.read(make_commit(commit, 100))
+
+        def apply(commit: int = commit, hits: Any = hits, wanted: int = at_line) -> None:
+            nonlocal lines, applied
+            lines += 1
+            if lines >= wanted and not applied and not replica._lock.locked():
+                applied = True
+                replica.apply(hits, commit)
+
+        with at_every_instruction(FILES, apply):
+            chunk = replica.chunk(0)
+        if not applied:
+            replica.apply(hits, commit)
+        contents[commit] = replica.chunk(0).payload
+        assert chunk.payload == contents[chunk.commit]
+        at_line += 1
+    assert lines > 5
+
+
 # -- the trainer takes while the node's thread publishes, and the other way round -------------
 
 

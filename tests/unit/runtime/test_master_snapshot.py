@@ -1,4 +1,7 @@
-"""The driver's parameters, copied by their own thread: whole, of one commit, or not at all."""
+"""The driver's parameters, copied by their own thread: whole, of one commit, or not at all.
+
+And what the thread shows of the end.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ import pytest
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.frames import KEY_BYTES, Seal
+from sparkstrom.codec.messages import Committed, Phase
+from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.runtime.master_thread import MasterThread, Plan
@@ -66,6 +71,32 @@ def test_a_snapshot_is_a_copy_with_its_commit(
     theta.values[:], theta.buffers = 1.0, b"newer ones"
     assert (made.commit, made.buffers) == (7, b"statistics")
     np.testing.assert_array_equal(made.parameters, np.full(N, 0.5, np.float32))
+
+
+def test_what_was_delivered_is_in_the_snapshot_with_its_commit(
+    make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
+    make_commit: Callable[..., Committed],
+) -> None:
+    """Children are sent all commits after this number, and none that is in their copy."""
+    master, _ = make_master(Theta(N, K))
+    master.end()
+    for commit in (1, 2):
+        master._perform(ev.Deliver(make_commit(commit, 5)))
+        made = master._copied()
+        assert made.commit == commit
+        assert np.count_nonzero(made.parameters) == 1
+
+
+def test_the_end_is_shown_and_no_failure_comes_after_it(
+    make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
+) -> None:
+    master, _ = make_master(Theta(N, K))
+    master.end()
+    master._machine.fit.phases.phase = Phase.DONE
+    master._perform(ev.Complete())
+    assert master.progress.phase is Phase.DONE
+    master._perform(ev.Abort("a task was ended together with the application"))
+    assert master.failure is None
 
 
 def test_of_a_broken_thread_it_raises_why(

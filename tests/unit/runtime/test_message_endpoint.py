@@ -10,6 +10,7 @@ from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.frames import KEY_BYTES, NOBODY, OVERHEAD_BYTES, Rejection, Seal
 from sparkstrom.codec.messages import AskAfter, Committed, Failed, Heartbeat, Probe, Update
 from sparkstrom.codec.wire import encode
+from sparkstrom.runtime.outbox import Outbox
 from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
 from tests.unit.runtime.offices import (
     ASK,
@@ -36,6 +37,23 @@ def test_messages_travel_both_ways_and_control_overtakes_data(pair: tuple[Office
     master.room.flush()
     assert master.room.waiting == 0
     assert node.got() == [(MASTER, AskAfter(4))]
+
+
+def test_control_is_offered_first(
+    pair: tuple[Office, Office], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the transport takes little, a heartbeat does not wait for what fills the link."""
+    _, node = pair
+    flush, offered = Outbox.flush, list[Outbox]()
+
+    def noting(box: Outbox) -> int:
+        offered.append(box)
+        return flush(box)
+
+    monkeypatch.setattr(Outbox, "flush", noting)
+    node.room.flush()
+    peer = node.room._peers[MASTER]
+    assert offered == [peer.control, peer.data]
 
 
 def test_long_messages_are_cut_and_joined(network: MemoryNetwork) -> None:

@@ -24,6 +24,17 @@ def test_part_of_a_data_message_is_told_as_it_comes(network: MemoryNetwork) -> N
     assert master.room.arriving() == []
 
 
+def test_nothing_is_under_way_of_a_message_that_lost_a_piece(network: MemoryNetwork) -> None:
+    """It will never be whole, so that its stream has to show anew that it lives."""
+    master, node = Office(network, MASTER, 10, chunk=1024), Office(network, 7, 20, chunk=1024)
+    join(master, node, edge=3)
+    first, _, third, *_ = pieces_of(node, update(payload=bytes(10_000)))
+    for piece, arriving in ((first, 1024), (third, 0)):
+        offer(node, master.at(1012), piece, control=False)
+        assert master.got() == []
+        assert master.room.arriving() == [(7, arriving)]
+
+
 def test_part_of_a_control_message_is_not_told(network: MemoryNetwork) -> None:
     """It never counts for what a link carries."""
     master, node = Office(network, MASTER, 10), Office(network, 7, 20)
