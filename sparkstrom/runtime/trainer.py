@@ -164,6 +164,7 @@ class Trainer:
             time.sleep(self._schedule.sleep_ms / 1000)
         if self._pacemaker is not None:
             self._pacemaker.keep(self._replica.model, command, self.counts.steps)
+        self._replica.encoder.set_workers(command.workers)
         loss = self._replica.step(batch)
         self._count(batch.rows, loss)
         stepped_s = time.monotonic()

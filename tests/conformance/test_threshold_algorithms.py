@@ -18,22 +18,10 @@ def test_adaptive_sequence() -> None:
         assert state["tau"] == pytest.approx(tau, rel=1e-7)
 
 
-def test_adaptive_reduce_and_next_epoch() -> None:
+def test_adaptive_goes_on_in_the_next_epoch() -> None:
     adaptive = AdaptiveThreshold(1e-3, 1e-3, 1e-2, 0.95)
     state = {"tau": 1.0526316e-3, "sent_fraction": 1e-4}
-    merged = adaptive.merge([state, {}, dict(state)])  # the unused one does not count
-    assert merged == state
-    assert adaptive.next_tau(merged, None)["tau"] == pytest.approx(1e-3, rel=1e-7)
-
-
-def test_merge_of_different_values_is_their_mean() -> None:
-    merged = AdaptiveThreshold().merge([{"tau": 1e-4}, {"tau": 5e-4}])
-    assert merged["tau"] == pytest.approx(3e-4)
-
-
-def test_a_state_without_sent_fraction_adds_nothing_to_the_mean_but_counts() -> None:
-    merged = AdaptiveThreshold().merge([{"tau": 1e-4}, {"tau": 1e-4, "sent_fraction": 1e-2}])
-    assert merged["sent_fraction"] == pytest.approx(5e-3)
+    assert adaptive.next_tau(state, None)["tau"] == pytest.approx(1e-3, rel=1e-7)
 
 
 def test_nothing_to_send_lowers_tau_by_one_step() -> None:

@@ -16,9 +16,9 @@ from sparkstrom.protocol.master.members import Member
 from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
 from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.worker import directives, node
-from sparkstrom.protocol.worker.directives import Orders
+from sparkstrom.protocol.worker.directives import Directives
 from sparkstrom.protocol.worker.in_flight import InFlight
-from sparkstrom.protocol.worker.optimizer_transfer import Borrowing
+from sparkstrom.protocol.worker.optimizer_transfer import OptimizerLoan
 from sparkstrom.protocol.worker.replication import Replication
 from sparkstrom.protocol.worker.snapshot_fetch import SnapshotFetch
 from sparkstrom.runtime.trainer_inbox import TrainerInbox
@@ -260,24 +260,24 @@ def trains_on_after_its_last_update(patch: pytest.MonkeyPatch) -> None:
 
 
 def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
-    now = Orders.now
+    now = Directives.now
 
-    def hasty(self: Orders) -> ev.Directive:
+    def hasty(self: Directives) -> ev.Directive:
         command = now(self)
         if command.order is ev.Order.AUDIT:
             return directives.DONE
         return command
 
-    patch.setattr(Orders, "now", hasty)
+    patch.setattr(Directives, "now", hasty)
 
 
 def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
-    def generous(self: Borrowing) -> bool:
+    def generous(self: OptimizerLoan) -> bool:
         trainer = self._trainer
         catching_up = trainer.activity is Activity.CATCHING_UP or self.loan is not None
         return trainer.steps > 0 and not catching_up
 
-    patch.setattr(Borrowing, "can_lend", property(generous))
+    patch.setattr(OptimizerLoan, "can_lend", property(generous))
 
 
 def claims_what_it_has_not_applied(patch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from sparkstrom.protocol.master.partitions import Partition
 from sparkstrom.protocol.master.phases import Phases
 from sparkstrom.protocol.worker import node
 from sparkstrom.protocol.worker.deadlines import Deadlines
-from sparkstrom.protocol.worker.directives import Orders
+from sparkstrom.protocol.worker.directives import Directives
 from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.simulation.sim_process import SimProcess
@@ -59,18 +59,18 @@ def ignores_its_window(patch: pytest.MonkeyPatch) -> None:
 
 
 def ignores_the_slowest(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Orders, "_train", lambda self, state: ev.Directive(ev.Order.TRAIN))
+    patch.setattr(Directives, "_train", lambda self, state: ev.Directive(ev.Order.TRAIN))
 
 
 def looks_at_no_commit(patch: pytest.MonkeyPatch) -> None:
-    steps_max = Orders._steps_max
+    steps_max = Directives._steps_max
 
-    def far(self: Orders, *given: Any) -> tuple[int, ev.Directive]:
+    def far(self: Directives, *given: Any) -> tuple[int, ev.Directive]:
         limit, waits = steps_max(self, *given)
         assert limit is not None
         return 10 + limit, waits
 
-    patch.setattr(Orders, "_steps_max", far)
+    patch.setattr(Directives, "_steps_max", far)
 
 
 def tells_more_than_is_committed(patch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ CONSTRUCTORS = {
     "SimProcess": "a simulated process: what a world lends it",
     "AeronSender": "an address, and what is true of the way there",
     **dict.fromkeys(
-        ("Deadlines", "Reporting", "Joining", "Borrowing", "Relaying", "Replication"),
+        ("Deadlines", "Heartbeats", "Joining", "OptimizerLoan", "Relaying", "Replication"),
         "the other parts of a node that it may touch, by name",
     ),
 }

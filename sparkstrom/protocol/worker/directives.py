@@ -11,7 +11,7 @@ from sparkstrom.protocol.common.events import Directive, Order
 from sparkstrom.protocol.worker.fit_view import FitView
 from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.limits import NodeLimits
-from sparkstrom.protocol.worker.optimizer_transfer import Borrowing
+from sparkstrom.protocol.worker.optimizer_transfer import OptimizerLoan
 from sparkstrom.protocol.worker.replication import Replication
 from sparkstrom.protocol.worker.stages import INSTALLING
 from sparkstrom.protocol.worker.trainer_view import TrainerView
@@ -29,7 +29,7 @@ LINGERING = Directive(Order.WAIT, "others hear from it that the fit is done")
 DONE = Directive(Order.END, Ending.DONE.value, why=Ending.DONE)
 
 
-class Orders:
+class Directives:
     """What the parts of a node say, put together."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Orders:
         own: InFlight,
         trainer: TrainerView,
         fit: FitView,
-        borrowing: Borrowing,
+        borrowing: OptimizerLoan,
         family: Children,
     ) -> None:
         self._limits, self._replication, self._own = limits, replication, own

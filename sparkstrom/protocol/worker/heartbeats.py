@@ -13,7 +13,7 @@ from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.news import News
-from sparkstrom.protocol.worker.optimizer_transfer import Borrowing
+from sparkstrom.protocol.worker.optimizer_transfer import OptimizerLoan
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.protocol.worker.replication import Replication
 from sparkstrom.protocol.worker.task_end import TaskEnd
@@ -23,7 +23,7 @@ REPORT_SPACING_S = 0.01  # news is told at once, but not more often than this
 REPEAT_S = 0.25  # between repeats of what has not been shown to be heard
 
 
-class Reporting:
+class Heartbeats:
     """What this node tells its parent, and when; ``ledger``: of itself and of all below it."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Reporting:
         trainer: TrainerView,
         fit: FitView,
         task: TaskEnd,
-        borrowing: Borrowing,
+        borrowing: OptimizerLoan,
         ledger: StatusTable,
         news: News,
         now_s: float,

@@ -14,7 +14,7 @@ from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Effect, Order
 from sparkstrom.protocol.common.ignored import Ignored, Reason
 from sparkstrom.protocol.worker.fit_view import FitView
-from sparkstrom.protocol.worker.heartbeats import Reporting
+from sparkstrom.protocol.worker.heartbeats import Heartbeats
 from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.parent_link import ATTACH_RETRY_S, JOIN_RETRY_S, ParentLink
@@ -39,7 +39,7 @@ class Joining:
         fit: FitView,
         task: TaskEnd,
         relaying: Relaying,
-        reporting: Reporting,
+        reporting: Heartbeats,
         ignored: Ignored,
     ) -> None:
         self._membership, self._link, self._replication = membership, link, replication

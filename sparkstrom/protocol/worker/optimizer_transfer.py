@@ -80,7 +80,7 @@ class OptimizerTransfer:
         return new
 
 
-class Borrowing:
+class OptimizerLoan:
     """What this node borrows, and whether it may lend."""
 
     def __init__(

@@ -8,15 +8,15 @@ from sparkstrom.protocol.common.ignored import Ignored
 from sparkstrom.protocol.common.leases import Leases
 from sparkstrom.protocol.common.status_table import StatusTable
 from sparkstrom.protocol.worker.deadlines import Deadlines
-from sparkstrom.protocol.worker.directives import Orders
+from sparkstrom.protocol.worker.directives import Directives
 from sparkstrom.protocol.worker.fit_view import FitView
-from sparkstrom.protocol.worker.heartbeats import Reporting
+from sparkstrom.protocol.worker.heartbeats import Heartbeats
 from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.joining import Joining
 from sparkstrom.protocol.worker.limits import Identity, NodeLimits
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.news import News
-from sparkstrom.protocol.worker.optimizer_transfer import Borrowing
+from sparkstrom.protocol.worker.optimizer_transfer import OptimizerLoan
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.protocol.worker.relaying import Relaying
 from sparkstrom.protocol.worker.replication import Replication
@@ -50,7 +50,7 @@ class NodeParts:
             ignored=ignored,
             now_s=now_s,
         )
-        self.borrowing = Borrowing(
+        self.borrowing = OptimizerLoan(
             limits,
             membership=membership,
             link=link,
@@ -75,7 +75,7 @@ class NodeParts:
             news=self.news,
             ignored=self.ignored,
         )
-        self.reporting = Reporting(
+        self.reporting = Heartbeats(
             self.limits,
             membership=self.membership,
             link=self.link,
@@ -101,7 +101,7 @@ class NodeParts:
             reporting=self.reporting,
             ignored=self.ignored,
         )
-        self._orders = Orders(
+        self._orders = Directives(
             self.limits,
             replication=self.replication,
             own=self.own,

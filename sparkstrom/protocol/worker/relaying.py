@@ -27,7 +27,7 @@ from sparkstrom.protocol.common.ignored import Ignored, Reason
 from sparkstrom.protocol.common.status_table import StatusTable
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.news import News
-from sparkstrom.protocol.worker.optimizer_transfer import Borrowing
+from sparkstrom.protocol.worker.optimizer_transfer import OptimizerLoan
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.protocol.worker.replication import Replication
 
@@ -41,7 +41,7 @@ class Relaying:
         membership: Membership,
         link: ParentLink,
         replication: Replication,
-        borrowing: Borrowing,
+        borrowing: OptimizerLoan,
         family: Children,
         ledger: StatusTable,
         news: News,

@@ -40,16 +40,16 @@ ROUTES = [
     Route(m.Disown, Way.DIRECT, "Relaying.on_disown"),
     Route(m.Probe, Way.DIRECT, "Node._on_direct"),
     Route(m.Release, Way.DIRECT, "TaskEnd.release"),
-    Route(m.AskUpdater, Way.DIRECT, "Borrowing.on_ask"),
+    Route(m.AskUpdater, Way.DIRECT, "OptimizerLoan.on_ask"),
     Route(m.State, Way.DIRECT, "Node._on_state"),
     Route(m.Attach, Way.UP_TO_WORKER, "Relaying._on_attach"),
     Route(m.Heartbeat, Way.UP_TO_WORKER, "Children.on_report"),
     Route(m.AskAfter, Way.UP_TO_WORKER, "Children.on_ask_after"),
     Route(m.AskChunk, Way.UP_TO_WORKER, "Children.on_ask_chunk"),
-    Route(m.AskUpdater, Way.UP_TO_WORKER, "Borrowing.on_ask"),
+    Route(m.AskUpdater, Way.UP_TO_WORKER, "OptimizerLoan.on_ask"),
     Route(m.Leaving, Way.UP_TO_WORKER, "Relaying.drop_child"),
     Route(m.Update, Way.UP_TO_WORKER, "Relaying._on_update"),
-    Route(m.UpdaterChunk, Way.UP_TO_WORKER, "Borrowing.on_chunk"),
+    Route(m.UpdaterChunk, Way.UP_TO_WORKER, "OptimizerLoan.on_chunk"),
     Route(m.Attach, Way.UP_TO_MASTER, "Children.on_attach"),
     Route(m.Heartbeat, Way.UP_TO_MASTER, "Children.on_report"),
     Route(m.AskAfter, Way.UP_TO_MASTER, "Children.on_ask_after"),
@@ -65,7 +65,7 @@ ROUTES = [
     Route(m.Committed, Way.DOWN, "Replication.on_committed"),
     Route(m.MergedRange, Way.DOWN, "Replication.on_merged"),
     Route(m.Chunk, Way.DOWN, "Replication.on_chunk"),
-    Route(m.UpdaterChunk, Way.DOWN, "Borrowing.on_chunk"),
+    Route(m.UpdaterChunk, Way.DOWN, "OptimizerLoan.on_chunk"),
 ]
 
 

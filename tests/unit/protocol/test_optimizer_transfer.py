@@ -1,4 +1,4 @@
-"""Borrowing: the updater's state of another worker, from whoever has one, and not for ever."""
+"""Optimizer transfer: the updater's state of another worker, from whoever has one, and not for ever."""
 
 from __future__ import annotations
 

@@ -357,3 +357,15 @@ def test_a_copy_of_its_state_is_made_between_two_steps(bench: Callable[..., Benc
     chunk = made.lender.chunk(ask)
     assert chunk is not None
     assert chunk.payload == encode_state({"steps": 3})
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "weight"), [("sum", 1.0), ("mean", 1 / 4), ("sqrt", 1 / 2)]
+)
+def test_an_updates_weight_follows_how_many_train(
+    bench: Callable[..., Bench], aggregation: str, weight: float
+) -> None:
+    made = bench(steps(1, Directive(Order.TRAIN, workers=4)))
+    made.replica.encoder.aggregation = aggregation
+    made.run()
+    assert made.replica.encoder.scale == weight
