@@ -15,7 +15,8 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.recovery import DEATHS_MAX
-from sparkstrom.transport.contract import Arrival
+from sparkstrom.runtime.wire_bytes import wire_bytes
+from sparkstrom.transport.contract import Arrival, Sent
 from sparkstrom.transport.memory import MemoryNetwork, MemorySender, MemoryTransport
 from tests.unit.runtime.fits import Mesh, check_whole, wait_until
 
@@ -27,6 +28,7 @@ class Doomed(MemoryTransport):
     """Its media driver dies at ``death`` and stays dead; closing is all that still works."""
 
     death: Death | None = None
+    driver = ""
     _is_dead = False
 
     def _call(self, method: str) -> None:
@@ -53,6 +55,9 @@ class Doomed(MemoryTransport):
         self._call("poll")
         return super().poll(wait_s)
 
+    def sent(self) -> Sent:
+        return Sent(self.driver, 100, 0)
+
     def close(self) -> None:
         self._is_closed = True
         super().close()
@@ -67,6 +72,7 @@ class Opening:
 
     def __call__(self, before: Endpoint | None) -> Doomed:
         transport = Doomed(self._network, before or self._network.open().endpoint)
+        transport.driver = f"driver {len(self.opened)}"
         if self._deaths:
             transport.death = self._deaths.pop(0)
         self.opened.append(transport)
@@ -104,6 +110,7 @@ def test_a_node_keeps_its_id_and_all_else_that_it_was_given(
     check_whole(mesh, mesh.finish(SOON_S))
     assert len(opening.opened) == len(deaths) + 1
     assert knows_itself(mesh.nodes[0])
+    assert wire_bytes([mesh.nodes[0]._wire.look(opening.opened[-1])]) == 100 * len(opening.opened)
 
 
 # The master first opens its lobby, then for each node two receivers and two senders.
@@ -127,8 +134,10 @@ def test_a_master_goes_on_from_whatever_it_wanted(
     mesh.begin()
     for partition in range(2):
         mesh.add_worker(partition)
-    check_whole(mesh, mesh.finish(SOON_S))
+    outcome = mesh.finish(SOON_S)
+    check_whole(mesh, outcome)
     assert len(opening.opened) == len(deaths) + 1
+    assert wire_bytes([outcome.wire]) == 100 * len(opening.opened)
     assert {transport.endpoint for transport in opening.opened} == {mesh.master.endpoint}
 
 
@@ -213,3 +222,27 @@ def test_a_driver_that_dies_over_the_last_words_breaks_nothing(
     mesh.finish(SOON_S)
     assert failed == []
     assert opening.opened[0].death == ("open_sender", 0)
+
+
+def test_last_words_wait_until_there_is_room(make_mesh: Callable[..., Mesh]) -> None:
+    mesh = make_mesh()
+    mesh.begin()
+    for partition in range(2):
+        mesh.add_worker(partition)
+    node, waiting = mesh.nodes[0], list[int]()
+    say, flush, refusals = node._say_last_words, node._mail.flush, iter((0, 0))
+
+    def hesitant() -> int:
+        waiting.append(node._mail.waiting)
+        return flush() if next(refusals, None) is None else 0
+
+    def say_without_room_at_first() -> None:
+        mesh.stations[0].post(ev.TrainerFailed("too late", ""))
+        node._mail.flush = hesitant  # type: ignore[method-assign]
+        say()
+        waiting.append(node._mail.waiting)
+
+    node._say_last_words = say_without_room_at_first  # type: ignore[method-assign]
+    mesh.finish(SOON_S)
+    assert waiting[0] == waiting[1] > 0
+    assert waiting[-1] == 0
