@@ -3,7 +3,7 @@
     python -m tests.planted.run                     # all, on all cores
     python -m tests.planted.run NAME NAME --json
 
-A bug is caught by its unit tests or within 1,000 seeds of its modes of simulation. Prints a line
+First the tests that they name run without any bug. A bug is caught by its unit tests or within 1,000 seeds of its modes of simulation. Prints a line
 per bug: what caught it, and after how long. Ends with 1 where one was not caught.
 """
 
@@ -27,6 +27,7 @@ from tests.planted.corpus import Bug, bugs
 ROOT = Path(__file__).parents[2]
 SEEDS = 1000
 STRIDE = 50  # seeds to a process: nobody goes on after one has failed
+PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
 NODES = {"plain": 4, "mesh": 12, "links": 4, "links-mesh": 8}
 COPIED = ("sparkstrom", "tests", "benchmarks", "examples", "docs", "pyproject.toml")
 
@@ -43,6 +44,9 @@ class Verdict:
 def main() -> int:
     """All bugs, or those that are named."""
     args = arguments()
+    tests = sorted({path for bug in args.bugs for path in bug.tests})
+    if tests and not passes([*PYTEST, *tests], ROOT):
+        sys.exit("some of these tests fail without any bug: " + ", ".join(tests))
     found = 0
     with ThreadPoolExecutor(args.jobs) as pool:
         for verdict in pool.map(judge, args.bugs):
@@ -87,7 +91,7 @@ def judge(bug: Bug) -> Verdict:
 def checks(bug: Bug) -> Iterator[tuple[str, list[str]]]:
     """Commands that fail where the bug is seen, the quick ones first."""
     for path in bug.tests:
-        yield path, [*("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"), path]
+        yield path, [*PYTEST, path]
     for first in range(0, SEEDS, STRIDE):
         for mode in bug.modes:
             seeds = f"{first}:{first + STRIDE}"
@@ -97,11 +101,13 @@ def checks(bug: Bug) -> Iterator[tuple[str, list[str]]]:
 
 
 def passes(command: list[str], root: Path) -> bool:
-    """Does it end with 0 below this root?"""
+    """Does it find nothing below this root? Raise RuntimeError where it could not look."""
     env = os.environ | {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, *command], cwd=root, env=env, capture_output=True, check=False
     )
+    if done.returncode not in (0, 1):
+        raise RuntimeError(f"{' '.join(command)}: {(done.stdout + done.stderr).decode()[-2000:]}")
     return done.returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""Optimizer transfer: the updater's state of another worker, from whoever has one, and not for ever."""
+"""Optimizer transfer: an updater's state from whoever has one, and not for ever."""
 
 from __future__ import annotations
 

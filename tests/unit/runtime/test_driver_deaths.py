@@ -11,11 +11,11 @@ import pytest
 from sparkstrom.base.errors import DriverLost, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.observe.telemetry import bytes_on_links
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.recovery import DEATHS_MAX
-from sparkstrom.runtime.wire_bytes import wire_bytes
 from sparkstrom.transport.contract import Arrival, Sent
 from sparkstrom.transport.memory import MemoryNetwork, MemorySender, MemoryTransport
 from tests.unit.runtime.fits import Mesh, check_whole, wait_until
@@ -110,7 +110,9 @@ def test_a_node_keeps_its_id_and_all_else_that_it_was_given(
     check_whole(mesh, mesh.finish(SOON_S))
     assert len(opening.opened) == len(deaths) + 1
     assert knows_itself(mesh.nodes[0])
-    assert wire_bytes([mesh.nodes[0]._wire.look(opening.opened[-1])]) == 100 * len(opening.opened)
+    assert bytes_on_links([mesh.nodes[0]._wire.look(opening.opened[-1])]) == 100 * len(
+        opening.opened
+    )
 
 
 # The master first opens its lobby, then for each node two receivers and two senders.
@@ -137,7 +139,7 @@ def test_a_master_goes_on_from_whatever_it_wanted(
     outcome = mesh.finish(SOON_S)
     check_whole(mesh, outcome)
     assert len(opening.opened) == len(deaths) + 1
-    assert wire_bytes([outcome.wire]) == 100 * len(opening.opened)
+    assert bytes_on_links([outcome.wire]) == 100 * len(opening.opened)
     assert {transport.endpoint for transport in opening.opened} == {mesh.master.endpoint}
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from sparkstrom.base.identity import Endpoint
+from sparkstrom.models.networks import DenseNetwork
 from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.transport.contract import Arrival
 from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
@@ -27,19 +29,39 @@ class Halting(MemoryTransport):
         return super().poll(wait_s)
 
 
+class Untrained(DenseNetwork):
+    """Has more to learn when its thread goes on: its second step waits for that."""
+
+    def __init__(self, gate: threading.Event) -> None:
+        super().__init__([5, 8, 3])
+        self._gate, self._taken = gate, 0
+
+    def step(self, batch: Any) -> float:
+        self._taken += 1
+        if self._taken == 2:
+            assert self._gate.wait(STILL_S), "the test never let it go on"
+        return super().step(batch)
+
+
 def test_who_comes_back_is_heard_under_its_new_id(make_mesh: Callable[..., Mesh]) -> None:
     """Its endpoint takes and sends frames for the id that its machine has."""
-    mesh, gate = make_mesh(MasterLimits(lease_s=LEASE_S)), threading.Event()
+    mesh = make_mesh(MasterLimits(lease_s=LEASE_S))
+    gate, goes_on = threading.Event(), threading.Event()
     gate.set()
     network = mesh.network
     mesh.begin()
-    mesh.add_worker(0, opening=lambda before: Halting(network, network.open().endpoint, gate))
+    mesh.add_worker(
+        0,
+        model=Untrained(goes_on),
+        opening=lambda before: Halting(network, network.open().endpoint, gate),
+    )
     mesh.add_worker(1)
     fit = mesh.master._machine.fit
     wait_until(lambda: fit.sequencer.head > 0)
     gate.clear()
     wait_until(lambda: any(gone.partition == 0 for gone in fit.members.departures))
     gate.set()
+    goes_on.set()
     outcome = mesh.finish()
     check_whole(mesh, outcome)
     gone = {departure.node for departure in outcome.departures}
