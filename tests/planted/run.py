@@ -3,8 +3,9 @@
     python -m tests.planted.run                     # all, on all cores
     python -m tests.planted.run NAME NAME --json
 
-First the tests that they name run without any bug. A bug is caught by its unit tests or within 1,000 seeds of its modes of simulation. Prints a line
-per bug: what caught it, and after how long. Ends with 1 where one was not caught.
+First the tests that they name run without any bug. A bug is caught by its unit tests or within
+1,000 seeds of its modes of simulation. Prints a line per bug: what caught it, and after how long.
+Ends with 1 where one was not caught.
 """
 
 from __future__ import annotations
