@@ -81,7 +81,7 @@ class Outcome:
     executors: set[str]  # that had a worker
     commits: int
     staleness: Counter[int]  # in commits
-    staleness_minibatches: float  # mean and max, as ``protocol.lateness`` counts
+    staleness_minibatches: float  # mean and max, as ``protocol.master.staleness`` counts
     staleness_minibatches_max: float
     stats: dict[int, WorkerCounters]  # by node
     traffic: Traffic

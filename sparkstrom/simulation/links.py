@@ -56,7 +56,7 @@ def body_bytes(message: Message) -> int:
 
 
 def frames_of(message: Message, size: int, sender: int, *, data: bool) -> list[Frame]:
-    """The frames that a mailroom cuts a body of so many bytes into."""
+    """The frames that a message endpoint cuts a body of so many bytes into."""
     piece = DATA_PIECE_BYTES if data else CONTROL_PIECE_BYTES
     count = max(1, -(-size // piece))
     frames = []

@@ -1,0 +1,31 @@
+"""What is marked slow runs when all is wanted, or when somebody names it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.conftest import pytest_configure
+
+Source = pytest.Config.ArgsSource
+
+
+@pytest.mark.parametrize(
+    ("given", "source", "expression"),
+    [
+        ({}, Source.TESTPATHS, "not slow"),
+        ({}, Source.INVOCATION_DIR, "not slow"),
+        ({}, Source.ARGS, ""),
+        ({"all": True}, Source.TESTPATHS, ""),
+        ({"keyword": "threshold"}, Source.TESTPATHS, ""),
+        ({"markexpr": "flips"}, Source.TESTPATHS, "flips"),
+    ],
+)
+def test_what_is_slow_is_left_out_only_where_nothing_is_named(
+    given: dict[str, Any], source: Source, expression: str
+) -> None:
+    option = SimpleNamespace(**({"all": False, "keyword": "", "markexpr": ""} | given))
+    pytest_configure(cast(pytest.Config, SimpleNamespace(args_source=source, option=option)))
+    assert option.markexpr == expression
