@@ -101,10 +101,6 @@ class SlowLink:
     behind: int  # commits that wait, or are on their way
     sums: bool  # some of them go as sums
 
-    def counters(self) -> dict[str, float]:
-        """As a relay tells the master of it, among its counters."""
-        return {name: float(value) for name, value in _flat(self, NARROW).items()}
-
 
 @dataclass(frozen=True, slots=True)
 class NodeCounters:
@@ -114,6 +110,7 @@ class NodeCounters:
     wire_bytes: int = 0  # handed over to be sent
     rejected: int = 0  # frames of strangers, and damaged ones
     round_s: float | None = None  # an update's way to its commit
+    ignored: int = 0  # messages that its machine did not act on
     links: LinkBytes | None = field(metadata={TOLD: ""}, default=None)
     slow_link: SlowLink | None = field(metadata={TOLD: NARROW}, default=None)  # the newest below it
 

@@ -20,7 +20,7 @@ from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import NOBODY, Seal
 from sparkstrom.codec.messages import Address, AskUpdater, Chunk, MergedRange, UpdaterChunk
-from sparkstrom.observe.telemetry import NodeCounters, WorkerCounters, to_wire
+from sparkstrom.observe.telemetry import NodeCounters, WorkerCounters
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Order, Send
 from sparkstrom.protocol.common.performing import perform_all
@@ -100,7 +100,7 @@ class NodeThread(threading.Thread):
         self._items: list[Item] = []
         self._wire = WireBytes()
         self._stats_due_s = 0.0
-        self._sent_stats: dict[str, float] = {}
+        self._told = WorkerCounters()  # what the driver hears of it, as it was last
         self._stopping = threading.Event()
         self._stuck_reported = False
 
@@ -222,10 +222,10 @@ class NodeThread(threading.Thread):
             rejected=self._mail.traffic.rejected.total(),
             links=self._wire.look(self._mail.transport),
         )
-        values = to_wire(WorkerCounters(self._station.stats, own))
-        if values != self._sent_stats:
-            self._sent_stats = values
-            self._machine.stats(values)
+        told = WorkerCounters(self._station.stats, own)
+        if told != self._told:
+            self._told = told
+            self._machine.stats(told)
 
     def _report_stuck_trainer(self) -> None:
         """A trainer inside a step reads no command: its thread says so, with the stack."""

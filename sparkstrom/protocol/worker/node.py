@@ -10,6 +10,8 @@ goes to the part that it concerns.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from sparkstrom.base.identity import MASTER, Position
@@ -40,6 +42,7 @@ from sparkstrom.codec.messages import (
     UpdaterChunk,
     Welcome,
 )
+from sparkstrom.observe.telemetry import NodeCounters, WorkerCounters, to_wire
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Effect, Order
@@ -322,14 +325,15 @@ class Node(NodeParts):
             self.link.send(Leaving(node=self.membership.id, reason=Ending.DONE.value, kept=None))
         ]
 
-    def stats(self, values: dict[str, float]) -> None:
+    def stats(self, told: WorkerCounters) -> None:
         """Counters for the master; they go with the next report, and are cumulative.
 
-        With them, of the links downwards the one that was found to be too slow last.
+        The machine adds its own: of the links downwards, the one that was found too slow last.
         """
-        slow = self.family.narrow[-1].counters() if self.family.narrow else {}
-        own = {"round_s": self.own.round_s, "ignored": float(self.ignored.total)}
-        self.trainer.counts({**values, **slow, **own})
+        narrow, node = self.family.narrow, told.node or NodeCounters()
+        slow, ignored = (narrow[-1] if narrow else None), self.ignored.total
+        node = replace(node, round_s=self.own.round_s, ignored=ignored, slow_link=slow)
+        self.trainer.counts(to_wire(replace(told, node=node)))
 
 
 def _shared(state: State) -> State:

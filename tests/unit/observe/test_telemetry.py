@@ -54,6 +54,7 @@ NODE = NodeCounters(
     wire_bytes=2000,
     rejected=2,
     round_s=0.75,
+    ignored=4,
     links=LinkBytes({"10.0.0.1:7/42": 1500.0, "10.0.0.1:7/43": 30.0}, 20.0),
     slow_link=SlowLink(5, 1.2e6, 9.4e6, 41, True),
 )
@@ -98,6 +99,7 @@ NAMES = {
     "wire_bytes": 2000,
     "rejected": 2,
     "round_s": 0.75,
+    "ignored": 4,
     "wire_driver 10.0.0.1:7/42": 1500.0,
     "wire_driver 10.0.0.1:7/43": 30.0,
     "wire_own": 20.0,

@@ -19,6 +19,12 @@ from sparkstrom.codec.messages import (
     Status,
     Update,
 )
+from sparkstrom.observe.telemetry import (
+    NodeCounters,
+    TrainingCounters,
+    WorkerCounters,
+    from_wire,
+)
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events import Order
@@ -381,5 +387,10 @@ def test_of_two_statuses_the_newer_one_is_known_by_its_age(node: Any, make: Any)
 
 
 def test_counters_go_with_the_next_report(node: Any) -> None:
-    hushed(node).machine.stats({"loss": 1.0})
-    assert own_status(node.tick(0.02)).stats == {"loss": 1.0, "round_s": 0.0, "ignored": 0.0}
+    told = WorkerCounters(TrainingCounters(steps=1), NodeCounters(rejected=2))
+    hushed(node).machine.stats(told)
+    node.told(Probe(99))  # for somebody else
+    node.machine.stats(told)
+    own = NodeCounters(rejected=2, round_s=0.0, ignored=1)
+    heard = own_status(node.tick(0.02)).stats
+    assert from_wire(heard) == WorkerCounters(TrainingCounters(steps=1), own)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from sparkstrom.observe.telemetry import NodeCounters, SlowLink, from_wire
+from sparkstrom.observe.telemetry import NodeCounters, SlowLink, WorkerCounters, from_wire, to_wire
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.slow_links import NARROW_S, Backlog, in_words
 from tests.unit.protocol.parents import ONE
@@ -52,7 +52,7 @@ def test_what_people_are_told() -> None:
 
 def test_it_travels_among_a_relays_counters() -> None:
     narrow = SlowLink(3, 1.2e6, 9.4e6, 41, True)
-    assert from_wire({"steps": 1.0, **narrow.counters()}).node == NodeCounters(slow_link=narrow)
+    assert from_wire({"steps": 1.0} | to_wire(told_of(narrow))).node == told_of(narrow).node
 
 
 def test_a_family_names_the_child_that_takes_too_little(parent_with: Any) -> None:
@@ -70,9 +70,13 @@ def test_a_family_names_the_child_that_takes_too_little(parent_with: Any) -> Non
     assert narrow.behind > 5 * NARROW_S / 2
 
 
+def told_of(slow: SlowLink) -> WorkerCounters:
+    return WorkerCounters(node=NodeCounters(slow_link=slow))
+
+
 def test_the_master_tells_of_each_link_once_and_blames_no_slow_worker(master: Any) -> None:
     master.running()
-    narrow = SlowLink(1, 1.2e6, 9.4e6, 41, True).counters()
+    narrow = to_wire(told_of(SlowLink(1, 1.2e6, 9.4e6, 41, True)))
     (note,) = every(master.say(1, stats=narrow, lag=64), ev.Note)
     assert note.text.startswith("the link to node 1 (h) carries 1.2 MB/s")
     assert every(master.say(1, stats={**narrow, "loss": 1.0}, lag=4096), ev.Note) == []
@@ -81,7 +85,7 @@ def test_the_master_tells_of_each_link_once_and_blames_no_slow_worker(master: An
 def test_a_relay_tells_with_its_counters(node: Any) -> None:
     node.training()
     node.me.family.narrow.append(SlowLink(3, 1.0, 2.0, 4, False))
-    node.machine.stats({"loss": 1.0})
+    node.machine.stats(WorkerCounters(node=NodeCounters(wire_bytes=7)))
     assert from_wire(node.me.trainer.stats).node == NodeCounters(
-        round_s=0.0, slow_link=SlowLink(3, 1.0, 2.0, 4, False)
+        wire_bytes=7, round_s=0.0, slow_link=SlowLink(3, 1.0, 2.0, 4, False)
     )

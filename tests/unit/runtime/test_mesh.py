@@ -28,6 +28,7 @@ def test_a_fit_ends_with_equal_replicas(make_mesh: Callable[..., Mesh]) -> None:
     assert outcome.commits == sum(outcome.staleness.values()) > 0
     assert sum(told.training.examples for told in outcome.stats.values()) == WORKERS * EPOCHS * ROWS
     assert all(told.node.update_bytes > 0 for told in outcome.stats.values())
+    assert all(told.unknown == () for told in outcome.stats.values())
     assert outcome.traffic.rejected.total() == 0
 
 
