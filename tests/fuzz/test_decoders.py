@@ -38,14 +38,17 @@ def test_seeds_are_valid(name: str) -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_memory_is_bounded_by_what_came_not_by_what_is_announced(name: str) -> None:
     fuzzer = Fuzzer(TARGETS[name], read_corpus(CORPUS / f"{name}.json"), seed=2)
+    worst = 0  # of one input: what earlier ones left for the collector is none of its doing
     tracemalloc.start()
     try:
-        before, _ = tracemalloc.get_traced_memory()
-        fuzz(fuzzer, EXECUTIONS // 4)
-        _, peak = tracemalloc.get_traced_memory()
+        for _ in range(EXECUTIONS // 4):
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            fuzzer.once()
+            worst = max(worst, tracemalloc.get_traced_memory()[1] - before)
     finally:
         tracemalloc.stop()
-    assert peak - before < MEMORY_BYTES_MAX
+    assert 0 < worst < MEMORY_BYTES_MAX
 
 
 def test_the_same_seed_runs_the_same_inputs() -> None:
