@@ -6,7 +6,10 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[1]  # executors import modules that are defined here
 
 
 @contextmanager
@@ -21,6 +24,7 @@ def local_cluster(workers: int) -> Iterator[Any]:
         SparkSession.builder.master(f"local-cluster[{executors},{cores},1024]")
         .appName("sparkstrom benchmark")
         .config("spark.driver.host", "127.0.0.1")
+        .config("spark.executorEnv.PYTHONPATH", str(ROOT))
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.log.level", "ERROR")
