@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -76,6 +78,15 @@ def sample_arguments(error: type[SparkstromError]) -> list[object]:
 def dir_of_ours(error: type[SparkstromError]) -> set[str]:
     ours = [base for base in error.__mro__ if base.__module__.startswith("sparkstrom")]
     return {name for base in ours for name in vars(base)}
+
+
+def test_no_two_modules_and_no_two_classes_share_a_name() -> None:
+    files, classes = Counter[str](), Counter[str]()
+    for path in Path(sparkstrom.__path__[0]).rglob("*.py"):
+        files[path.name] += path.name != "__init__.py"
+        tree = ast.parse(path.read_text())
+        classes.update(node.name for node in tree.body if isinstance(node, ast.ClassDef))
+    assert [name for name, count in (files + classes).items() if count > 1] == []
 
 
 def test_an_unknown_name_of_the_package_is_an_attribute_error() -> None:
