@@ -9,6 +9,8 @@ out over a compiler.
 from __future__ import annotations
 
 import importlib
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -149,6 +151,25 @@ class Memory(Protocol):
     def to_host(self, array: NDArray[Any], /) -> NDArray[Any]: ...
 
     def add(self, target: F32, source: F32, /) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """Where parameters lie and what works on them, handed to whoever holds some."""
+
+    name: str
+    kernels: Kernels
+    memory: Memory
+
+
+@cache
+def backend(name: str = "cpu") -> Backend:
+    """The backend of this name: "cpu", "reference" or "cuda".
+
+    Raises SetupError with the reason where ``cuda`` is asked for and cannot be had, UsageError
+    where there is no such backend.
+    """
+    return Backend(name, kernels(name), memory(name))
 
 
 def kernels(name: str = "cpu") -> Kernels:

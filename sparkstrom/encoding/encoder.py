@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.encoding import backends, gaps, grid, levels
+from sparkstrom.encoding.backends import Backend
 from sparkstrom.encoding.encoded import Counters, Encoded
 from sparkstrom.encoding.forms import Form, half_side, prefers_bitmap
 from sparkstrom.encoding.grid import Flat
@@ -58,7 +59,7 @@ class Encoder:
         train_on: str = "local",
         aggregation: str = "sum",
         workers: int = 1,
-        backend: str = "cpu",
+        backend: Backend | None = None,
         layer_of: Callable[[int], str] | None = None,
         warm_up: WarmUp | None = None,
         shake_frequency: int = 0,
@@ -67,7 +68,7 @@ class Encoder:
         """``k``: the grid's exponent. ``layer_of`` names a parameter's layer in error messages.
 
         ``shake_frequency``: every so many publications one goes out with a third of tau; 0: none.
-        ``backend="cuda"``: all arrays given to this encoder lie on the device.
+        ``backend``: where all arrays given to this encoder lie; None: on the host.
         """
         if train_on not in ("local", "replica"):
             raise UsageError(f"train_on={train_on!r}: must be 'local' or 'replica'")
@@ -75,7 +76,8 @@ class Encoder:
             raise UsageError(f"aggregation={aggregation!r}: must be one of {list(AGGREGATIONS)}")
         self._levels = int(getattr(threshold, "levels", 1))
         self._auto = threshold if isinstance(threshold, AutoThreshold) else None
-        if backend == backends.CUDA and (warm_up or layers or self._auto or self._levels > 1):
+        backend = backend or backends.backend()
+        if backend.name == backends.CUDA and (warm_up or layers or self._auto or self._levels > 1):
             raise UsageError(
                 "backend='cuda' with warm_up, layer multipliers, AutoThreshold or levels above 1:"
                 " they work on the host only; use backend='cpu', or leave them out and give a"
@@ -89,7 +91,7 @@ class Encoder:
         self.scale = 1.0
         self.set_workers(workers)
         self._layer_of = layer_of
-        self._kernels, self._memory = backends.kernels(backend), backends.memory(backend)
+        self._kernels, self._memory = backend.kernels, backend.memory
         self._layered = LayeredKernels(self._kernels, layers) if layers else self._kernels
         self._threshold_state: ThresholdState = {}
         self._sent_fraction: float | None = None

@@ -54,7 +54,9 @@ def workers(train_on: str, **options: Any) -> list[Worker]:
     threshold = options.pop("threshold", FixedThreshold(1e-3))
     return [
         Worker(
-            Encoder(N, K, threshold, train_on=train_on, backend=backend, **options),
+            Encoder(
+                N, K, threshold, train_on=train_on, backend=backends.backend(backend), **options
+            ),
             backend,
         )
         for backend in ("cpu", "cuda")
@@ -131,4 +133,4 @@ def test_accumulating_is_publishing_later() -> None:
 @pytest.mark.parametrize("option", [{"warm_up": WarmUp(2)}, {"layers": Layers((N,), (2,))}])
 def test_what_works_on_the_host_only_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="work on the host only"):
-        Encoder(N, K, FixedThreshold(1e-3), backend="cuda", **option)
+        Encoder(N, K, FixedThreshold(1e-3), backend=backends.backend("cuda"), **option)

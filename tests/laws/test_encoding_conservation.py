@@ -115,7 +115,7 @@ def test_nothing_is_lost_that_is_not_counted(
             train_on=train_on,
             aggregation=aggregation,
             workers=workers,
-            backend=backend,
+            backend=backends.backend(backend),
             warm_up=warm_up,
             shake_frequency=shake_frequency,
         )
@@ -152,7 +152,7 @@ def test_both_backends_make_the_same_bytes(
                 train_on=train_on,
                 aggregation=aggregation,
                 workers=3,
-                backend=backend,
+                backend=backends.backend(backend),
             )
         )
         for backend in ("reference", "cpu")
@@ -176,7 +176,15 @@ def test_nan_is_found_before_theta_changes(
 ) -> None:
     where %= delta.size
     delta[where] = bad
-    worker = world(Encoder(delta.size, K, FixedThreshold(0.25), train_on=train_on, backend=backend))
+    worker = world(
+        Encoder(
+            delta.size,
+            K,
+            FixedThreshold(0.25),
+            train_on=train_on,
+            backend=backends.backend(backend),
+        )
+    )
     with pytest.raises(TrainingError, match=f"parameter {where} became"):
         worker.learn(delta)
     np.testing.assert_array_equal(worker.theta, worker.elsewhere)

@@ -58,7 +58,7 @@ def test_nothing_is_lost_that_is_not_counted_and_both_backends_agree(
             train_on=train_on,
             aggregation=aggregation,
             workers=2,
-            backend=backend,
+            backend=backends.backend(backend),
             warm_up=warm_up,
             shake_frequency=2,
             layers=layers,

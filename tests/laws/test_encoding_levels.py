@@ -91,7 +91,7 @@ def test_nothing_is_lost_that_is_not_counted_and_both_backends_agree(
         "layers": used,
     }
     encoders = [
-        Encoder(n, K, threshold, clipping, backend=backend, **options)
+        Encoder(n, K, threshold, clipping, backend=backends.backend(backend), **options)
         for backend in ("reference", "cpu")
     ]
     theta, local = np.zeros((2, 2, n), np.float32)

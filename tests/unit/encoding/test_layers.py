@@ -43,7 +43,14 @@ def hits_of(encoder: Encoder, learnt: F32, theta: F32) -> dict[int, int]:
 @pytest.mark.parametrize("backend", backends.BACKENDS)
 @pytest.mark.parametrize("train_on", ["local", "replica"])
 def test_each_layer_has_its_own_threshold(train_on: str, backend: str) -> None:
-    encoder = Encoder(6, K, FixedThreshold(0.5), train_on=train_on, backend=backend, layers=THREE)
+    encoder = Encoder(
+        6,
+        K,
+        FixedThreshold(0.5),
+        train_on=train_on,
+        backend=backends.backend(backend),
+        layers=THREE,
+    )
     theta, learnt = np.zeros(6, np.float32), flat(0.5, -0.75, 1.375, -1.5, 1.75, 1.125)
     assert hits_of(encoder, learnt, theta) == {0: 4, 1: -4, 3: -12, 4: 12, 5: 8}
     assert theta.tolist() == [0.5, -0.5, 0, -1.5, 1.5, 1]
