@@ -195,7 +195,7 @@ def test_a_kept_residual_is_added(train_on: str) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("train_on", "delta"), ("aggregation", "max"), ("workers", 0), ("backend", "tpu")],
+    [("train_on", "delta"), ("aggregation", "max"), ("workers", 0)],
 )
 def test_unknown_options_are_refused_by_name(option: str, value: object) -> None:
     with pytest.raises(UsageError, match=f"{option}={value!r}"):
