@@ -26,8 +26,8 @@ def main() -> int:
         ["ip", "link", "set", "lo", "up"],
     ):
         subprocess.run(command, check=True)
-    for family in ("all", "default"):  # its router solicitations would be counted
-        switch = Path(f"/proc/sys/net/ipv6/conf/{family}/disable_ipv6")
+    for children in ("all", "default"):  # its router solicitations would be counted
+        switch = Path(f"/proc/sys/net/ipv6/conf/{children}/disable_ipv6")
         if switch.exists():
             switch.write_text("1")
     print("ready", flush=True)

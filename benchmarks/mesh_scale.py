@@ -116,7 +116,7 @@ class Scale(World):
             depth=DEPTH,
             per_executor=4,
             empty_partitions=nodes - publishers,
-            kept_files=0,
+            checkpoint_files=0,
             lease_s=LEASE_S,
             tick_s=TICK_S,
             busy_tick_s=BUSY_TICK_S,
@@ -177,8 +177,8 @@ class Scale(World):
             end: Traffic(t.messages - before[end].messages, t.bytes - before[end].bytes)
             for end, t in self.traffic().items()
         }
-        self.root_children = len(self.master.fit.family.children)
-        self.relays = [p for p in self.alive if len(p.node.family.children) == self.root_children]
+        self.root_children = len(self.master.fit.children.by_node)
+        self.relays = [p for p in self.alive if len(p.node.children.by_node) == self.root_children]
         self.died_s = self.time.now_s + DYING_S
         for victim in self.time.chance.sample(self.alive, self.deaths):
             self.time.after(self.time.chance.uniform(0, DYING_S), self._kill, victim)
@@ -191,7 +191,7 @@ class Scale(World):
         """The tree is that of the living, and each of them has all commits."""
         fit = self.master.fit
         living = {p.node.node for p in self.alive if p.node.node is not None}
-        if fit.moving or fit.doubted or fit.members.live.keys() - living:
+        if fit.moving or fit.suspects or fit.members.live.keys() - living:
             return False
         nodes = [p.node for p in self.alive if p.node.node in fit.members.live]
         return all(n.link.attached and n.replication.received >= fit.sequencer.head for n in nodes)

@@ -65,13 +65,13 @@ LastSeqs = list[tuple[U32, U63]]  # id -> its newest committed seq
 class Join(msgspec.Struct, frozen=True, tag="join", kw_only=True):
     """Ask for a place in the mesh, or for a new edge upwards (same token and count).
 
-    ``token`` is random per process, ``count`` rises with each return of that process, ``knock``
+    ``token`` is random per process, ``count`` rises with each return of that process, ``request``
     with each asking. ``attempt`` is Spark's taskAttemptId: the higher one owns the partition.
     """
 
     token: U63
     count: U32
-    knock: U32
+    request: U32 = msgspec.field(name="knock")
     partition: U32
     attempt: U63
     rows: U63
@@ -133,7 +133,7 @@ class AuditAnswer(msgspec.Struct, frozen=True):
 
     commit: U63
     digest: Annotated[str, msgspec.Meta(max_length=64)]
-    kept: ResidualCheckpoint | None
+    checkpoint: ResidualCheckpoint | None = msgspec.field(name="kept")
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -167,7 +167,9 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="report", kw_only=True):
     """Lease renewal, acknowledgement, and news of the subtree; idempotent, the newest counts."""
 
     received: U63  # every commit up to here has been received in order
-    taken: U63  # bytes that came from you by this edge, by their weight (``SendWindow``)
+    bytes_received: U63 = msgspec.field(
+        name="taken"
+    )  # bytes that came from you by this edge, by their weight (``SendWindow``)
     catching: bool  # it takes a snapshot
     stamp: U63  # the parent has heard all news up to here once it has this
     news: list[Status]  # since the last stamp that the parent has acknowledged
@@ -198,7 +200,7 @@ class Leaving(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
 
     node: U32
     reason: Text
-    kept: ResidualCheckpoint | None
+    checkpoint: ResidualCheckpoint | None = msgspec.field(name="kept")
 
 
 # -- direct: from the master to a node ---------------------------------------------------------
@@ -209,7 +211,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
 
     token: U63
     count: U32
-    knock: U32  # of the newest join that the master has seen
+    request: U32 = msgspec.field(name="knock")  # of the newest join that the master has seen
     node: U32
     parent: U32
     edge: U32  # rises through the whole fit: a higher one replaces a lower one
@@ -294,10 +296,14 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     minibatches: U63  # committed in the whole fit
     wait_ms: U32  # what is made now waits so long above you for the slowest link to a child
     closed: list[U32]  # ids closed a moment ago, whose owners may not know it
-    heard: U63  # newest stamp of your reports
+    stamp: U63 = msgspec.field(name="heard")  # newest stamp of your reports
     sent: U63  # you were sent every commit up to here by this edge
-    taken: U63  # bytes that came from you by this edge, by their weight (``SendWindow``)
-    passed: U63  # of those, what has gone on: the rest waits at your parent
+    bytes_received: U63 = msgspec.field(
+        name="taken"
+    )  # bytes that came from you by this edge, by their weight (``SendWindow``)
+    bytes_forwarded: U63 = msgspec.field(
+        name="passed"
+    )  # of those, what has gone on: the rest waits at your parent
 
 
 class Again(msgspec.Struct, frozen=True, tag="again"):

@@ -32,7 +32,7 @@ from sparkstrom.protocol.common.performing import perform_all
 from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.members import Departure
-from sparkstrom.protocol.master.residual_checkpoints import KeptFiles
+from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 from sparkstrom.runtime.message_endpoint import MessageEndpoint, Traffic
 from sparkstrom.runtime.node_thread import OpenTransport
 from sparkstrom.runtime.recovery import Recovery
@@ -89,7 +89,7 @@ class Outcome:
     ignored: Counter[tuple[str, Reason]]  # messages, by kind and why
     departures: list[Departure]
     notes: list[str]
-    kept: KeptFiles
+    kept: CheckpointFiles
     lost_mass: float
     grants: int  # kept files that found a new owner
     phase_began_s: dict[Phase, float]
@@ -105,7 +105,7 @@ class Plan:
     spec: FitSpec
     message_bytes_max: int
     chunk_bytes_max: int  # of a message in one data frame
-    kept: KeptFiles
+    kept: CheckpointFiles
     average: Callable[[list[bytes]], bytes] | None = None  # of a model's buffers
 
 
@@ -133,7 +133,7 @@ class MasterThread(threading.Thread):
             chunk_bytes_max=plan.chunk_bytes_max,
         )
         self.endpoint: Endpoint = self._mail.transport.endpoint
-        self.lobby = 1 + secrets.randbelow(900)
+        self.join_stream = 1 + secrets.randbelow(900)
         self._machine = Master(
             plan.spec,
             chunks=chunk_count(theta.n_params),
@@ -208,17 +208,17 @@ class MasterThread(threading.Thread):
             executors=set(fit.members.executors.values()),
             commits=fit.sequencer.head,
             staleness=fit.sequencer.staleness,
-            staleness_minibatches=fit.lateness.mean,
-            staleness_minibatches_max=fit.lateness.most,
+            staleness_minibatches=fit.staleness.mean,
+            staleness_minibatches_max=fit.staleness.most,
             stats=dict(self._stats),
             traffic=self._mail.traffic,
             wire=self._wire.look(self._mail.transport),
             ignored=fit.ignored.counts,
             departures=fit.members.departures,
             notes=list(self._notes),
-            kept=fit.keeping.made,
-            lost_mass=fit.keeping.lost_mass,
-            grants=fit.keeping.granted_files,
+            kept=fit.checkpoints.files,
+            lost_mass=fit.checkpoints.lost_mass,
+            grants=fit.checkpoints.granted_files,
             phase_began_s=fit.phases.began_s,
             breaches=self._theta.breaches,
             first_breach=self._theta.first_breach,
@@ -230,7 +230,7 @@ class MasterThread(threading.Thread):
     def run(self) -> None:
         """Cycle until ``end``."""
         try:
-            self._recovery.guard(partial(self._mail.open_lobby, self.lobby))
+            self._recovery.guard(partial(self._mail.open_join_stream, self.join_stream))
             while not self._ending.is_set():
                 self._cycle()
         except SparkstromError as error:
@@ -251,7 +251,7 @@ class MasterThread(threading.Thread):
 
     def _exchange(self) -> None:
         """With the workers and the main thread; over a media driver, which may die at any point."""
-        wait_s = self._mail.patience_s(self._machine.fit.family.is_brief)
+        wait_s = self._mail.patience_s(self._machine.fit.children.is_brief)
         for sender, message in self._mail.receive(wait_s):
             self._step(ev.Received(sender, message))
         for sender, size in self._mail.arriving():
@@ -268,7 +268,7 @@ class MasterThread(threading.Thread):
         return Snapshot(theta.commit, theta.values.copy(), theta.buffers)
 
     def _replace_transport(self) -> None:
-        """Another media driver, on the same port: workers know no other place to knock at."""
+        """Another media driver, on the same port: workers know no other place to request at."""
         before = self.endpoint
         self._wire.look(self._mail.transport)
         self._mail.move_to(lambda: self._open_transport(before))
@@ -278,7 +278,7 @@ class MasterThread(threading.Thread):
                 f"the driver's media driver died and its port {before} is taken now; "
                 "set unicast_port to one that only this application uses"
             )
-        self._mail.open_lobby(self.lobby)
+        self._mail.open_join_stream(self.join_stream)
         self._step(ev.Moved(self.endpoint.host, self.endpoint.port))
 
     def _step(self, event: ev.Event) -> None:
@@ -334,7 +334,7 @@ class MasterThread(threading.Thread):
             minibatches=sum(p.minibatches for p in fit.partitions),
             minibatches_expected=sum(p.epochs * p.batches for p in fit.partitions),
             commits=fit.sequencer.head,
-            staleness=fit.lateness.mean,
+            staleness=fit.staleness.mean,
             stats=dict(self._stats),
             training=frozenset(
                 member.join.partition

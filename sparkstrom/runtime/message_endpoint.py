@@ -31,7 +31,7 @@ from sparkstrom.runtime.outbox import Answers, Outbox
 from sparkstrom.transport.contract import Sender, Transport
 
 CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # the least that a control stream's log takes
-TELLERS_MAX = 1024  # of whom the lobby keeps what is not whole yet
+TELLERS_MAX = 1024  # of whom the join stream keeps what is not whole yet
 NEWEST_COUNTS = (Heartbeat, State)  # each says all that the one before it said, and more
 IDLE_WAIT_S = 0.02  # between two looks at what is due; frames and wakes come at once
 BRIEF_WAIT_S = 0.001  # where something is due soon, or the transport did not take all
@@ -58,7 +58,7 @@ class IncomingEdge:
 
 
 @dataclass(slots=True)
-class Lobby:
+class DirectMessages:
     """The master's stream for whoever has the job's key. Nothing is heard twice.
 
     Each process tells under its token, with a count that rises. ``heard`` lives as long as the
@@ -123,8 +123,8 @@ class MessageEndpoint:
         self._own: Address | None = None  # where this node listens for its parent
         self._master: tuple[Endpoint, int] | None = None
         self._to_master: Outbox | None = None
-        self._lobby = Lobby(CONTROL_PIECE_BYTES * 8)
-        self._lobby_stream: int | None = None
+        self._direct_messages = DirectMessages(CONTROL_PIECE_BYTES * 8)
+        self._join_stream: int | None = None
         self._answers = Answers(self._open_answer)
         self._direct = Joiner(message_bytes_max)  # the master's own words, whichever stream
         self._sealed_seq = (-1, 0)
@@ -142,9 +142,9 @@ class MessageEndpoint:
             self._slots[stream] = self._slot(None, UNBOUND)
             self.transport.open_receiver(stream)
 
-    def open_lobby(self, stream: int) -> None:
+    def open_join_stream(self, stream: int) -> None:
         """Take what is told directly by anybody who has the key."""
-        self._lobby_stream = stream
+        self._join_stream = stream
         self.transport.open_receiver(stream)
 
     def open_edge(self, node: int, edge: int, local: Address, peer: Address) -> None:
@@ -213,15 +213,15 @@ class MessageEndpoint:
         box.put(frames, type(message) if isinstance(message, NEWEST_COUNTS) else None)
         self._count(frames)
 
-    def meet(self, endpoint: Endpoint, lobby: int) -> None:
+    def meet(self, endpoint: Endpoint, join_stream: int) -> None:
         """Where the master takes what is told directly; a connection that was there is dropped."""
-        self._master = endpoint, lobby
+        self._master = endpoint, join_stream
         if self._to_master is not None:
             self._to_master.close()
             self._to_master = None
 
     def tell(self, message: Direct) -> None:
-        """Queue for the master's lobby."""
+        """Queue for the master's join stream."""
         assert self._master is not None, "the master's place is not known"
         if self._to_master is None:
             endpoint, stream = self._master
@@ -260,13 +260,13 @@ class MessageEndpoint:
         return len(self._answers) + sum(map(len, self._boxes()))
 
     def _boxes(self) -> list[Outbox]:
-        lobby = [self._to_master] if self._to_master is not None else []
+        join_stream = [self._to_master] if self._to_master is not None else []
         control = [peer.control for peer in self._peers.values()]
-        return [*lobby, *control, *(peer.data for peer in self._peers.values())]
+        return [*join_stream, *control, *(peer.data for peer in self._peers.values())]
 
     @property
     def _piece_bytes(self) -> int:
-        """Asked each time: after ``move_to`` the log may be a smaller one."""
+        """ResendRequest each time: after ``move_to`` the log may be a smaller one."""
         return min(self.transport.max_frame_bytes - OVERHEAD_BYTES, self._chunk_bytes_max)
 
     def _count(self, frames: list[bytes]) -> None:
@@ -313,8 +313,8 @@ class MessageEndpoint:
                 yield taken
 
     def _open(self, stream: int, frame: bytes) -> tuple[int, Message] | None:
-        if stream == self._lobby_stream:
-            return self._open_in_lobby(frame)
+        if stream == self._join_stream:
+            return self._open_direct(frame)
         slot = self._slots.get(stream)
         if slot is None:
             return None  # of an edge that was closed a moment ago
@@ -342,11 +342,11 @@ class MessageEndpoint:
         arriving, self._arriving = list(self._arriving.items()), {}
         return arriving
 
-    def _open_in_lobby(self, frame: bytes) -> tuple[int, Message] | None:
+    def _open_direct(self, frame: bytes) -> tuple[int, Message] | None:
         header, body = self._seal.open_untrusted(frame)
         if header.sender != NOBODY:
             raise FrameError(Rejection.NOT_DIRECT)
-        whole = self._lobby.take(header, body)
+        whole = self._direct_messages.take(header, body)
         if whole is None:
             return None
         message = decode_untrusted(header.kind, whole)
@@ -359,7 +359,7 @@ class MessageEndpoint:
     def move_to(self, opening: Callable[[], Transport]) -> None:
         """Go on over another transport: edges and slots are gone, counters and traffic stay.
 
-        So does what the lobby has heard: a recording is as old over another stream.
+        So does what the join stream has heard: a recording is as old over another stream.
         """
         self.close()
         self.transport = opening()
@@ -369,7 +369,7 @@ class MessageEndpoint:
         self._peers.clear()
         self._slots.clear()
         self._answers = Answers(self._open_answer)
-        self._own = self._to_master = self._lobby_stream = None
+        self._own = self._to_master = self._join_stream = None
         self.transport.close()
 
 

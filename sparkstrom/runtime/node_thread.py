@@ -44,10 +44,10 @@ OpenTransport = Callable[[Endpoint | None], Transport]  # given the endpoint it 
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """Where joins are taken: the master's endpoint and its lobby."""
+    """Where joins are taken: the master's endpoint and its join stream."""
 
     endpoint: Endpoint
-    lobby: int
+    join_stream: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Copying:
 
 
 class NodeThread(threading.Thread):
-    """One worker's node. ``station`` is its trainer's side."""
+    """One worker's node. ``channel`` is its trainer's side."""
 
     def __init__(
         self,
@@ -79,12 +79,12 @@ class NodeThread(threading.Thread):
         *,
         open_transport: OpenTransport,
         seal: Seal,
-        station: TrainerChannel,
+        channel: TrainerChannel,
         copying: Copying,
         clock: Clock,
     ) -> None:
         super().__init__(name="sparkstrom-node", daemon=True)
-        self._clock, self._station, self._meeting = clock, station, plan.meeting
+        self._clock, self._channel, self._meeting = clock, channel, plan.meeting
         self._open_transport, self._copying = open_transport, copying
         self._machine = Node(plan.identity, plan.limits, clock.monotonic_s())
         self._mail = MessageEndpoint(
@@ -95,7 +95,7 @@ class NodeThread(threading.Thread):
             message_bytes_max=plan.message_bytes_max,
             chunk_bytes_max=plan.chunk_bytes_max,
         )
-        station.wake = self._mail.wake
+        channel.wake = self._mail.wake
         self._recovery = Recovery("this executor", self._replace_transport, clock)
         self._items: list[Item] = []
         self._wire = WireBytes()
@@ -113,7 +113,7 @@ class NodeThread(threading.Thread):
             self._say_last_words()
         except BaseException as error:
             log.exception("the node's thread ends")
-            self._station.fail(error)
+            self._channel.fail(error)
         finally:
             self._mail.close()
 
@@ -125,7 +125,7 @@ class NodeThread(threading.Thread):
     def _cycle(self) -> None:
         """Do what is due, once."""
         self._recovery.guard(self._exchange)
-        self._station.publish(self._items, self._machine.command)
+        self._channel.publish(self._items, self._machine.command)
         self._items = []
 
     def _exchange(self) -> None:
@@ -143,7 +143,7 @@ class NodeThread(threading.Thread):
     def _take_trainer_events(self) -> None:
         while True:
             try:
-                event = self._station.events.get_nowait()
+                event = self._channel.events.get_nowait()
             except queue.Empty:
                 return
             if isinstance(event, ev.Hashed | ev.Released):
@@ -197,7 +197,7 @@ class NodeThread(threading.Thread):
         stream = FIRST_OWN_STREAM + 4 * secrets.randbelow(STREAMS // 4)
         address = Address(here.host, here.port, stream, stream + 1)
         self._mail.listen(address)
-        self._mail.meet(self._meeting.endpoint, self._meeting.lobby)
+        self._mail.meet(self._meeting.endpoint, self._meeting.join_stream)
         self._step(ev.Opened(address, alone))
 
     def _replace_transport(self) -> None:
@@ -222,7 +222,7 @@ class NodeThread(threading.Thread):
             rejected=self._mail.traffic.rejected.total(),
             links=self._wire.look(self._mail.transport),
         )
-        told = WorkerCounters(self._station.stats, own)
+        told = WorkerCounters(self._channel.stats, own)
         if told != self._told:
             self._told = told
             self._machine.stats(told)

@@ -68,7 +68,7 @@ class Trainer:
 
     def __init__(
         self,
-        station: TrainerChannel,
+        channel: TrainerChannel,
         replica: Replica,
         batches: Batches,
         schedule: Schedule,
@@ -77,7 +77,7 @@ class Trainer:
         grant: Grant,
         lender: OptimizerLender,
     ) -> None:
-        self._station, self._replica, self._batches = station, replica, batches
+        self._channel, self._replica, self._batches = channel, replica, batches
         self._schedule, self._keep, self._grant = schedule, keep, grant
         before = schedule.minibatches_before
         self._pacemaker = None if before is None else Pacemaker(before)
@@ -97,7 +97,7 @@ class Trainer:
     def run(self) -> str:
         """Train to the end; return why it ended. Raises what failed."""
         while True:
-            items, command = self._station.take()
+            items, command = self._channel.take()
             match self._loop.at_boundary(items, command):
                 case Move.STEP:
                     self._step(command)
@@ -111,14 +111,14 @@ class Trainer:
     def _wait(self, command: Directive) -> None:
         self._tell_stats(now=False)
         began_s = time.monotonic()
-        self._station.wait(LOOK_S, command)
+        self._channel.wait(LOOK_S, command)
         self._spend("waiting", time.monotonic() - began_s)
 
     # -- what the loop asks for ------------------------------------------------------------------
 
     def post(self, event: ev.Event) -> None:
         """To the node's thread."""
-        self._station.post(event)
+        self._channel.post(event)
 
     def publish(self, round_s: float) -> Encoded | None:
         """How much is sent follows how soon the last publication was committed."""
@@ -168,7 +168,7 @@ class Trainer:
         loss = self._replica.step(batch)
         self._count(batch.rows, loss)
         stepped_s = time.monotonic()
-        self._loop.after_step(self._station.command)
+        self._loop.after_step(self._channel.command)
         self._spend("reading", read_s - began_s)
         self._spend("stepping", stepped_s - read_s)
         self._spend("encoding", time.monotonic() - stepped_s)
@@ -207,7 +207,7 @@ class Trainer:
         self._stats_due_s = time.monotonic() + STATS_S
         if now:
             self._unsent.measure(self._replica, self.counts.steps)
-        self._station.stats = self._counters(whole=now)
+        self._channel.stats = self._counters(whole=now)
 
     def _counters(self, *, whole: bool) -> TrainingCounters:
         """What the driver is told; ``whole``: with what takes a look at all parameters."""

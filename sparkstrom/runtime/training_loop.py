@@ -94,8 +94,19 @@ class TrainingLoop:
     """One worker's. ``publish_every``: steps; None: when the last publication is committed."""
 
     __slots__ = (  # the simulator has one for each of 32,768 workers
-        "_activity", "_batches", "_end", "_grants", "_lender", "_owner", "_publish_every",
-        "_replica", "_said", "_unpublished", "position", "sent", "steps",
+        "_activity",
+        "_answers",
+        "_batches",
+        "_end",
+        "_grants",
+        "_lender",
+        "_owner",
+        "_publish_every",
+        "_replica",
+        "_unpublished",
+        "position",
+        "sent",
+        "steps",
     )  # fmt: skip
 
     def __init__(
@@ -115,7 +126,7 @@ class TrainingLoop:
         self.steps = 0
         self._unpublished = 0
         self._activity = Activity.CATCHING_UP
-        self._said: set[tuple[Order, int, int]] = set()
+        self._answers: set[tuple[Order, int, int]] = set()
         self._grants: tuple[str, ...] = ()
 
     @property
@@ -177,8 +188,8 @@ class TrainingLoop:
     def _once(self, directive: Directive, answer: Callable[[], ev.Event]) -> None:
         """Make and post the answer to an order that has none yet."""
         key = (directive.order, directive.commit, directive.number)
-        if key not in self._said:
-            self._said.add(key)
+        if key not in self._answers:
+            self._answers.add(key)
             self._owner.post(answer())
 
     # -- what comes in ---------------------------------------------------------------------------

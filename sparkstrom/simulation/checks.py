@@ -292,8 +292,8 @@ class Checks:
 
     def _kept_mass(self, master: Master) -> None:
         """I1 between fits: what was kept was taken in by somebody who lived, or counts as lost."""
-        keeping = master.fit.keeping
-        made = {path for files in keeping.made.values() for path in files}
+        checkpoints = master.fit.checkpoints
+        made = {path for files in checkpoints.files.values() for path in files}
         good = [
             process
             for trained in self._trained.values()
@@ -303,8 +303,8 @@ class Checks:
         ]
         used = {path for process in good for path in process.added}
         lost = sum(size for path, size in self._kept.items() if path not in used)
-        if keeping.lost_mass != lost:
-            self.violation(f"I1: {keeping.lost_mass} of kept mass counted as lost, not {lost}")
+        if checkpoints.lost_mass != lost:
+            self.violation(f"I1: {checkpoints.lost_mass} of kept mass counted as lost, not {lost}")
         for process, ending in self._ends.items():
             left = process.left.path if process.left is not None else None
             if ending in (Ending.DONE, Ending.RELEASED) and left not in made:

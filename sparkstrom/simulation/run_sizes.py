@@ -40,7 +40,7 @@ class Size:
     whole: bool = True  # workers begin with the initial replica; otherwise they copy it
     per_executor: int = 2  # tasks
     empty_partitions: int = 0  # the last ones
-    kept_files: int = 2  # of an earlier fit
+    checkpoint_files: int = 2  # of an earlier fit
     lease_s: float = 2.0
     tick_s: float = 0.1  # between two looks of a machine at its clock, about
     busy_tick_s: float = 0.1  # the same for one that has news to tell
@@ -94,5 +94,6 @@ class Size:
             max_lead=self.max_lead,
             max_staleness=self.max_staleness,
             publications_max=None if self.publish_every else 1,
-            borrow_s=self.lease_s + RETRY_FIRST_S,  # whose first question comes before a copy
+            optimizer_wait_s=self.lease_s
+            + RETRY_FIRST_S,  # whose first question comes before a copy
         )

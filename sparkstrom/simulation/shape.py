@@ -81,7 +81,7 @@ class Shape:
                 at = parents[at]
             good |= seen
         for node, me in alive.items():
-            for child in me.family.children.values():
+            for child in me.children.by_node.values():
                 size = child.link.under_way
                 # A chunk goes at once with all that it has and its child lacks.
                 if size > me.limits.serving.window_max + 2 * me.limits.log_bytes + 64 * 40:
@@ -91,7 +91,7 @@ class Shape:
         self, processes: list[SimProcess], master: Master, masters_edges: dict[int, int]
     ) -> None:
         """Each machine goes by the id and the edges that its transport has; ``masters_edges``."""
-        believed = {node: child.edge for node, child in master.fit.family.children.items()}
+        believed = {node: child.edge for node, child in master.fit.children.by_node.items()}
         if believed != masters_edges and not master.aborted:
             self._violation(f"I4: the master has edges {masters_edges}, its machine {believed}")
         for process in processes:
@@ -100,7 +100,7 @@ class Shape:
                 continue
             if process.me != me.node:
                 self._violation(f"I4: {process.name} sends as {process.me}, and is {me.node}")
-            believed = {node: child.edge for node, child in me.family.children.items()}
+            believed = {node: child.edge for node, child in me.children.by_node.items()}
             if me.link.parent is not None:
                 believed[me.link.parent] = me.link.edge
             edges = {node: slot.edge for node, slot in process.slots.items()}

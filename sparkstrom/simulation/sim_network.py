@@ -142,8 +142,8 @@ class Network:
         self._transmit(owner, slot.target, arrive, sender, slot.edge, message)
 
     def tell(self, process: SimProcess, message: Direct) -> None:
-        """To the master's lobby."""
-        self._transmit(process, None, self._arrive_in_lobby, ev.LOBBY, 0, message, direct=True)
+        """To the master's join stream."""
+        self._transmit(process, None, self._deliver_to_master, ev.LOBBY, 0, message, direct=True)
 
     def answer(self, answer: ev.Answer) -> None:
         """From the master, directly: for one process, and for its id where that is named."""
@@ -283,7 +283,7 @@ class Network:
 
     # -- arriving --------------------------------------------------------------------------------
 
-    def _arrive_in_lobby(
+    def _deliver_to_master(
         self, target: SimProcess | None, sender: int, edge: int, message: Message
     ) -> None:
         self._to_master(ev.LOBBY, message)

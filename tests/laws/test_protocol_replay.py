@@ -55,7 +55,7 @@ class DownMachine(RuleBasedStateMachine):
         super().__init__()
         self.now_s = 0.0
         self.history = History(Log(LOG_BYTES), whole=True)
-        self.family = Children(SERVING, self.history, Leases(10.0, 0.0))
+        self.children = Children(SERVING, self.history, Leases(10.0, 0.0))
         self.edge = 0
         self.below = {node: Below() for node in NODES}
         for node in NODES:
@@ -68,11 +68,11 @@ class DownMachine(RuleBasedStateMachine):
         mine.flying.clear()
         mine.reports.clear()
         mine.taken = 0
-        self.family.adopt(Adopt(node=node, edge=self.edge, local=PLACE, peer=PLACE), self.now_s)
+        self.children.adopt(Adopt(node=node, edge=self.edge, local=PLACE, peer=PLACE), self.now_s)
         catching = bool(mine.missing)
         attach = Attach(have=mine.received, whole=not catching, catching=catching, ids=[node])
-        effects = self.family.on_attach(self.family.children[node], attach, self.now_s)
-        answer = self.family.children[node].answer
+        effects = self.children.on_attach(self.children.by_node[node], attach, self.now_s)
+        answer = self.children.by_node[node].answer
         assert answer is not None
         if answer.snapshot:
             self.begins(node, answer.base)
@@ -89,8 +89,8 @@ class DownMachine(RuleBasedStateMachine):
     def asks_for_chunks(self, node: int) -> None:
         """Those that are under way, too: they come twice then, and count once."""
         for index in sorted(self.below[node].missing):
-            child = self.family.children[node]
-            self.perform(self.family.on_ask_chunk(child, index, self.now_s))
+            child = self.children.by_node[node]
+            self.perform(self.children.on_ask_chunk(child, index, self.now_s))
 
     def perform(self, effects: list[ev.Effect]) -> None:
         for effect in effects:
@@ -125,12 +125,12 @@ class DownMachine(RuleBasedStateMachine):
                 payload=b"x" * size,
             )
         )
-        self.perform(self.family.feed_all(self.now_s))
+        self.perform(self.children.feed_all(self.now_s))
 
     @rule(lag=st.integers(0, 3))
     def trainer_applies(self, lag: int) -> None:
         self.history.applied = max(self.history.applied, self.history.log.head - lag)
-        self.perform(self.family.feed_all(self.now_s))
+        self.perform(self.children.feed_all(self.now_s))
 
     @rule(node=st.sampled_from(NODES), count=st.integers(1, 5))
     def arrives(self, node: int, count: int) -> None:
@@ -160,7 +160,13 @@ class DownMachine(RuleBasedStateMachine):
             assert not halves, "a chunk has all of a sum or nothing"
         catching = bool(mine.missing)
         mine.reports.append(
-            Heartbeat(received=mine.received, taken=mine.taken, catching=catching, stamp=0, news=[])
+            Heartbeat(
+                received=mine.received,
+                bytes_received=mine.taken,
+                catching=catching,
+                stamp=0,
+                news=[],
+            )
         )
 
     @precondition(lambda self: any(b.reports for b in self.below.values()))
@@ -172,14 +178,14 @@ class DownMachine(RuleBasedStateMachine):
             return
         for _ in range(min(skip, len(reports) - 1)):
             reports.popleft()
-        child = self.family.children[node]
-        self.perform(self.family.on_report(child, reports.popleft(), self.now_s))
+        child = self.children.by_node[node]
+        self.perform(self.children.on_report(child, reports.popleft(), self.now_s))
 
     @rule(seconds=st.floats(0.0, 90.0))
     def time_passes(self, seconds: float) -> None:
         """However late they are: nothing goes twice."""
         self.now_s += seconds
-        self.perform(self.family.feed_all(self.now_s))
+        self.perform(self.children.feed_all(self.now_s))
 
     @rule(node=st.sampled_from(NODES))
     def breaks_off(self, node: int) -> None:
@@ -195,7 +201,7 @@ class DownMachine(RuleBasedStateMachine):
         self.opens(node)
 
     def child(self, node: int) -> Child:
-        return self.family.children[node]
+        return self.children.by_node[node]
 
     @invariant()
     def what_is_under_way_is_bounded(self) -> None:
@@ -214,7 +220,7 @@ class DownMachine(RuleBasedStateMachine):
                 for message in mine.flying
                 if not isinstance(message, Behind)
             )
-            assert self.child(node).link.handed == mine.taken + flying
+            assert self.child(node).link.sent == mine.taken + flying
 
     @invariant()
     def the_log_is_bounded_and_whole(self) -> None:
@@ -225,7 +231,7 @@ class DownMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Once everything that is sent arrives and is acknowledged, each has everything."""
         self.history.applied = self.history.log.head
-        self.perform(self.family.feed_all(self.now_s))
+        self.perform(self.children.feed_all(self.now_s))
         for _ in range(400):
             for node in NODES:
                 self.asks_for_chunks(node)

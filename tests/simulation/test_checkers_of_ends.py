@@ -34,7 +34,7 @@ from tests.simulation.planted import (
 
 
 def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Deadlines, "passed", lambda self, now_s: None)
+    patch.setattr(Deadlines, "expired", lambda self, now_s: None)
 
 
 def sends_nothing_again(patch: pytest.MonkeyPatch) -> None:

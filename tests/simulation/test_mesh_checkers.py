@@ -67,7 +67,7 @@ def hashes_something_else(patch: pytest.MonkeyPatch) -> None:
 
 
 def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Deadlines, "passed", lambda self, now_s: None)
+    patch.setattr(Deadlines, "expired", lambda self, now_s: None)
 
 
 def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
@@ -232,9 +232,9 @@ def test_a_circle_of_edges_is_seen() -> None:
     found: list[str] = []
 
     def standing(node: int, parent: int) -> SimpleNamespace:
-        family = SimpleNamespace(children={})
+        children = SimpleNamespace(by_node={})
         link = SimpleNamespace(parent=parent, attached=True)
-        machine = SimpleNamespace(node=node, link=link, family=family)
+        machine = SimpleNamespace(node=node, link=link, children=children)
         return SimpleNamespace(alive=True, node=machine, slots={})
 
     shape = Shape(found.append, 2.0)

@@ -100,11 +100,11 @@ class Story(World):
 
     def inner(self) -> SimProcess:
         """The first that stands under the master and has children with uncommitted updates."""
-        inner = [p for p in self.alive if p.node.family.children]
+        inner = [p for p in self.alive if p.node.children.by_node]
         return min(inner, key=lambda p: p.node.node)
 
     def leaf(self) -> SimProcess:
-        leaves = [p for p in self.alive if not p.node.family.children]
+        leaves = [p for p in self.alive if not p.node.children.by_node]
         return max(leaves, key=lambda p: p.node.node)
 
     def below(self, process: SimProcess) -> list[SimProcess]:
@@ -142,7 +142,7 @@ def slow_child(world: Story) -> None:
 
 def executor_killed(world: Story) -> None:
     tasks = Counter(p.identity.executor for p in world.alive)
-    inner = [p for p in world.alive if p.node.family.children]
+    inner = [p for p in world.alive if p.node.children.by_node]
     executor = max((p.identity.executor for p in inner), key=tasks.__getitem__)
     for process in world.alive:
         if process.identity.executor == executor:
@@ -150,7 +150,7 @@ def executor_killed(world: Story) -> None:
             world.end(process, restart=True)
 
 
-SIZE = Size(nodes=7, fan_out=2, depth=5, per_executor=1, kept_files=0, max_lead=None)
+SIZE = Size(nodes=7, fan_out=2, depth=5, per_executor=1, checkpoint_files=0, max_lead=None)
 STORIES: dict[str, tuple[Callable[[Story], None], Size]] = {
     "inner-node-killed": (inner_node_killed, SIZE),
     "cut-off-and-back": (cut_off_and_back, SIZE),

@@ -24,7 +24,7 @@ SERVING = Serving(4 << 20, 64 << 20, 1 << 62, 256 << 10)  # where the model is n
 
 
 @dataclass(slots=True)
-class Asked:
+class ResendRequest:
     """An origin was asked for its updates: not again before ``next_s``, unless it answered."""
 
     after: int  # its newest seq that is numbered
@@ -45,14 +45,14 @@ class Child:
     received: int = 0  # and has this much
     base: int = 0  # where the copy that it takes begins
     summed: int = 0  # the newest commit that it was sent inside of a sum
-    wanted: deque[int] = field(default_factory=deque)  # chunks that it has asked for
+    chunk_requests: deque[int] = field(default_factory=deque)  # chunks that it has asked for
     own: frozenset[int] = frozenset()  # every id that its process has had
     catching: bool = False  # it takes a snapshot
-    heard: int = 0  # stamp of its news
-    taken: int = 0  # bytes that came by this edge
+    stamp: int = 0  # stamp of its news
+    bytes_received: int = 0  # bytes that came by this edge
     arriving: int = 0  # bytes of a message that is not whole yet
-    passed: int = 0  # of what came, what has gone on from here
+    bytes_forwarded: int = 0  # of what came, what has gone on from here
     state_due: bool = True
     state_s: float = -1.0
-    asked: dict[int, Asked] = field(default_factory=dict)  # by origin
+    resend_requests: dict[int, ResendRequest] = field(default_factory=dict)  # by origin
     backlog: Backlog = field(default_factory=Backlog)

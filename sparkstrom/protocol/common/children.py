@@ -27,7 +27,7 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.observe.telemetry import SlowLink
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.child import Asked, Child, Serving
+from sparkstrom.protocol.common.child import Child, ResendRequest, Serving
 from sparkstrom.protocol.common.events import Effect, Send
 from sparkstrom.protocol.common.history import Entry, History, adds, last_of
 from sparkstrom.protocol.common.leases import Leases
@@ -51,7 +51,7 @@ class Children:
 
     def __init__(self, serving: Serving, history: History, leases: Leases) -> None:
         self._serving, self._history, self.leases = serving, history, leases
-        self.children: dict[int, Child] = {}
+        self.by_node: dict[int, Child] = {}
         self._under_way = 0  # bytes, to all
         self.narrow: list[SlowLink] = []  # found so far; whoever tells takes them out
         self.is_brief = False  # some child hears the state within STATE_SPACING_S, by the next tick
@@ -61,18 +61,18 @@ class Children:
 
     def adopt(self, order: Adopt, now_s: float) -> list[Effect]:
         """Open an edge for this child, unless it is there already or an older one."""
-        known = self.children.get(order.node)
+        known = self.by_node.get(order.node)
         if known is not None and known.edge >= order.edge:
             return []
         self._forget(order.node)
         link = SendWindow(self._serving.window_max, now_s)
-        self.children[order.node] = Child(order.node, order.edge, order.peer, link)
+        self.by_node[order.node] = Child(order.node, order.edge, order.peer, link)
         self.leases.renew(order.node, now_s)
         return [ev.OpenEdge(order.node, order.edge, order.local, order.peer)]
 
     def disown(self, node: int, edge: int | None = None) -> list[Effect]:
         """Close the edge, if it is this one or an older one."""
-        child = self.children.get(node)
+        child = self.by_node.get(node)
         if child is None or (edge is not None and child.edge > edge):
             return []
         self._forget(node)
@@ -80,7 +80,7 @@ class Children:
         return [ev.CloseEdge(node)]
 
     def _forget(self, node: int) -> None:
-        child = self.children.pop(node, None)
+        child = self.by_node.pop(node, None)
         if child is not None:
             self._under_way -= child.link.under_way
 
@@ -103,10 +103,10 @@ class Children:
     def on_report(self, child: Child, report: Heartbeat, now_s: float) -> list[Effect]:
         """It has received so much; and its news up to a stamp."""
         before = child.link.under_way
-        child.link.told(report.taken, report.taken, now_s)
+        child.link.on_ack(report.bytes_received, report.bytes_received, now_s)
         self._under_way -= before - child.link.under_way
         child.received = max(child.received, report.received)
-        child.heard = max(child.heard, report.stamp)
+        child.stamp = max(child.stamp, report.stamp)
         child.catching = report.catching
         child.state_due = True
         return self._feed_in_turn(child, now_s)
@@ -118,8 +118,8 @@ class Children:
 
     def on_ask_chunk(self, child: Child, index: int, now_s: float) -> list[Effect]:
         """A chunk goes as soon as the link has room."""
-        if index not in child.wanted:
-            child.wanted.append(index)
+        if index not in child.chunk_requests:
+            child.chunk_requests.append(index)
         return self._feed_in_turn(child, now_s)
 
     def _feed_in_turn(self, child: Child, now_s: float) -> list[Effect]:
@@ -135,13 +135,13 @@ class Children:
         self._short = False
         out: list[Effect] = []
         fed: list[Child] = []
-        for child in list(self.children.values()):
+        for child in list(self.by_node.values()):
             if effects := self.feed(child, now_s):
                 out += effects
                 fed.append(child)
             if self._short:
                 for last in fed:
-                    self.children[last.node] = self.children.pop(last.node)
+                    self.by_node[last.node] = self.by_node.pop(last.node)
                 break
         return out
 
@@ -180,7 +180,7 @@ class Children:
         return child.link.has_room(size)
 
     def _hand(self, child: Child, size: int, now_s: float) -> None:
-        child.link.hand(size, now_s)
+        child.link.on_sent(size, now_s)
         self._under_way += size
 
     # -- one by one, or as a sum -----------------------------------------------------------------
@@ -233,7 +233,7 @@ class Children:
         """
         history = self._history
         recent = history.applied >= max(history.merged, child.base, child.summed)
-        return bool(child.wanted) and history.whole and recent
+        return bool(child.chunk_requests) and history.whole and recent
 
     def _send_copy(self, child: Child, now_s: float) -> list[Effect]:
         """Everything up to now, in one go with the chunks, so that no sum is half in a chunk.
@@ -242,17 +242,17 @@ class Children:
         many chunks as weigh what went before them: a link that is slow brings chunks, too.
         """
         log, applied = self._history.log, self._history.applied
-        before, out = child.link.handed, []
+        before, out = child.link.sent, []
         while child.sent < log.head:
             entries = self._cheaper_summed(child, applied) if child.sent < applied else None
             if entries is not None:
                 out.append(self._send_merged(child, entries, now_s))
             else:
                 out.append(self._send_next(child, self._next(child), now_s))
-        spent, size = child.link.handed - before, HEADER_BYTES + self._serving.chunk_bytes
-        for _ in range(min(len(child.wanted), max(1, spent // size))):
+        spent, size = child.link.sent - before, HEADER_BYTES + self._serving.chunk_bytes
+        for _ in range(min(len(child.chunk_requests), max(1, spent // size))):
             self._hand(child, size, now_s)
-            out.append(ev.SendChunk(child.node, child.wanted.popleft()))
+            out.append(ev.SendChunk(child.node, child.chunk_requests.popleft()))
         return out
 
     def _fall_behind(self, child: Child) -> list[Effect]:
@@ -261,7 +261,7 @@ class Children:
             return []  # it is behind itself; the child will ask again
         child.sent = child.base = history.base
         child.catching = True
-        child.wanted.clear()
+        child.chunk_requests.clear()
         return [Send(child.node, Behind(child.base, history.last_at(child.base)))]
 
     # -- up --------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ class Children:
     def on_update(self, child: Child, update: Update) -> int:
         """One more has come by this edge; return its weight."""
         size = weight(update, 0)
-        child.taken, child.arriving, child.state_due = child.taken + size, 0, True
+        child.bytes_received, child.arriving, child.state_due = child.bytes_received + size, 0, True
         return size
 
     def arriving(self, child: Child, size: int) -> None:
@@ -282,14 +282,16 @@ class Children:
         Those that were under way come with the same gap, so the same question waits, and longer
         each time.
         """
-        asked = child.asked.get(origin)
+        asked = child.resend_requests.get(origin)
         if asked is not None and asked.after == after:
             if now_s < asked.next_s:
                 return []
             asked.wait_s = min(2 * asked.wait_s, AGAIN_LONGEST_S)
             asked.next_s = now_s + asked.wait_s
         else:
-            child.asked[origin] = Asked(after, now_s + AGAIN_FIRST_S, AGAIN_FIRST_S)
+            child.resend_requests[origin] = ResendRequest(
+                after, now_s + AGAIN_FIRST_S, AGAIN_FIRST_S
+            )
         return [Send(child.node, Again(origin))]
 
     # -- time ------------------------------------------------------------------------------------
@@ -297,7 +299,7 @@ class Children:
     @property
     def wait_s(self) -> float:
         """How much longer than usual what is made now takes over the slowest link, by its rate."""
-        return max((self._wait_s(child) for child in self.children.values()), default=0.0)
+        return max((self._wait_s(child) for child in self.by_node.values()), default=0.0)
 
     def _wait_s(self, child: Child) -> float:
         log, link = self._history.log, child.link
@@ -311,7 +313,7 @@ class Children:
         out = self.feed_all(now_s)
         head = self._history.log.head if self._history.whole else 0
         self.is_brief, waits_s = False, self.wait_s
-        for child in self.children.values():
+        for child in self.by_node.values():
             self._look_at_link(child, now_s)
             if not child.state_due:
                 continue
@@ -323,9 +325,9 @@ class Children:
                     "head": head,
                     "wait_ms": max(state.wait_ms, min(int(waits_s * 1000), WAIT_MS_MAX)),
                     "sent": child.sent,
-                    "heard": child.heard,
-                    "taken": child.taken + child.arriving,
-                    "passed": child.passed,
+                    "stamp": child.stamp,
+                    "bytes_received": child.bytes_received + child.arriving,
+                    "bytes_forwarded": child.bytes_forwarded,
                 }
                 out.append(Send(child.node, msgspec.structs.replace(state, **told)))
         return out
@@ -342,7 +344,7 @@ class Children:
 
     def tell_all(self) -> None:
         """There is a new state."""
-        for child in self.children.values():
+        for child in self.by_node.values():
             child.state_due = True
 
 

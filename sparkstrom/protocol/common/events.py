@@ -112,13 +112,13 @@ class Hashed(msgspec.Struct, frozen=True):
 
     commit: int
     digest: str
-    kept: ResidualCheckpoint | None
+    checkpoint: ResidualCheckpoint | None
 
 
 class Released(msgspec.Struct, frozen=True):
     """The trainer has kept its residual and leaves before the end, as ordered."""
 
-    kept: ResidualCheckpoint | None
+    checkpoint: ResidualCheckpoint | None
 
 
 class TrainerFailed(msgspec.Struct, frozen=True):

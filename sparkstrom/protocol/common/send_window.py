@@ -62,10 +62,10 @@ class SendWindow:
     def __init__(self, window_max: int, now_s: float) -> None:
         self._window_max = window_max
         self.window = min(WINDOW_FIRST, window_max)
-        self.handed = 0  # all that was ever handed over
-        self.passed = 0  # of that, what the neighbour is done with
-        self._taken = 0  # of that, what has arrived there
-        self._way: deque[tuple[int, float]] = deque()  # ``handed`` after each message, and when
+        self.sent = 0  # all that was ever handed over
+        self.acked = 0  # of that, what the neighbour is done with
+        self._arrived = 0  # of that, what has arrived there
+        self._way: deque[tuple[int, float]] = deque()  # ``sent`` after each message, and when
         self._least_s = math.inf  # the shortest way so far
         self._held_back = False  # something had to wait since the window last moved
         self._cut_until = 0  # one answer to a queue: what was handed over before it counts no more,
@@ -77,7 +77,7 @@ class SendWindow:
     @property
     def under_way(self) -> int:
         """Bytes handed over that the neighbour is not done with."""
-        return self.handed - self.passed
+        return self.sent - self.acked
 
     @property
     def rate(self) -> float:
@@ -91,27 +91,27 @@ class SendWindow:
         self._held_back = True
         return False
 
-    def hand(self, size: int, now_s: float) -> None:
+    def on_sent(self, size: int, now_s: float) -> None:
         """So much is handed over."""
         if not self._way:
             self._busy_s = now_s
         if self.since_s is None:
             self.since_s = now_s
-        self.handed += size
-        self._way.append((self.handed, now_s))
+        self.sent += size
+        self._way.append((self.sent, now_s))
 
-    def told(self, taken: int, passed: int, now_s: float) -> bool:
+    def on_ack(self, arrived: int, acked: int, now_s: float) -> bool:
         """The neighbour says how much has arrived, and how much it is done with; is any new?
 
         Parts of a message count as they come, also of one that weighs less, or nothing.
         """
-        taken, passed = min(taken, self.handed), min(passed, self.handed)
-        if taken > self._taken:  # the next that is handed over has to show it anew
-            self._taken, self.since_s = taken, None if taken >= self.handed else now_s
-        elif passed <= self.passed:
+        arrived, acked = min(arrived, self.sent), min(acked, self.sent)
+        if arrived > self._arrived:  # the next that is handed over has to show it anew
+            self._arrived, self.since_s = arrived, None if arrived >= self.sent else now_s
+        elif acked <= self.acked:
             return False
-        if passed > self.passed:
-            self._pass(passed, now_s)
+        if acked > self.acked:
+            self._acknowledge(acked, now_s)
         return True
 
     def slept(self, later_s: float) -> None:
@@ -119,11 +119,11 @@ class SendWindow:
         if self.since_s is not None:
             self.since_s += later_s
 
-    def _pass(self, passed: int, now_s: float) -> None:
-        done, self.passed = passed - self.passed, passed
+    def _acknowledge(self, acked: int, now_s: float) -> None:
+        done, self.acked = acked - self.acked, acked
         self._measure(done, now_s)
         way_s = None
-        while self._way and self._way[0][0] <= passed:
+        while self._way and self._way[0][0] <= acked:
             way_s = now_s - self._way.popleft()[1]
         if way_s is None:
             return
@@ -132,10 +132,10 @@ class SendWindow:
         if waited_s <= QUEUE_S:
             if self._held_back:
                 self.window = min(self._window_max, self.window + done)
-        elif passed > self._cut_until or waited_s > 2 * self._cut_s:
+        elif acked > self._cut_until or waited_s > 2 * self._cut_s:
             shrunk = int(self.window * max(0.5, QUEUE_S / waited_s))
             self.window = min(self._window_max, max(WINDOW_LEAST, shrunk))
-            self._cut_until, self._cut_s = self.handed, waited_s
+            self._cut_until, self._cut_s = self.sent, waited_s
         self._held_back = False
 
     def _measure(self, done: int, now_s: float) -> None:

@@ -45,7 +45,7 @@ class StatusTable:
             del self._known[node], self._via[node]
             self._unheard.pop(node, None)
 
-    def heard(self, stamp: int) -> bool:
+    def on_ack(self, stamp: int) -> bool:
         """The parent has all news up to here; True if it lacked some and there is more to tell."""
         struck = False
         while self._unheard:

@@ -100,21 +100,21 @@ class Topology:
             place = first = self._first_free()
         return self._with(self.nodes.put(place, node), self.places.put(node, place), first)
 
-    def detach(self, gone: Iterable[int], doubted: Collection[int] = ()) -> Topology:
+    def detach(self, gone: Iterable[int], suspects: Collection[int] = ()) -> Topology:
         """Without these nodes. Whoever stood under one of them stays under its successor.
 
-        That is none of the ``doubted``, unless there is no other leaf below.
+        That is none of the ``suspects``, unless there is no other leaf below.
         """
         tree = self
         for node in sorted(gone, key=lambda n: -self.places[n]):  # from below: no successor is gone
-            tree = tree._without(node, doubted)
+            tree = tree._without(node, suspects)
         return tree
 
-    def _without(self, node: int, doubted: Collection[int]) -> Topology:
+    def _without(self, node: int, suspects: Collection[int]) -> Topology:
         below, freed = self.below(node), self.places[node]
         nodes, places = self.nodes.without(freed), self.places.without(node)
         if below:
-            sure = (n for n in reversed(below) if n not in doubted and not any(self.children(n)))
+            sure = (n for n in reversed(below) if n not in suspects and not any(self.children(n)))
             successor, place = next(sure, below[-1]), freed
             freed = places[successor]
             nodes, places = nodes.without(freed), places.put(successor, place)

@@ -19,7 +19,7 @@ from sparkstrom.protocol.master.partitions import Partition
 from sparkstrom.protocol.master.placement import (
     closed_answer,
     find_place,
-    on_knock,
+    on_another_request,
     order_place,
 )
 
@@ -44,19 +44,19 @@ def on_join(fit: Fit, join: Join, now_s: float) -> list[Effect]:
 
 
 def _on_join_again(fit: Fit, member: Member, join: Join, now_s: float) -> list[Effect]:
-    """The same join gets the same answer; a newer knock wants another edge."""
+    """The same join gets the same answer; a newer request wants another edge."""
     if fit.leases.holds(member.node):
         fit.leases.renew(member.node, now_s)
-    if join.knock < member.join.knock:
+    if join.request < member.join.request:
         fit.ignored.count(join, Reason.LATE)
         return []
-    if join.knock == member.join.knock:
+    if join.request == member.join.request:
         if member.order is None:
             fit.ignored.count(join, Reason.EARLY)  # those above it have no place yet
             return []
         return [answer(join, member.order)]
     member.join = join
-    return on_knock(fit, member, now_s) + order_place(fit, member.node, now_s)
+    return on_another_request(fit, member, now_s) + order_place(fit, member.node, now_s)
 
 
 def _refusal(fit: Fit, join: Join) -> Refused | None:
@@ -89,9 +89,9 @@ def _admit(fit: Fit, join: Join, now_s: float) -> list[Effect]:
     fit.sequencer.admit(node)
     former = fit.members.former(join.token)
     for id_before in former:
-        fit.keeping.returned(id_before, node)
+        fit.checkpoints.returned(id_before, node)
     if not former:
-        fit.keeping.grant(join.executor, node)
+        fit.checkpoints.grant(join.executor, node)
     partition.owner = partition.last_owner = node
     partition.attempt = join.attempt
     fit.members.add(Member(node, join, frozenset([*former, node])))

@@ -62,13 +62,13 @@ class Fit:
     ignored: Ignored
     partitions: list[Partition]
     phases: Phases
-    keeping: ResidualCheckpoints
+    checkpoints: ResidualCheckpoints
     leases: Leases  # of whoever stands right under the master, is on the move, or is in doubt
     attaching: Leases  # of whoever was ordered a place that is not confirmed
-    family: Children  # who stands right under the master
+    children: Children  # who stands right under the master
     tree: Topology
     members: Members = field(default_factory=Members)
-    lateness: Staleness = field(default_factory=Staleness)
+    staleness: Staleness = field(default_factory=Staleness)
     edges: int = 0  # ordered so far
     released_s: float = 0.0  # when a finished worker was last asked to give up its slot
     slowest: int = 0  # steps of the slowest live, unfinished worker, as last told
@@ -76,7 +76,7 @@ class Fit:
     minibatches: int = 0  # committed, as last told
     beat: int = 0
     moving: dict[int, None] = field(default_factory=dict)  # nodes whose place is not confirmed
-    doubted: dict[int, float] = field(default_factory=dict)  # node -> when it was last asked
+    suspects: dict[int, float] = field(default_factory=dict)  # node -> when it was last asked
     goodbyes: dict[int, Goodbye] = field(default_factory=dict)
     narrow: set[int] = field(default_factory=set)  # whose links upwards are told to be too slow
     lenders: dict[int, int] = field(default_factory=dict)  # who wants an updater's state -> whose
@@ -106,10 +106,10 @@ class Fit:
             minibatches=self.minibatches,
             wait_ms=0,
             closed=list(self.goodbyes),
-            heard=0,
+            stamp=0,
             sent=0,
-            taken=0,
-            passed=0,
+            bytes_received=0,
+            bytes_forwarded=0,
         )
 
     def close(
@@ -127,7 +127,7 @@ class Fit:
         asked to, with all that they were granted in what they have kept.
         """
         effects: list[ev.Effect] = []
-        before, self.tree = self.tree, self.tree.detach(reasons, self.doubted)
+        before, self.tree = self.tree, self.tree.detach(reasons, self.suspects)
         for node, reason in reasons.items():
             member, parent = self.members.live[node], before.parent(node)
             if parent != MASTER and member.order is not None:
@@ -144,7 +144,7 @@ class Fit:
 
         All goodbyes may have been lost, and a node that hears of the master does not ask.
         """
-        join = self.members.gone.get(node)
+        join = self.members.closed_joins.get(node)
         if join is None or node in self.goodbyes or self.members.newest[join.token] > join.count:
             return
         until_s = now_s + 2 * self.limits.lease_s
@@ -162,18 +162,18 @@ class Fit:
     ) -> list[ev.Effect]:
         node, partition = member.node, self.partition_of(member)
         self.sequencer.close(node)
-        self.lateness.forget(node)
+        self.staleness.forget(node)
         self.leases.drop(node)
         self.attaching.drop(node)
         self.moving.pop(node, None)
-        self.doubted.pop(node, None)
+        self.suspects.pop(node, None)
         self.members.remove(node)
         self.members.departures.append(Departure(node, partition.index, member.join.host, reason))
         if partition.owner == node:
             partition.owner, partition.unowned_s = None, now_s
-        effects = self.family.disown(node)
+        effects = self.children.disown(node)
         if released:
-            self.keeping.used(node)
+            self.checkpoints.used(node)
         else:
             where = f"partition {partition.index} on {member.join.host}"
             effects.append(ev.Note(f"node {node} ({where}) left: {reason}"))

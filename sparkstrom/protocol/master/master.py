@@ -51,7 +51,7 @@ from sparkstrom.protocol.master.placement import (
     on_silent,
     order_places,
 )
-from sparkstrom.protocol.master.residual_checkpoints import KeptFiles, ResidualCheckpoints
+from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles, ResidualCheckpoints
 from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.master.statuses import count_pending, find_lender, on_status, tell_narrow
 
@@ -72,12 +72,12 @@ class Master:
         endpoint: Endpoint,
         limits: MasterLimits,
         now_s: float,
-        kept: KeptFiles | None = None,
+        kept: CheckpointFiles | None = None,
         average: Callable[[list[bytes]], bytes] | None = None,
     ) -> None:
         ignored, leases = Ignored(), Leases(limits.lease_s, now_s)
         sequencer = Sequencer(limits.log_bytes, ignored)
-        family = Children(limits.serving, sequencer.history, leases)
+        children = Children(limits.serving, sequencer.history, leases)
         self.fit = Fit(
             spec=spec,
             chunks=chunks,
@@ -87,10 +87,10 @@ class Master:
             ignored=ignored,
             partitions=[Partition(i, spec.epochs, unowned_s=now_s) for i in range(spec.workers)],
             phases=Phases(limits.start_s, limits.workers_min, limits.end_s),
-            keeping=ResidualCheckpoints(kept or {}),
+            checkpoints=ResidualCheckpoints(kept or {}),
             leases=leases,
             attaching=Leases(limits.attach_s, now_s),
-            family=family,
+            children=children,
             tree=Topology(limits.fan_out, limits.depth),
         )
         self._average = average  # of a model's buffers, as each partition has reported them
@@ -119,14 +119,14 @@ class Master:
         fit = self.fit
         match event:
             case ev.Received(sender=sender, message=message):
-                child = fit.family.children.get(sender)
+                child = fit.children.by_node.get(sender)
                 if child is None:
                     return self._on_direct(message, now_s)
                 fit.leases.renew(sender, now_s)
                 return self._on_child(child, message, now_s)
             case ev.Arriving(sender=sender, bytes=size):
-                if (child := fit.family.children.get(sender)) is not None:
-                    fit.family.arriving(child, size)
+                if (child := fit.children.by_node.get(sender)) is not None:
+                    fit.children.arriving(child, size)
             case ev.Tick():
                 return self._on_tick(now_s)
             case ev.GivenUp(reason=reason):
@@ -147,7 +147,7 @@ class Master:
         fit = self.fit
         effects: list[Effect] = []
         for node in list(fit.tree.children(MASTER)):
-            effects += fit.family.disown(node)
+            effects += fit.children.disown(node)
             fit.move(node, now_s)
         return effects
 
@@ -187,7 +187,7 @@ class Master:
         if member.releasing is None:
             self.fit.ignored.count(leaving, Reason.EARLY)
             return []
-        self.fit.keeping.keep(member.join.executor, member.node, leaving.kept)
+        self.fit.checkpoints.keep(member.join.executor, member.node, leaving.checkpoint)
         effects = self.fit.close(member.node, leaving.reason, now_s, released=True)
         self.fit.goodbyes.pop(member.node, None)
         return [*effects, answer(member.join, farewell(member, leaving.reason))]
@@ -231,24 +231,24 @@ class Master:
                     effects += on_status(fit, status, now_s)
                 if message.received > child.received:  # slow links carry something, too
                     fit.phases.progress_s = now_s
-                return effects + fit.family.on_report(child, message, now_s)
+                return effects + fit.children.on_report(child, message, now_s)
             case Attach():
                 child.state_due = True
-                effects = fit.family.on_attach(child, message, now_s)
+                effects = fit.children.on_attach(child, message, now_s)
                 if child.answer is not None and child.node in fit.members.live:
                     confirm(fit, fit.members.live[child.node], child.edge)
                 return effects
             case AskAfter(commit=commit) if commit <= fit.sequencer.head:
-                return fit.family.on_ask_after(child, commit, now_s)
+                return fit.children.on_ask_after(child, commit, now_s)
             case AskChunk(index=index) if index < fit.chunks:
-                return fit.family.on_ask_chunk(child, index, now_s)
+                return fit.children.on_ask_chunk(child, index, now_s)
             case AskUpdater():
                 return find_lender(fit, message)
             case UpdaterChunk(asker=asker) if asker in fit.tree:
                 child.arriving = 0
                 return [ev.Send(fit.tree.path(asker)[0], message)]
             case Leaving():
-                return fit.family.disown(child.node)
+                return fit.children.disown(child.node)
             case AskAfter() | AskChunk():
                 fit.ignored.count(message, Reason.EARLY)  # there is no such commit, or chunk
             case UpdaterChunk():
@@ -258,7 +258,7 @@ class Master:
         return []
 
     def _on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
-        child.passed += self.fit.family.on_update(child, update)
+        child.bytes_forwarded += self.fit.children.on_update(child, update)
         fit, member = self.fit, self.fit.members.live.get(update.origin)
         committed = fit.sequencer.number(update, self._payload_of)
         if member is None:
@@ -268,12 +268,12 @@ class Master:
         if committed is None:
             last = fit.sequencer.last[member.node]
             ahead = update.seq > last + 1 and not fit.sequencer.frozen
-            return fit.family.again(child, member.node, last, now_s) if ahead else []
+            return fit.children.again(child, member.node, last, now_s) if ahead else []
         fit.phases.progress_s = now_s
         taken = fit.partition_of(member).advance(Position(update.epoch, update.batch))
-        fit.lateness.committed(member.node, committed.commit, update.seen, taken)
+        fit.staleness.committed(member.node, committed.commit, update.seen, taken)
         count_pending(fit, member)
-        return [ev.Deliver(committed), *fit.family.feed_all(now_s)]
+        return [ev.Deliver(committed), *fit.children.feed_all(now_s)]
 
     def _payload_of(self, update: Update) -> bytes:
         """An update is committed as it is; of buffers, the average of the latest everywhere."""
@@ -291,16 +291,16 @@ class Master:
         effects = [] if done else self._close_silent(now_s)
         if now_s >= self._scan_due_s:
             if fit.look_around():
-                fit.family.tell_all()
+                fit.children.tell_all()
             effects += self._check_partitions(now_s)
         beat = int(now_s / fit.limits.lease_s * BEATS_PER_LEASE)
         if beat > fit.beat:
             fit.beat = beat
-            fit.family.tell_all()
+            fit.children.tell_all()
         if not done:
             effects += order_places(fit, now_s) + ask_again(fit, now_s)
-        effects += fit.family.tick(self.fit.state(), now_s) + self._ask_to_release(now_s)
-        found, fit.family.narrow = fit.family.narrow, []
+        effects += fit.children.tick(self.fit.state(), now_s) + self._ask_to_release(now_s)
+        found, fit.children.narrow = fit.children.narrow, []
         return effects + tell_narrow(fit, found)
 
     def _close_silent(self, now_s: float) -> list[Effect]:
@@ -360,9 +360,9 @@ class Master:
             self.fit.members, self.fit.partitions, self.fit.sequencer, now_s
         )
         if self.fit.phases.phase is Phase.DONE and before is not Phase.DONE:
-            self.fit.keeping.settle(self.fit.members.live)
+            self.fit.checkpoints.settle(self.fit.members.live)
         if self.fit.phases.phase is not before:
-            self.fit.family.tell_all()
+            self.fit.children.tell_all()
         for node, reason in self.fit.phases.overdue(self.fit.members, self.fit.sequencer, now_s):
             effects += self.fit.close(node, reason, now_s)
         return effects

@@ -74,7 +74,9 @@ class Members:
     newest: dict[int, int] = field(default_factory=dict)  # token -> its highest count
     tokens: dict[int, list[int]] = field(default_factory=dict)  # token -> its ids
     neighbours: dict[str, list[int]] = field(default_factory=dict)  # executor -> live nodes there
-    gone: dict[int, Join] = field(default_factory=dict)  # of ids that are closed: the newest
+    closed_joins: dict[int, Join] = field(
+        default_factory=dict
+    )  # of ids that are closed: the newest
     failed: dict[int, str] = field(default_factory=dict)  # ids that no other may follow, and why
     departures: list[Departure] = field(default_factory=list)
     next_id: int = 1
@@ -99,7 +101,7 @@ class Members:
     def remove(self, node: int) -> None:
         """It is a member no more; its id stays known."""
         member = self.live.pop(node)
-        self.gone[node] = member.join
+        self.closed_joins[node] = member.join
         self.neighbours[member.join.executor].remove(node)
 
     def slowest(self) -> int | None:

@@ -22,11 +22,11 @@ from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.master.fit import Fit, Goodbye
 from sparkstrom.protocol.master.members import Member, answer
 
-FIRST_STREAM = 1000  # up streams of edges; below is room for the lobby
+FIRST_STREAM = 1000  # up streams of edges; below is room for the join stream
 STREAMS_PER_EDGE = 4  # control and data, by UDP and inside one media driver
 ORDER_RETRY_S = 0.5
 PROBE_SPACING_S = 0.5
-QUIET_PER_LEASE = 8  # who has spoken so lately is not asked: joiners knock by themselves
+QUIET_PER_LEASE = 8  # who has spoken so lately is not asked: joiners request by themselves
 
 
 def find_place(fit: Fit, node: int, executor: str) -> None:
@@ -53,7 +53,7 @@ def order_places(fit: Fit, now_s: float) -> list[Effect]:
 def order_place(fit: Fit, node: int, now_s: float) -> list[Effect]:
     """The same for one of them."""
     member = fit.members.live[node]
-    fit.doubted.setdefault(node, now_s)
+    fit.suspects.setdefault(node, now_s)
     if now_s < member.order_s + ORDER_RETRY_S and member.order is not None:
         return []
     parent = fit.tree.parent(node)
@@ -74,7 +74,7 @@ def _order(fit: Fit, member: Member, parent: int, now_s: float) -> list[Effect]:
     adopt = Adopt(node=member.node, edge=order.edge, local=order.up, peer=member.join.address)
     effects: list[Effect] = []
     if parent == MASTER:
-        effects += fit.family.adopt(adopt, now_s)
+        effects += fit.children.adopt(adopt, now_s)
     else:
         effects.append(fit.members.live[parent].answer(adopt))
     return [*effects, answer(member.join, order)]
@@ -91,7 +91,7 @@ def _place(fit: Fit, member: Member, parent: int) -> Welcome:
     return Welcome(
         token=member.join.token,
         count=member.join.count,
-        knock=member.join.knock,
+        request=member.join.request,
         node=member.node,
         parent=parent,
         edge=fit.edges,
@@ -101,7 +101,7 @@ def _place(fit: Fit, member: Member, parent: int) -> Welcome:
         epoch=position.epoch,
         batch=position.batch,
         steps=fit.slowest,
-        grants=list(fit.keeping.granted(member.node)),
+        grants=list(fit.checkpoints.granted(member.node)),
     )
 
 
@@ -117,7 +117,7 @@ def confirm(fit: Fit, member: Member, edge: int) -> None:
     member.placed, member.broken = True, False
     fit.moving.pop(member.node, None)
     fit.attaching.drop(member.node)
-    fit.doubted.pop(member.node, None)
+    fit.suspects.pop(member.node, None)
     if fit.tree.parent(member.node) != MASTER:
         fit.leases.drop(member.node)
 
@@ -168,7 +168,7 @@ def doubt(fit: Fit, node: int, now_s: float) -> list[Effect]:
         member = fit.members.live[asked]
         if not fit.leases.holds(asked):
             fit.leases.renew(asked, now_s)
-            fit.doubted[asked] = now_s
+            fit.suspects[asked] = now_s
             effects.append(answer(member.join, Probe(asked)))
     return effects
 
@@ -176,10 +176,10 @@ def doubt(fit: Fit, node: int, now_s: float) -> list[Effect]:
 def ask_again(fit: Fit, now_s: float) -> list[Effect]:
     """Questions and goodbyes may get lost."""
     effects: list[Effect] = []
-    for node, asked_s in fit.doubted.items():
+    for node, asked_s in fit.suspects.items():
         spoke = fit.leases.silence(node, now_s) < fit.limits.lease_s / QUIET_PER_LEASE
         if now_s >= asked_s + PROBE_SPACING_S and not spoke:
-            fit.doubted[node] = now_s
+            fit.suspects[node] = now_s
             effects.append(answer(fit.members.live[node].join, Probe(node)))
     for node, goodbye in list(fit.goodbyes.items()):
         if now_s >= goodbye.next_s:
@@ -214,7 +214,7 @@ def closed_answer(fit: Fit, node: int, join: Join) -> Closed:
 def is_here(fit: Fit, member: Member, now_s: float) -> None:
     """It has spoken to the master itself: its parent may hold its lease again."""
     fit.leases.renew(member.node, now_s)
-    fit.doubted.pop(member.node, None)
+    fit.suspects.pop(member.node, None)
     if member.broken:
         member.broken = False
         fit.move(member.node, now_s)
@@ -222,10 +222,10 @@ def is_here(fit: Fit, member: Member, now_s: float) -> None:
         fit.leases.drop(member.node)
 
 
-def on_knock(fit: Fit, member: Member, now_s: float) -> list[Effect]:
+def on_another_request(fit: Fit, member: Member, now_s: float) -> list[Effect]:
     """It wants another edge; whoever was above it may be gone, and below it, if it is alone."""
     order, parent = member.order, fit.tree.parent(member.node)
-    fit.doubted.pop(member.node, None)
+    fit.suspects.pop(member.node, None)
     member.broken = False
     fit.move(member.node, now_s)
     if member.join.alone:

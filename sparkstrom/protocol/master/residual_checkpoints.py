@@ -10,16 +10,16 @@ from collections.abc import Iterable
 
 from sparkstrom.codec.messages import ResidualCheckpoint
 
-KeptFiles = dict[str, dict[str, float]]  # executor -> file -> mass (parameter units)
+CheckpointFiles = dict[str, dict[str, float]]  # executor -> file -> mass (parameter units)
 
 
 class ResidualCheckpoints:
     """Files of the last fit on their way to new owners, and files made in this one."""
 
-    def __init__(self, kept: KeptFiles) -> None:
+    def __init__(self, kept: CheckpointFiles) -> None:
         self._free = {executor: dict(files) for executor, files in kept.items()}
         self._granted: dict[int, dict[str, float]] = {}
-        self.made: KeptFiles = {}
+        self.files: CheckpointFiles = {}
         self.lost_mass = 0.0
         self.granted_files = 0
 
@@ -34,7 +34,7 @@ class ResidualCheckpoints:
     def keep(self, executor: str, node: int, kept: ResidualCheckpoint | None) -> None:
         """A worker has left this for the next fit, with what it had been granted in it."""
         if kept is not None:
-            self.made.setdefault(executor, {})[kept.path] = kept.mass
+            self.files.setdefault(executor, {})[kept.path] = kept.mass
             self.used(node)
 
     def returned(self, former: int, node: int) -> None:

@@ -17,7 +17,7 @@ MARKS = 256  # of a worker's own progress that it may not have seen, likewise
 
 @dataclass(slots=True)
 class _Worker:
-    taken: int = 0  # its own minibatches
+    minibatches: int = 0  # its own minibatches
     known: int | None = None  # the others', as it knew them at its last publication
     # (commit, own minibatches with that commit), from the last one that it has seen
     marks: deque[tuple[int, int]] = field(default_factory=lambda: deque([(0, 0)], MARKS))
@@ -48,7 +48,7 @@ class Staleness:
             known = self._others(worker, seen)
             before = known if worker.known is None else worker.known
             worker.known = known
-            now = self._minibatches - worker.taken
+            now = self._minibatches - worker.minibatches
             per_minibatch = max(0, known - before) / minibatches
             oldest = max(0.0, now - known + per_minibatch * (minibatches - 1))
             newest = max(0.0, now - known)
@@ -71,10 +71,10 @@ class Staleness:
     def _take(self, node: int, minibatches: int, commit: int) -> None:
         worker = self._workers.setdefault(node, _Worker())
         self._minibatches += minibatches
-        worker.taken += minibatches
+        worker.minibatches += minibatches
         if worker.marks[-1][0] == commit:
             worker.marks.pop()
-        worker.marks.append((commit, worker.taken))
+        worker.marks.append((commit, worker.minibatches))
 
     def _others(self, worker: _Worker, seen: int) -> int:
         """Minibatches of the others with commit ``seen``, or the nearest that is remembered."""

@@ -37,7 +37,7 @@ def on_status(fit: Fit, status: Status, now_s: float) -> list[Effect]:
     if status.audit is not None:
         if member.audit is None:
             fit.phases.progress_s = now_s
-            fit.keeping.keep(member.join.executor, member.node, status.audit.kept)
+            fit.checkpoints.keep(member.join.executor, member.node, status.audit.checkpoint)
         member.audit = status.audit
     effects: list[Effect] = []
     if status.stats is not None:
@@ -78,7 +78,7 @@ def count_pending(fit: Fit, member: Member) -> None:
         return
     after_seq, position = member.pending
     if fit.sequencer.last[member.node] >= after_seq:
-        fit.lateness.sent_nothing(member.node, fit.partition_of(member).advance(position))
+        fit.staleness.sent_nothing(member.node, fit.partition_of(member).advance(position))
         member.pending = None
 
 

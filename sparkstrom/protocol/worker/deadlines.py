@@ -28,7 +28,7 @@ class Sleeper(Protocol):
 
 
 class Deadlines:
-    """Asked at each tick, so it looks at each wait only once."""
+    """ResendRequest at each tick, so it looks at each wait only once."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Deadlines:
         for sleeper in self._sleepers:
             sleeper.slept(sleep)
 
-    def passed(self, now_s: float) -> Directive | None:
+    def expired(self, now_s: float) -> Directive | None:
         """The end, with what was waited for in vain, for how long, and what to do; None before."""
         wait = self._longest_wait(now_s)
         if wait is not None and now_s - wait.since_s > wait.limit_s:

@@ -24,7 +24,7 @@ STALE = Directive(Order.WAIT, "what the others sent a round ago is not here yet"
 AHEAD = Directive(Order.WAIT, "it is ahead of the slowest")
 NOT_THERE = Directive(Order.WAIT, "the last updates have not come yet")
 DRAIN = Directive(Order.DRAIN)
-BORROWING = Directive(Order.WAIT, "the updater's state of another worker is on its way")
+TRANSFERRING = Directive(Order.WAIT, "the updater's state of another worker is on its way")
 LINGERING = Directive(Order.WAIT, "others hear from it that the fit is done")
 DONE = Directive(Order.END, Ending.DONE.value, why=Ending.DONE)
 
@@ -40,12 +40,12 @@ class Directives:
         own: InFlight,
         trainer: TrainerView,
         fit: FitView,
-        borrowing: OptimizerLoan,
-        family: Children,
+        optimizer_loan: OptimizerLoan,
+        children: Children,
     ) -> None:
         self._limits, self._replication, self._own = limits, replication, own
         self._trainer, self._fit = trainer, fit
-        self._borrowing, self._family = borrowing, family
+        self._optimizer_loan, self._children = optimizer_loan, children
 
     def now(self) -> Directive:
         """The command that holds now."""
@@ -56,7 +56,7 @@ class Directives:
         if state is None or not replication.has_replica:
             return JOINING
         if state.phase is RUNNING:
-            return BORROWING if self._borrowing.loan is not None else self._train(state)
+            return TRANSFERRING if self._optimizer_loan.loan is not None else self._train(state)
         match state.phase:
             case Phase.DONE if self._trainer.audit is not None:
                 return DONE if self._fit.may_end else LINGERING
@@ -89,7 +89,7 @@ class Directives:
         """
         if self._limits.max_lead is None or not self._own.round_s:
             return self._own.round_s
-        waits_s = max(state.wait_ms / 1000, round(self._family.wait_s, 3))
+        waits_s = max(state.wait_ms / 1000, round(self._children.wait_s, 3))
         return max(self._own.round_s, waits_s)
 
     def _steps_max(self, state: State, workers: int) -> tuple[int | None, Directive]:

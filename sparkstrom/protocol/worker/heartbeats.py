@@ -37,14 +37,14 @@ class Heartbeats:
         trainer: TrainerView,
         fit: FitView,
         task: TaskEnd,
-        borrowing: OptimizerLoan,
+        optimizer_loan: OptimizerLoan,
         ledger: StatusTable,
         news: News,
         now_s: float,
     ) -> None:
         self._limits, self._membership, self._link = limits, membership, link
         self._replication, self._own, self._trainer = replication, own, trainer
-        self._fit, self._task, self._borrowing = fit, task, borrowing
+        self._fit, self._task, self._optimizer_loan = fit, task, optimizer_loan
         self.ledger, self._news = ledger, news
         self.status: Status | None = None  # as last told
         self._reports = 0
@@ -69,7 +69,7 @@ class Heartbeats:
         stamp, news = self.ledger.news()
         received = Heartbeat(
             received=self._replication.received,
-            taken=self._link.taken + self._link.arriving,
+            bytes_received=self._link.bytes_received + self._link.arriving,
             catching=self._replication.is_fetching,
             stamp=stamp,
             news=news,
@@ -98,7 +98,7 @@ class Heartbeats:
             final=trainer.final,
             audit=trainer.audit,
             stats=trainer.stats,
-            lends=self._borrowing.can_lend,
+            lends=self._optimizer_loan.can_lend,
             whole=self._replication.history.whole,
         )
         if status != known:

@@ -1,8 +1,8 @@
 """Joining: how a node gets its id and its place, and comes back after its id was closed.
 
-It knocks at the master's; the master answers with its place: an id, a parent and an edge to it.
+It asks the master for a place; the answer is an id, a parent and an edge to it.
 Over that edge the node says what it holds, and the parent goes on from there. Being moved is the
-same without the knock.
+same without the request.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ class Joining:
         if opened.alone:
             effects += self._relaying.leave_children()
         self._membership.listens_at(opened.address, alone=opened.alone)
-        self._link.knocks(now_s)
-        return effects + self._knock(now_s)
+        self._link.on_request_for_place(now_s)
+        return effects + self._request_place(now_s)
 
     def ask_if_due(self, now_s: float) -> list[Effect]:
         """For a place, or for the parent's answer; the last words go to the master meanwhile."""
         if not self._link.asks(now_s):
             return []
         effects: list[Effect] = [ev.Tell(word) for word in self._task.last_words]
-        ask = self._knock if self._link.parent is None else self._ask_to_attach
+        ask = self._request_place if self._link.parent is None else self._ask_to_attach
         return [*effects, *ask(now_s)]
 
-    def _knock(self, now_s: float) -> list[Effect]:
-        self._link.asked(JOIN_RETRY_S, now_s)
+    def _request_place(self, now_s: float) -> list[Effect]:
+        self._link.on_request(JOIN_RETRY_S, now_s)
         return [ev.Tell(self._membership.join())]
 
     def on_welcome(self, welcome: Welcome, now_s: float) -> list[Effect]:
         """Take the place."""
         me, link = self._membership, self._link
         reason = me.is_not_for(welcome)
-        if reason is None and (welcome.knock != me.knock or welcome.edge <= link.edge):
+        if reason is None and (welcome.request != me.request or welcome.edge <= link.edge):
             reason = Reason.LATE
         if reason is not None or me.address is None:
             self._ignored.count(welcome, reason or Reason.EARLY)
@@ -108,7 +108,7 @@ class Joining:
 
     def _ask_to_attach(self, now_s: float) -> list[Effect]:
         """Tell the parent what this node holds."""
-        self._link.asked(ATTACH_RETRY_S, now_s)
+        self._link.on_request(ATTACH_RETRY_S, now_s)
         attach = Attach(
             have=self._replication.received,
             whole=self._replication.claims_whole,
@@ -129,7 +129,9 @@ class Joining:
             effects = replication.begin_fetch(attached.base, attached.last, now_s)
         else:
             effects = replication.follow(now_s)
-        if self._link.taken:  # data, on a stream of its own, overtook this answer and was dropped
+        if (
+            self._link.bytes_received
+        ):  # data, on a stream of its own, overtook this answer and was dropped
             effects = replication.ask_at_once(now_s) + effects
         effects += self._link.send_anew(now_s)
         effects += self._relaying.ask_all_again()
@@ -152,7 +154,7 @@ class Joining:
         if me.is_closed(closed.node):
             self._ignored.count(closed, Reason.LATE)
             return []
-        if (end := self._task.heard()) is not None:
+        if (end := self._task.on_refusal()) is not None:
             self._task.end(end)
             return []
         if not closed.free:

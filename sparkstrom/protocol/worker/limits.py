@@ -24,7 +24,9 @@ class NodeLimits:
     age_of_updates: int = 0  # in the fit's minibatches: each who trains has its share, where more
     steps_each: int = 1  # that a publication holds
     publications_max: int | None = None  # uncommitted ones, beyond which the residual waits
-    borrow_s: float = 0.0  # how long who joins late waits for another's updater state; 0: none
+    optimizer_wait_s: float = (
+        0.0  # how long who joins late waits for another's updater state; 0: none
+    )
 
 
 @dataclass(frozen=True, slots=True)

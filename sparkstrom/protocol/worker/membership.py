@@ -17,9 +17,9 @@ class Membership:
         self.node: int | None = None  # None before the first welcome
         self.ids: dict[int, int | None] = {}  # all it had: closed at this seq, or None
         self.count = 1  # rises with each return
-        self.knock = 0  # rises with each asking
+        self.request = 0  # rises with each asking
         self.address: Address | None = None
-        self.alone = False  # the last knock said that all edges are gone
+        self.alone = False  # the last request said that all edges are gone
         self._began_s = now_s
 
     @property
@@ -31,7 +31,7 @@ class Membership:
     def listens_at(self, address: Address, *, alone: bool) -> None:
         """On fresh streams, over which the next edge is to come."""
         self.address, self.alone = address, alone or self.alone
-        self.knock += 1
+        self.request += 1
 
     def join(self) -> Join:
         """The words that ask for a place, or for another edge."""
@@ -40,7 +40,7 @@ class Membership:
         return Join(
             token=who.token,
             count=self.count,
-            knock=self.knock,
+            request=self.request,
             partition=who.partition,
             attempt=who.attempt,
             rows=who.rows,

@@ -76,7 +76,7 @@ class Node(NodeParts):
     @property
     def is_brief(self) -> bool:
         """It has news that it will tell within milliseconds, and wants a Tick for it."""
-        return self.news.waits or self.family.is_brief
+        return self.news.waits or self.children.is_brief
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -118,16 +118,18 @@ class Node(NodeParts):
             case ev.Installed():
                 if not self.replication.has_replica:
                     self.trainer.keep_pace(self.fit.slowest)
-                    self.borrowing.borrow_if_late(now_s)
+                    self.optimizer_loan.begin_if_late(now_s)
                 self.replication.installed(now_s)
             case ev.Applied(commit=commit):
                 self.replication.applied(commit)
             case ev.Drained():
                 self.trainer.drained(self.own.last_seq)
-            case ev.Hashed(commit=commit, digest=digest, kept=kept):
-                self.trainer.hashed(AuditAnswer(commit, digest, kept))
-            case ev.Released(kept=kept):
-                leaving = Leaving(node=self.membership.id, reason=Ending.RELEASED.value, kept=kept)
+            case ev.Hashed(commit=commit, digest=digest, checkpoint=checkpoint):
+                self.trainer.hashed(AuditAnswer(commit, digest, checkpoint))
+            case ev.Released(checkpoint=checkpoint):
+                leaving = Leaving(
+                    node=self.membership.id, reason=Ending.RELEASED.value, checkpoint=checkpoint
+                )
                 self.task.left(leaving, now_s)
                 return [ev.Tell(leaving)]
             case ev.TrainerFailed(reason=reason, trace=trace):
@@ -172,7 +174,7 @@ class Node(NodeParts):
         if sender == MASTER:
             self.fit.hear(now_s)
         self.link.hear(sender, message, now_s)
-        child = self.family.children.get(sender)
+        child = self.children.by_node.get(sender)
         if child is not None:
             return self.relaying.on_child(child, message, now_s)
         if sender == MASTER and (effects := self._on_direct(message, now_s)) is not None:
@@ -192,7 +194,7 @@ class Node(NodeParts):
             case Disown():
                 return self.relaying.on_disown(message)
             case AskUpdater():
-                return self.borrowing.on_ask(message, self.link.parent)
+                return self.optimizer_loan.on_ask(message, self.link.parent)
             case Probe(node=node) if node == self.node:
                 return [ev.Tell(Here(node))]
             case Probe():
@@ -213,9 +215,9 @@ class Node(NodeParts):
         self, event: ev.Arriving, sender: int, size: int, now_s: float
     ) -> list[Effect]:
         """Part of a message: it is no news but that the stream lives, and how fast."""
-        child = self.family.children.get(sender)
+        child = self.children.by_node.get(sender)
         if child is not None:
-            self.family.arriving(child, size)
+            self.children.arriving(child, size)
         elif sender == self.link.parent:
             self.link.on_part(size)
             self.replication.got_data(now_s)
@@ -255,7 +257,7 @@ class Node(NodeParts):
                 return self.replication.on_chunk(message, now_s)
             case UpdaterChunk():
                 assert self.link.parent is not None
-                return self.borrowing.on_chunk(message, self.link.parent, now_s)
+                return self.optimizer_loan.on_chunk(message, self.link.parent, now_s)
             case Again():
                 return self.relaying.on_again(message, now_s)
             case Behind():
@@ -266,9 +268,9 @@ class Node(NodeParts):
     def _on_state(self, state: State, now_s: float) -> list[Effect]:
         """The newest counts, once the node has taken from it what is for its own edge."""
         fit, link, known = self.fit, self.link, self.fit.state
-        if self.ledger.heard(state.heard):
+        if self.ledger.on_ack(state.stamp):
             self.news.add()
-        link.told(state, now_s)
+        link.on_state(state, now_s)
         if self.membership.node in state.closed:
             return [ev.Reopen()]  # the master will say what that means
         if not fit.take(state, now_s):
@@ -279,8 +281,8 @@ class Node(NodeParts):
         self.replication.lacks_nothing(state, now_s)
         if link.parent != MASTER and not state.head:
             link.owes_nothing(now_s)  # a relay may have no replica yet
-        if self.family.children and (known is None or _shared(state) != _shared(known)):
-            self.family.tell_all()
+        if self.children.by_node and (known is None or _shared(state) != _shared(known)):
+            self.children.tell_all()
         return []
 
     # -- time ------------------------------------------------------------------------------------
@@ -288,15 +290,15 @@ class Node(NodeParts):
     def _on_tick(self, now_s: float) -> list[Effect]:
         link = self.link
         self._deadlines.forget_sleep(now_s)
-        if (end := self._deadlines.passed(now_s)) is not None:
+        if (end := self._deadlines.expired(now_s)) is not None:
             self.task.end(end)
         if self.task.stage is ENDED or link.stage is CLOSED:
             return []
         effects = self.relaying.tick(self.fit.state, now_s)
         if self.fit.done:
             effects += self._look_for_the_end(now_s)
-        if self.borrowing.loan is not None:
-            effects += self.borrowing.borrow(now_s)
+        if self.optimizer_loan.loan is not None:
+            effects += self.optimizer_loan.request_chunks(now_s)
         if self.fit.farewell is DISMISSED:
             return effects
         if (silent := link.is_silent(now_s)) or self._is_starved(now_s):  # time for fresh streams
@@ -318,11 +320,13 @@ class Node(NodeParts):
 
     def _look_for_the_end(self, now_s: float) -> list[Effect]:
         """A fit that is done ends here once all below have heard so."""
-        audited, needed = self.trainer.audit is not None, bool(self.family.children)
+        audited, needed = self.trainer.audit is not None, bool(self.children.by_node)
         if not self.fit.over(now_s, audited=audited, needed=needed) or self.link.parent is None:
             return []
         return [
-            self.link.send(Leaving(node=self.membership.id, reason=Ending.DONE.value, kept=None))
+            self.link.send(
+                Leaving(node=self.membership.id, reason=Ending.DONE.value, checkpoint=None)
+            )
         ]
 
     def stats(self, told: WorkerCounters) -> None:
@@ -330,7 +334,7 @@ class Node(NodeParts):
 
         The machine adds its own: of the links downwards, the one that was found too slow last.
         """
-        narrow, node = self.family.narrow, told.node or NodeCounters()
+        narrow, node = self.children.narrow, told.node or NodeCounters()
         slow, ignored = (narrow[-1] if narrow else None), self.ignored.total
         node = replace(node, round_s=self.own.round_s, ignored=ignored, slow_link=slow)
         self.trainer.counts(to_wire(replace(told, node=node)))
@@ -339,5 +343,12 @@ class Node(NodeParts):
 def _shared(state: State) -> State:
     """What of a state is the same for all who hear it, and they must hear at once."""
     return msgspec.structs.replace(
-        state, head=0, minibatches=0, wait_ms=0, heard=0, sent=0, taken=0, passed=0
+        state,
+        head=0,
+        minibatches=0,
+        wait_ms=0,
+        stamp=0,
+        sent=0,
+        bytes_received=0,
+        bytes_forwarded=0,
     )

@@ -91,29 +91,31 @@ class OptimizerLoan:
         link: ParentLink,
         trainer: TrainerView,
         fit: FitView,
-        family: Children,
+        children: Children,
         ledger: StatusTable,
         news: News,
         ignored: Ignored,
     ) -> None:
         self._limits, self._membership, self._link = limits, membership, link
         self._trainer, self._fit = trainer, fit
-        self._family, self._ledger = family, ledger
+        self._children, self._ledger = children, ledger
         self._news, self._ignored = news, ignored
         self.loan: OptimizerTransfer | None = None
         self._lends = False  # its updater began with the fit, or was borrowed
 
-    def borrow_if_late(self, now_s: float) -> None:
+    def begin_if_late(self, now_s: float) -> None:
         """Its first replica is installed; has training begun without it?"""
         state = self._fit.state
         begun = self._trainer.steps > 0 or self._trainer.position > Position(0, 0)
         late = begun or (state is not None and state.slowest > 0)
         over = state is not None and state.phase is not Phase.RUNNING
         self._lends = not late
-        if late and not over and self._limits.borrow_s:
-            self.loan = OptimizerTransfer(self._limits.borrow_s, now_s + self._limits.borrow_s)
+        if late and not over and self._limits.optimizer_wait_s:
+            self.loan = OptimizerTransfer(
+                self._limits.optimizer_wait_s, now_s + self._limits.optimizer_wait_s
+            )
 
-    def borrow(self, now_s: float) -> list[Effect]:
+    def request_chunks(self, now_s: float) -> list[Effect]:
         """Ask on, until all is there or it has taken too long."""
         loan = self.loan
         if loan is None:
@@ -154,9 +156,9 @@ class OptimizerLoan:
                 self.loan.take(chunk, now_s)
             else:
                 self._ignored.count(chunk, Reason.LATE)
-            return self.borrow(now_s)
+            return self.request_chunks(now_s)
         via = self._ledger.via(chunk.asker)
-        to = via if via in self._family.children else self._link.parent
+        to = via if via in self._children.by_node else self._link.parent
         if to is None or to == sender:
             self._ignored.count(chunk, Reason.UNSERVED)
             return []

@@ -43,14 +43,16 @@ class ParentLink:
         self.waiting: deque[tuple[Update, Child | None]] = deque()  # for room on the link
         self.starved = 0  # edges opened since data last moved: each gets twice the patience
         self._unanswered = 0  # edges opened since anything was heard: each gets twice the patience
-        self._ask_s = 0.0  # when to knock, or to speak to the parent, again
-        self._heard_s = now_s  # a sign that the control stream, or without an edge the lobby, lives
+        self._ask_s = 0.0  # when to request, or to speak to the parent, again
+        self._heard_s = (
+            now_s  # a sign that the control stream, or without an edge the join stream, lives
+        )
         self._opened_s = now_s  # the present edge
         self._owed_s = now_s  # since then the parent could have answered what this node holds
 
     def _begin_counts(self, now_s: float) -> None:
         self.window = SendWindow(self._limits.serving.window_max, now_s)
-        self.taken = 0  # bytes that came down by this edge, by their weight
+        self.bytes_received = 0  # bytes that came down by this edge, by their weight
         self.arriving = 0  # bytes of a message from there that is not whole yet
 
     @property
@@ -70,7 +72,7 @@ class ParentLink:
         parent, self.parent = self.parent, None
         return [ev.CloseEdge(parent)] if parent is not None else []
 
-    def knocks(self, now_s: float) -> None:
+    def on_request_for_place(self, now_s: float) -> None:
         """Fresh streams are open, and the master is to hear so."""
         assert self.parent is None, "the old edge is left first"
         self.stage = after(self.stage, Cause.OPENED)
@@ -103,14 +105,14 @@ class ParentLink:
         """Is it time to ask, the master or a parent, again?"""
         return now_s >= self._ask_s
 
-    def asked(self, retry_s: float, now_s: float) -> None:
+    def on_request(self, retry_s: float, now_s: float) -> None:
         """The same again after so long."""
         self._ask_s = now_s + retry_s
 
     # -- what comes ------------------------------------------------------------------------------
 
     def hear(self, sender: int, message: Message, now_s: float) -> None:
-        """Does this show that the edge's control stream, or without an edge the lobby, is alive?
+        """Does this show that the edge's control stream, or without one the join stream, lives?
 
         What the master says directly shows nothing, nor does data, which has a stream of its own.
         """
@@ -126,7 +128,7 @@ class ParentLink:
 
     def on_data(self, message: Data) -> None:
         """One more message is whole."""
-        self.taken += weight(message, self._limits.serving.chunk_bytes)
+        self.bytes_received += weight(message, self._limits.serving.chunk_bytes)
         self.arriving = self.starved = 0
         self._news.waits = True
 
@@ -135,9 +137,9 @@ class ParentLink:
         self.arriving, self.starved = size, 0
         self._news.add()
 
-    def told(self, state: State, now_s: float) -> None:
+    def on_state(self, state: State, now_s: float) -> None:
         """The parent says what has arrived there."""
-        if self.window.told(state.taken, state.passed, now_s):
+        if self.window.on_ack(state.bytes_received, state.bytes_forwarded, now_s):
             self._own.moves(now_s)
             self.starved = 0
 
@@ -161,9 +163,9 @@ class ParentLink:
             if not self.window.has_room(size):
                 break
             self.waiting.popleft()
-            self.window.hand(size, now_s)
+            self.window.on_sent(size, now_s)
             if child is not None:
-                child.passed, child.state_due = child.passed + size, True
+                child.bytes_forwarded, child.state_due = child.bytes_forwarded + size, True
             out.append(self.send(update))
         return out
 
@@ -182,7 +184,10 @@ class ParentLink:
         """Over a new edge: the own ones again. Others' are asked for where they were made."""
         for update, child in self.waiting:
             if child is not None:
-                child.passed, child.state_due = child.passed + weight(update, 0), True
+                child.bytes_forwarded, child.state_due = (
+                    child.bytes_forwarded + weight(update, 0),
+                    True,
+                )
         self.waiting.clear()
         return self.send_all(now_s, force=True)
 

@@ -33,7 +33,7 @@ class NodeParts:
         history = History(Log(limits.log_bytes))
         self.ledger = StatusTable()
         self.own = InFlight(limits.window_bytes)
-        self.family = Children(limits.serving, history, Leases(limits.lease_s, now_s))
+        self.children = Children(limits.serving, history, Leases(limits.lease_s, now_s))
         self.membership = membership = Membership(identity, limits, now_s)
         self.fit, self.task = FitView(limits, now_s), TaskEnd()
         self.trainer = TrainerView(limits, news, now_s)
@@ -45,18 +45,18 @@ class NodeParts:
             link=link,
             own=self.own,
             trainer=self.trainer,
-            family=self.family,
+            children=self.children,
             news=news,
             ignored=ignored,
             now_s=now_s,
         )
-        self.borrowing = OptimizerLoan(
+        self.optimizer_loan = OptimizerLoan(
             limits,
             membership=membership,
             link=link,
             trainer=self.trainer,
             fit=self.fit,
-            family=self.family,
+            children=self.children,
             ledger=self.ledger,
             news=news,
             ignored=ignored,
@@ -69,8 +69,8 @@ class NodeParts:
             membership=self.membership,
             link=self.link,
             replication=self.replication,
-            borrowing=self.borrowing,
-            family=self.family,
+            optimizer_loan=self.optimizer_loan,
+            children=self.children,
             ledger=self.ledger,
             news=self.news,
             ignored=self.ignored,
@@ -84,7 +84,7 @@ class NodeParts:
             trainer=self.trainer,
             fit=self.fit,
             task=self.task,
-            borrowing=self.borrowing,
+            optimizer_loan=self.optimizer_loan,
             ledger=self.ledger,
             news=self.news,
             now_s=now_s,
@@ -107,8 +107,8 @@ class NodeParts:
             own=self.own,
             trainer=self.trainer,
             fit=self.fit,
-            borrowing=self.borrowing,
-            family=self.family,
+            optimizer_loan=self.optimizer_loan,
+            children=self.children,
         )
         sleepers = (
             self.membership, self.fit, self.replication, self.trainer, self.link, self.task,

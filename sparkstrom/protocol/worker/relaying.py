@@ -33,7 +33,7 @@ from sparkstrom.protocol.worker.replication import Replication
 
 
 class Relaying:
-    """Between its children and its parent. ``family`` has their edges, ``ledger`` their words."""
+    """Between its children and its parent. ``children`` has their edges, ``ledger`` their words."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Relaying:
         membership: Membership,
         link: ParentLink,
         replication: Replication,
-        borrowing: OptimizerLoan,
-        family: Children,
+        optimizer_loan: OptimizerLoan,
+        children: Children,
         ledger: StatusTable,
         news: News,
         ignored: Ignored,
     ) -> None:
         self._membership, self._link, self._replication = membership, link, replication
-        self._borrowing, self._family, self._ledger = borrowing, family, ledger
+        self._optimizer_loan, self._children, self._ledger = optimizer_loan, children, ledger
         self._news, self._ignored = news, ignored
 
     # -- who is below ----------------------------------------------------------------------------
@@ -58,13 +58,13 @@ class Relaying:
         if order.node == self._link.parent:
             self._ignored.count(order, Reason.EARLY)
             return []
-        known = self._family.children.get(order.node)
+        known = self._children.by_node.get(order.node)
         if known is not None and known.edge >= order.edge:
             self._ignored.count(order, Reason.LATE)
             return []
         if known is not None:
             self._ledger.forget(order.node)
-        return self._family.adopt(order, now_s)
+        return self._children.adopt(order, now_s)
 
     def on_disown(self, order: Disown) -> list[Effect]:
         """One child less."""
@@ -75,7 +75,7 @@ class Relaying:
 
     def drop_child(self, node: int, edge: int | None = None) -> list[Effect]:
         """One child less, unless it is there by a newer edge than this one."""
-        effects = self._family.disown(node, edge)
+        effects = self._children.disown(node, edge)
         if effects:
             self._ledger.forget(node)
         return effects
@@ -83,7 +83,7 @@ class Relaying:
     def leave_children(self) -> list[Effect]:
         """Drop all edges downwards; the children will find out."""
         effects: list[Effect] = []
-        for child in list(self._family.children):
+        for child in list(self._children.by_node):
             effects += self.drop_child(child)
         return effects
 
@@ -91,7 +91,7 @@ class Relaying:
 
     def on_child(self, child: Child, message: Message, now_s: float) -> list[Effect]:
         """Something from one of them, over its edge."""
-        self._family.leases.renew(child.node, now_s)
+        self._children.leases.renew(child.node, now_s)
         match message:
             case Attach():
                 return self._on_attach(child, message, now_s)
@@ -101,16 +101,16 @@ class Relaying:
                 for status in message.news:
                     if self._ledger.put(status, child.node):
                         self._news.add()
-                return self._family.on_report(child, message, now_s)
+                return self._children.on_report(child, message, now_s)
             case AskAfter(commit=commit) if commit <= self._replication.received:
-                return self._family.on_ask_after(child, commit, now_s)
+                return self._children.on_ask_after(child, commit, now_s)
             case AskChunk(index=index) if index < self._replication.chunks:
-                return self._family.on_ask_chunk(child, index, now_s)
+                return self._children.on_ask_chunk(child, index, now_s)
             case AskUpdater():
-                return self._borrowing.on_ask(message, child.node)
+                return self._optimizer_loan.on_ask(message, child.node)
             case UpdaterChunk():
                 child.arriving = 0
-                return self._borrowing.on_chunk(message, child.node, now_s)
+                return self._optimizer_loan.on_chunk(message, child.node, now_s)
             case Leaving():
                 return self.drop_child(child.node)
             case AskAfter() | AskChunk():
@@ -121,24 +121,24 @@ class Relaying:
 
     def _on_attach(self, child: Child, attach: Attach, now_s: float) -> list[Effect]:
         child.state_due = True
-        effects = self._family.on_attach(child, attach, now_s)
+        effects = self._children.on_attach(child, attach, now_s)
         if child.answer is None:
             self._ignored.count(attach, Reason.EARLY)
         return effects
 
     def _on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
-        size = self._family.on_update(child, update)
+        size = self._children.on_update(child, update)
         if self._link.attached:
             return self._link.hand_up(update, child, now_s)
         self._ignored.count(update, Reason.EARLY)
-        child.passed += size  # its origin is told to send it again, once there is a parent
+        child.bytes_forwarded += size  # its origin is told to send it again, once there is a parent
         return []
 
     # -- what goes down --------------------------------------------------------------------------
 
     def ask_all_again(self) -> list[Effect]:
         """Everybody below is to send its uncommitted updates again."""
-        return [Send(child, Again(EVERYBODY)) for child in self._family.children]
+        return [Send(child, Again(EVERYBODY)) for child in self._children.by_node]
 
     def on_again(self, again: Again, now_s: float) -> list[Effect]:
         """Updates got lost above: whoever made them sends them again.
@@ -152,7 +152,7 @@ class Relaying:
         if origin in self._membership.ids:
             return self._link.send_all(now_s)
         via = self._ledger.via(origin)
-        child = self._family.children.get(via) if via is not None else None
+        child = self._children.by_node.get(via) if via is not None else None
         if child is None:
             self._ignored.count(again, Reason.UNSERVED)
             return []
@@ -160,14 +160,14 @@ class Relaying:
 
     def tick(self, state: State | None, now_s: float) -> list[Effect]:
         """Feed them, tell them the state, and complain of those that are silent."""
-        lost = self._family.leases.expire(now_s)
+        lost = self._children.leases.expire(now_s)
         effects: list[Effect] = []
-        if not self._family.children:
+        if not self._children.by_node:
             return effects
         for node, _ in lost:
-            child = self._family.children[node]
-            self._family.leases.remind(node, now_s)
+            child = self._children.by_node[node]
+            self._children.leases.remind(node, now_s)
             effects.append(ev.Tell(Silent(self._membership.id, node, child.edge)))
         if state is not None:
-            effects += self._family.tick(state, now_s)
+            effects += self._children.tick(state, now_s)
         return effects

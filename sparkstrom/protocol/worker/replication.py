@@ -48,14 +48,14 @@ class Replication:
         link: ParentLink,
         own: InFlight,
         trainer: TrainerView,
-        family: Children,
+        children: Children,
         news: News,
         ignored: Ignored,
         now_s: float,
     ) -> None:
         self._limits, self.history = limits, history
         self._membership, self._link, self._own = membership, link, own
-        self._trainer, self._family, self._news, self._ignored = trainer, family, news, ignored
+        self._trainer, self._children, self._news, self._ignored = trainer, children, news, ignored
         self.stage = ReplicaStage.EMPTY
         self.has_replica = False  # it had one once, and its trainer began with it
         self.chunks = 0  # of a snapshot
@@ -131,13 +131,13 @@ class Replication:
                 committed = replace_payload(committed, update)
         self._take(committed, now_s)
         if self.fetch is None:
-            return _deliver(committed, own=own) + self._family.feed_all(now_s)
+            return _deliver(committed, own=own) + self._children.feed_all(now_s)
         return self._fetch_with(self.fetch, now_s)
 
     def _fetch_with(self, fetch: SnapshotFetch, now_s: float) -> list[Effect]:
         """The log has one entry more, perhaps some fewer."""
         fetch.forget_useless()
-        return self.catch_up(now_s) + self._family.feed_all(now_s)
+        return self.catch_up(now_s) + self._children.feed_all(now_s)
 
     def on_merged(self, merged: MergedRange, now_s: float) -> list[Effect]:
         """Many commits at once: only for a replica that is exactly where the sum begins."""
@@ -156,7 +156,7 @@ class Replication:
         self._take(merged, now_s)
         if self.fetch is not None:
             return self._fetch_with(self.fetch, now_s)
-        return [ev.DeliverMerged(merged, tuple(own)), *self._family.feed_all(now_s)]
+        return [ev.DeliverMerged(merged, tuple(own)), *self._children.feed_all(now_s)]
 
     def _take(self, entry: Committed | MergedRange, now_s: float) -> None:
         self.history.append(entry)

@@ -14,7 +14,7 @@ class LinkStage(enum.Enum):
     """Of the edge to the parent."""
 
     CLOSED = "it listens nowhere yet"
-    KNOCKING = "it has asked the master for a place"
+    JOINING = "it has asked the master for a place"
     ATTACHING = "it has told a parent what it holds"
     ATTACHED = "the parent has answered over this edge"
 
@@ -81,15 +81,15 @@ class Cause(enum.Enum):
 
 Table = dict[tuple[Stage, Cause], Stage]
 _LINK: Table = {
-    (LinkStage.CLOSED, Cause.OPENED): LinkStage.KNOCKING,
-    (LinkStage.KNOCKING, Cause.OPENED): LinkStage.KNOCKING,
-    (LinkStage.ATTACHING, Cause.OPENED): LinkStage.KNOCKING,
-    (LinkStage.ATTACHED, Cause.OPENED): LinkStage.KNOCKING,
-    (LinkStage.KNOCKING, Cause.WELCOMED): LinkStage.ATTACHING,
+    (LinkStage.CLOSED, Cause.OPENED): LinkStage.JOINING,
+    (LinkStage.JOINING, Cause.OPENED): LinkStage.JOINING,
+    (LinkStage.ATTACHING, Cause.OPENED): LinkStage.JOINING,
+    (LinkStage.ATTACHED, Cause.OPENED): LinkStage.JOINING,
+    (LinkStage.JOINING, Cause.WELCOMED): LinkStage.ATTACHING,
     (LinkStage.ATTACHING, Cause.WELCOMED): LinkStage.ATTACHING,
     (LinkStage.ATTACHED, Cause.WELCOMED): LinkStage.ATTACHING,
     (LinkStage.ATTACHING, Cause.ANSWERED): LinkStage.ATTACHED,
-    (LinkStage.KNOCKING, Cause.GIVEN_UP): LinkStage.KNOCKING,
+    (LinkStage.JOINING, Cause.GIVEN_UP): LinkStage.JOINING,
     (LinkStage.ATTACHING, Cause.GIVEN_UP): LinkStage.ATTACHING,
     (LinkStage.ATTACHED, Cause.GIVEN_UP): LinkStage.ATTACHING,
 }

@@ -55,7 +55,7 @@ class TaskEnd:
             return ()
         return tuple(word for word in (self._failed, self._leaving) if word is not None)
 
-    def heard(self) -> Directive | None:
+    def on_refusal(self) -> Directive | None:
         """What follows where the master has heard the last words; None: there were none."""
         if self._failed is not None:
             return Directive(Order.FAIL, self._failed.reason, why=Ending.FAILED)

@@ -8,7 +8,7 @@ from pathlib import Path
 from sparkstrom.models.base import Buffered, FlatModel
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.fit import MasterLimits
-from sparkstrom.protocol.master.residual_checkpoints import KeptFiles
+from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 from sparkstrom.runtime.master_thread import Plan
 from sparkstrom.runtime.node_thread import OpenTransport
 from sparkstrom.runtime.theta import Theta
@@ -19,7 +19,7 @@ from sparkstrom.spark.executor.job import message_bytes_max, serving_of
 
 
 def plan_of(
-    spec: FitSpec, theta: Theta, model: FlatModel, chunk_bytes_max: int, kept: KeptFiles
+    spec: FitSpec, theta: Theta, model: FlatModel, chunk_bytes_max: int, kept: CheckpointFiles
 ) -> Plan:
     """What the master must know of what is trained; ``kept``: by workers of an earlier fit."""
     return Plan(

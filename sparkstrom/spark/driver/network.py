@@ -22,7 +22,7 @@ from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
 from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.observe.stopping import LOSS, EarlyStopping
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.protocol.master.residual_checkpoints import KeptFiles
+from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 from sparkstrom.runtime.master_thread import MasterThread, Snapshot
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.data import partitioning as spreading
@@ -87,7 +87,7 @@ class SparkNetwork:
         self._show_progress = progress
         self._parameters: Flat = np.ascontiguousarray(model.initial(), np.float32)
         self._k: int | None = None
-        self._kept: KeptFiles = {}
+        self._kept: CheckpointFiles = {}
         self._keep, self._may_have_files = keep, False
         self._exports = Exports(self._context, self._master.export_directory)
         self._epochs_trained, self._minibatches_trained = 0, 0
@@ -250,7 +250,7 @@ class SparkNetwork:
             k=theta.k,
             layers=theta.layers,
             endpoint=master.endpoint,
-            lobby=master.lobby,
+            join_stream=master.join_stream,
             network=self._id,
             rows=spread.rows,
             initial=initial,

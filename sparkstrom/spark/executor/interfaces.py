@@ -59,8 +59,8 @@ def resolve(host: str) -> str:
 
 def route_to(controller: Endpoint) -> str:
     """The local address from which datagrams to the controller would leave; nothing is sent."""
-    family = socket.AF_INET6 if ":" in controller.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+    children = socket.AF_INET6 if ":" in controller.host else socket.AF_INET
+    with socket.socket(children, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((controller.host, controller.port))
         except OSError as error:

@@ -32,7 +32,7 @@ class TrainingJob:
     k: int  # the grid: q = 2^-k
     layers: Layers | None  # with thresholds of their own
     endpoint: Endpoint  # of the master
-    lobby: int
+    join_stream: int
     network: str  # names the files kept on executors for the next fit
     rows: tuple[int, ...] = ()  # per partition, where rows stayed and so were counted
     initial: Handle | None = None  # theta at commit 0; without it workers copy the master's

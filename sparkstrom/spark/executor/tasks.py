@@ -203,23 +203,23 @@ class Session:
         theta = initial_theta(job)
         self.replica = replica = make_replica(job, theta)
         inbox = TrainerInbox(job.master.void.window_bytes, theta.begin_sum)
-        self.station, lender = TrainerChannel(inbox), OptimizerLender(SystemClock())
+        self.channel, lender = TrainerChannel(inbox), OptimizerLender(SystemClock())
         self.thread = NodeThread(
             NodePlan(
                 identity_of(job, place, batches),
                 limits_of(job),
-                Meeting(job.endpoint, job.lobby),
+                Meeting(job.endpoint, job.join_stream),
                 message_bytes_max=job.message_bytes_max,
                 chunk_bytes_max=job.master.void.max_chunk_size,
             ),
             open_transport=self._opener(),
             seal=job.seal(),
-            station=self.station,
+            channel=self.channel,
             copying=Copying(replica.chunk, theta.merge, lender.chunk),
             clock=SystemClock(),
         )
         self.trainer = Trainer(
-            self.station,
+            self.channel,
             replica,
             batches,
             schedule_of(job, place.partition, place.attempt),
@@ -244,10 +244,10 @@ class Session:
     def tell_failure(self, error: Exception) -> None:
         """Say why, and wait until it was heard: the master ends the job for all."""
         trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
-        self.station.post(ev.TrainerFailed(reason_of(error), trace))
+        self.channel.post(ev.TrainerFailed(reason_of(error), trace))
         until_s = time.monotonic() + HEARD_S
         while time.monotonic() < until_s and self.thread.is_alive():
-            if self.station.command.order in (Order.FAIL, Order.END):
+            if self.channel.command.order in (Order.FAIL, Order.END):
                 return
             time.sleep(0.05)
 
@@ -338,7 +338,7 @@ def limits_of(job: TrainingJob) -> NodeLimits:
         log_bytes=void.log_bytes,
         serving=serving_of(job.spec.n_params),
         publications_max=PUBLICATIONS_MAX if job.master.publish_every == AUTO else None,
-        borrow_s=void.lease_s,
+        optimizer_wait_s=void.lease_s,
         **bounds_of(job.master),
     )
 

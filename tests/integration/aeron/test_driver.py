@@ -26,14 +26,14 @@ from sparkstrom.transport.aeron.locks import start_lock
 from sparkstrom.transport.aeron.processes import watched
 
 
-def bound_sockets(family: str = "udp") -> dict[tuple[str, int], int]:
+def bound_sockets(children: str = "udp") -> dict[tuple[str, int], int]:
     """(address, port) -> inode of every bound UDP socket of this host."""
     table = {}
-    for line in Path(f"/proc/net/{family}").read_text().splitlines()[1:]:
+    for line in Path(f"/proc/net/{children}").read_text().splitlines()[1:]:
         fields = line.split()
         host, port = fields[1].split(":")
         words = [bytes.fromhex(host[i : i + 8])[::-1] for i in range(0, len(host), 8)]
-        kind = socket.AF_INET if family == "udp" else socket.AF_INET6
+        kind = socket.AF_INET if children == "udp" else socket.AF_INET6
         table[socket.inet_ntop(kind, b"".join(words)), int(port, 16)] = int(fields[9])
     return table
 
@@ -81,8 +81,10 @@ def test_a_mask_chooses_the_interface_that_is_bound(drivers: Any) -> None:
         bits = 128 if ":" in listed.address else 32
         host = choose_address(f"{listed.address}/{bits}", None, listed_addresses())
         handle = drivers.ensure(listed.address.replace(":", "-"), host=host)
-        family = "udp6" if ":" in host else "udp"
-        assert bound_sockets(family)[listed.address, handle.endpoint.port] in sockets_of(handle.pid)
+        children = "udp6" if ":" in host else "udp"
+        assert bound_sockets(children)[listed.address, handle.endpoint.port] in sockets_of(
+            handle.pid
+        )
 
 
 @pytest.mark.skipif(

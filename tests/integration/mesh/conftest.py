@@ -174,9 +174,13 @@ class RealMesh:
 
     def start(self, partition: int, attempt: int) -> None:
         """A task for this partition, as Spark would."""
-        endpoint, lobby = self.master.endpoint, self.master.lobby
+        endpoint, join_stream = self.master.endpoint, self.master.join_stream
         order = replace(
-            self.order, port=endpoint.port, lobby=lobby, partition=partition, attempt=attempt
+            self.order,
+            port=endpoint.port,
+            join_stream=join_stream,
+            partition=partition,
+            attempt=attempt,
         )
         self.processes[partition] = watched(self._forker.fork(order))
         self._all.append(self.processes[partition])

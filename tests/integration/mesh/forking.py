@@ -90,7 +90,7 @@ class Order:
     sleep_ms: int
     scratch: str
     port: int = 0  # of the master
-    lobby: int = 0
+    join_stream: int = 0
     partition: int = 0
     attempt: int = 0
 
@@ -119,7 +119,7 @@ class Order:
             k=K,
             layers=None,
             endpoint=Endpoint("127.0.0.1", self.port),
-            lobby=self.lobby,
+            join_stream=self.join_stream,
             network="mesh",
         )
 

@@ -93,9 +93,9 @@ def forged_frame(i: int) -> bytes:
     """Well formed, and sealed with another key: a node says it leaves, or is somewhere else."""
     seal = Seal(secrets.token_bytes(KEY_BYTES), secrets.randbits(63))
     message = (
-        Leaving(node=1, reason="done", kept=None)
+        Leaving(node=1, reason="done", checkpoint=None)
         if i % 2
-        else Heartbeat(received=10**6, taken=0, catching=False, stamp=10**6, news=[])
+        else Heartbeat(received=10**6, bytes_received=0, catching=False, stamp=10**6, news=[])
     )
     kind, body = encode(message)
     return seal.close(Header(kind, 1 + i // 2, 0, 1, 10**6 + i, 0, 1), body)

@@ -87,7 +87,9 @@ def test_a_status_in_a_report_is_an_array_without_names() -> None:
     status = Status(
         node=1, edge=2, count=3, after_seq=4, epoch=5, batch=6, steps=7, activity=Activity.STEPPING
     )
-    _, body = encode(Heartbeat(received=9, taken=0, catching=False, stamp=8, news=[status]))
+    _, body = encode(
+        Heartbeat(received=9, bytes_received=0, catching=False, stamp=8, news=[status])
+    )
     assert body.endswith(b"\x91\x9e\x01\x02\x03\x04\x05\x06\x07\x02\xc0\xc0\xc0\x00\xc2\xc2")
 
 
@@ -216,7 +218,7 @@ def control_without_its_list(message: Attached | Heartbeat) -> bytes:
         (
             Kind.CONTROL,
             control_without_its_list(
-                Heartbeat(received=1, taken=1, catching=False, stamp=1, news=[])
+                Heartbeat(received=1, bytes_received=1, catching=False, stamp=1, news=[])
             ),
         ),
         (Kind.CONTROL, b"\xdf" + b"\xff" * 4),

@@ -69,7 +69,7 @@ class Make:
 
     def join(self, partition: int = 0, token: int = 0, **fields: Any) -> Join:
         given = {
-            "token": token or 100 + partition, "count": 1, "knock": 1, "partition": partition,
+            "token": token or 100 + partition, "count": 1, "request": 1, "partition": partition,
             "attempt": 10 + partition, "rows": 7, "checksum": 5, "batches": 3,
             "address": Address(f"w{partition}", 7, 10, 11), "host": "h", "executor": "e", "pid": 1,
             "version": "v", "alone": False,
@@ -78,8 +78,8 @@ class Make:
 
     def welcome(self, node: int = 1, **fields: Any) -> Welcome:
         given = {
-            "token": 1, "count": 1, "knock": 1, "parent": MASTER, "edge": 1, "up": UP, "chunks": 1,
-            "closed": [], "epoch": 0, "batch": 0, "steps": 0, "grants": [],
+            "token": 1, "count": 1, "request": 1, "parent": MASTER, "edge": 1, "up": UP,
+            "chunks": 1, "closed": [], "epoch": 0, "batch": 0, "steps": 0, "grants": [],
         }  # fmt: skip
         return Welcome(node=node, **(given | fields))
 
@@ -103,7 +103,12 @@ class Make:
         return Status(node=node, **(given | fields))
 
     def report(self, *news: Status, **fields: Any) -> Heartbeat:
-        given: dict[str, Any] = {"received": 0, "taken": 0, "catching": False, "stamp": 0} | fields
+        given: dict[str, Any] = {
+            "received": 0,
+            "bytes_received": 0,
+            "catching": False,
+            "stamp": 0,
+        } | fields
         return Heartbeat(news=list(news), **given)
 
     def state(self, phase: Phase = Phase.RUNNING, **fields: Any) -> State:
@@ -113,10 +118,10 @@ class Make:
             "minibatches": 0,
             "wait_ms": 0,
             "closed": [],
-            "heard": 0,
+            "stamp": 0,
             "sent": 0,
-            "taken": 0,
-            "passed": 0,
+            "bytes_received": 0,
+            "bytes_forwarded": 0,
         } | fields
         return State(phase=phase, **given)
 
@@ -179,8 +184,8 @@ class NodeDriver:
     def opened_anew(self) -> None:
         """Another edge to the same parent, which goes on from where the node is."""
         self.opened()
-        edge, knock = self.me.link.edge + 1, self.me.membership.knock
-        self.told(self.make.welcome(self.me.node, parent=self.parent, edge=edge, knock=knock))
+        edge, request = self.me.link.edge + 1, self.me.membership.request
+        self.told(self.make.welcome(self.me.node, parent=self.parent, edge=edge, request=request))
         self.hear(self.make.attached(self.me.replication.received, snapshot=False))
         assert self.me.link.attached
 
@@ -205,11 +210,11 @@ class NodeDriver:
 
     def with_child(self, child: int = 5, have: int = 0, *ids: int, **fields: Any) -> NodeDriver:
         """A child that follows from ``have``."""
-        edge = self.me.family.children[child].edge + 1 if child in self.me.family.children else 50
+        edge = self.me.children.by_node[child].edge + 1 if child in self.me.children.by_node else 50
         self.told(self.make.adopt(child, edge))
         attach = self.make.attach(have, *(ids or (child,)), **({"whole": True} | fields))
         self.hear(attach, sender=child)
-        assert self.me.family.children[child].answer is not None
+        assert self.me.children.by_node[child].answer is not None
         return self
 
 
@@ -239,12 +244,12 @@ class MasterDriver:
     def hear(self, sender: int, message: Message, after_s: float = 0.0) -> list[ev.Effect]:
         return self.step(ev.Received(sender, message), after_s)
 
-    def lobby(self, message: Message, after_s: float = 0.0) -> list[ev.Effect]:
+    def direct(self, message: Message, after_s: float = 0.0) -> list[ev.Effect]:
         """Somebody speaks to the master itself."""
         return self.hear(LOBBY, message, after_s)
 
     def join(self, partition: int = 0, **fields: Any) -> list[ev.Effect]:
-        return self.lobby(self.make.join(partition, **fields))
+        return self.direct(self.make.join(partition, **fields))
 
     def attach(self, node: int, **fields: Any) -> list[ev.Effect]:
         """One of those right under the master takes its place."""
@@ -308,7 +313,7 @@ class MasterDriver:
         effects: list[ev.Effect] = []
         for _ in range(6):
             effects += self.tick(self.fit.limits.lease_s / 5)
-            for other in list(self.fit.family.children):
+            for other in list(self.fit.children.by_node):
                 if other != node:
                     self.hear(other, self.make.report())
         assert node not in self.fit.members.live

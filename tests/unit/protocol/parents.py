@@ -1,4 +1,4 @@
-"""A family on its own: its parent's history, and what the children are fed."""
+"""A children on its own: its parent's history, and what the children are fed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHUNK_BYTES = 1000
 
 
 class Parent:
-    """A family with a history that grows, at time ``now_s``."""
+    """A children with a history that grows, at time ``now_s``."""
 
     def __init__(
         self,
@@ -34,24 +34,24 @@ class Parent:
         self.history = History(Log(log_bytes), whole=True)
         self.leases = Leases(10.0, 0.0)
         serving = Serving(window_bytes, total_bytes, n_params, CHUNK_BYTES)
-        self.family = Children(serving, self.history, self.leases)
+        self.children = Children(serving, self.history, self.leases)
         self.now_s = 0.0
 
     def child(self, node: int = 5, edge: int = 50) -> Child:
-        if node not in self.family.children:
-            self.family.adopt(self.make.adopt(node, edge), self.now_s)
-        return self.family.children[node]
+        if node not in self.children.by_node:
+            self.children.adopt(self.make.adopt(node, edge), self.now_s)
+        return self.children.by_node[node]
 
     def attach(self, have: int = 0, *ids: int, node: int = 5, **fields: Any) -> list[ev.Effect]:
         attach = self.make.attach(have, *(ids or (node,)), **({"whole": True} | fields))
-        return self.family.on_attach(self.child(node), attach, self.now_s)
+        return self.children.on_attach(self.child(node), attach, self.now_s)
 
     def append(self, *entries: Any) -> list[ev.Effect]:
         """These come, are applied, and go on to all children."""
         for entry in entries:
             self.history.append(entry)
             self.history.applied = entry.commit
-        return self.family.feed_all(self.now_s)
+        return self.children.feed_all(self.now_s)
 
     def commit(self, count: int = 1, origin: int = 9) -> list[ev.Effect]:
         """So many more of this origin's commits."""
@@ -61,11 +61,13 @@ class Parent:
     def report(self, received: int, node: int = 5, **fields: Any) -> list[ev.Effect]:
         """Unless it says how much was taken, all that was handed over has arrived."""
         child = self.child(node)
-        report = self.make.report(received=received, **({"taken": child.link.handed} | fields))
-        return self.family.on_report(child, report, self.now_s)
+        report = self.make.report(
+            received=received, **({"bytes_received": child.link.sent} | fields)
+        )
+        return self.children.on_report(child, report, self.now_s)
 
     def asks(self, index: int = 0, node: int = 5) -> list[ev.Effect]:
-        return self.family.on_ask_chunk(self.child(node), index, self.now_s)
+        return self.children.on_ask_chunk(self.child(node), index, self.now_s)
 
 
 def fed(effects: list[ev.Effect], node: int = 5) -> list[int]:

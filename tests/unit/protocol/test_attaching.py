@@ -24,27 +24,27 @@ def mesh(master_with: Any) -> Any:
     return made
 
 
-def knocking(mesh: Any, seconds: float, partition: int = 1) -> list[ev.Effect]:
-    """It answers probes and knocks every two seconds, as one does whose edges all stay silent."""
+def asking(mesh: Any, seconds: float, partition: int = 1) -> list[ev.Effect]:
+    """It answers probes and asks every two seconds, as one does whose edges all stay silent."""
     effects: list[ev.Effect] = []
     for second in range(int(seconds)):
         now = mesh.tick(1.0)
         for probe in answers(now, Probe):
-            mesh.lobby(Here(probe.node))
-        if 1 in mesh.fit.members.live and 1 in mesh.fit.family.children:
+            mesh.direct(Here(probe.node))
+        if 1 in mesh.fit.members.live and 1 in mesh.fit.children.by_node:
             mesh.hear(1, mesh.make.report())
         node = partition + 1
         if second % 2 and node in mesh.fit.members.live:
-            knock = mesh.member(node).join.knock + 1
-            now += mesh.join(partition, executor=f"e{partition}", knock=knock)
+            request = mesh.member(node).join.request + 1
+            now += mesh.join(partition, executor=f"e{partition}", request=request)
         effects += now
     return effects
 
 
 def test_it_is_closed_in_time_and_told_why(mesh: Any) -> None:
-    assert every(knocking(mesh, ATTACH_S - 2), ev.Note) == []
+    assert every(asking(mesh, ATTACH_S - 2), ev.Note) == []
     assert 2 in mesh.fit.members.live
-    effects = knocking(mesh, 4)
+    effects = asking(mesh, 4)
     assert 2 not in mesh.fit.members.live
     (note,) = every(effects, ev.Note)
     assert "h and node 1 on h have had no edge for 41 s" in note.text
@@ -62,25 +62,25 @@ def test_right_under_the_master_it_is_told_too(master_with: Any) -> None:
     effects: list[ev.Effect] = []
     for _ in range(int(ATTACH_S) + 2):
         effects += master.tick(1.0)
-        master.lobby(Here(1))
+        master.direct(Here(1))
     assert answers(effects, Closed, "w0")[0].reason.startswith("h and the driver program have had")
 
 
 def test_one_that_stood_in_a_place_before_comes_back(mesh: Any) -> None:
     mesh.say(2)
     assert list(mesh.fit.moving) == []
-    closed = answers(knocking(mesh, ATTACH_S + 4), Closed, "w1")[0]
+    closed = answers(asking(mesh, ATTACH_S + 4), Closed, "w1")[0]
     assert closed.free
 
 
 def test_a_new_attempt_at_its_partition_is_welcome(mesh: Any) -> None:
-    knocking(mesh, ATTACH_S + 4)
+    asking(mesh, ATTACH_S + 4)
     again = mesh.join(1, token=999, attempt=99, executor="e1")
     assert answers(again, Welcome, "w1")[0].node == 3
 
 
 def test_a_place_that_is_confirmed_ends_the_wait(mesh: Any) -> None:
-    knocking(mesh, ATTACH_S - 4)
+    asking(mesh, ATTACH_S - 4)
     mesh.say(2)
     for _ in range(4):
         mesh.tick(ATTACH_S / 10)
@@ -92,16 +92,16 @@ def test_who_waits_for_the_replica_of_the_one_above_has_time(master_with: Any) -
     master = master_with(partitions=4, fan_out=1, depth=4, attach_s=ATTACH_S)
     master.enter(0, executor="e0")
     master.join(1, executor="e1")
-    knocking(master, 3 * ATTACH_S)
+    asking(master, 3 * ATTACH_S)
     assert 2 in master.fit.members.live
 
 
 def test_who_waits_for_one_above_that_takes_another_snapshot_has_time_as_well(mesh: Any) -> None:
     mesh.say(1, whole=False)
-    knocking(mesh, 3 * ATTACH_S)
+    asking(mesh, 3 * ATTACH_S)
     assert 2 in mesh.fit.members.live
     mesh.say(1, whole=True)
-    knocking(mesh, ATTACH_S + 4)
+    asking(mesh, ATTACH_S + 4)
     assert 2 not in mesh.fit.members.live
 
 
@@ -110,16 +110,16 @@ def test_so_has_who_waits_below_a_relay_that_the_master_has_no_edge_to(mesh: Any
     mesh.say(2, activity=Activity.STEPPING, whole=True)
     mesh.join(2, executor="e2")
     mesh.say(2, whole=False)
-    knocking(mesh, 3 * ATTACH_S, partition=2)
+    asking(mesh, 3 * ATTACH_S, partition=2)
     assert 3 in mesh.fit.members.live
     mesh.say(2, whole=True)
-    knocking(mesh, ATTACH_S + 4, partition=2)
+    asking(mesh, ATTACH_S + 4, partition=2)
     assert 3 not in mesh.fit.members.live
 
 
 def test_who_is_not_even_ordered_a_place_waits_for_those_above(mesh: Any) -> None:
     """Node 3 stands under node 2, which never comes; only that one's time runs."""
     mesh.join(2, executor="e2")
-    effects = knocking(mesh, ATTACH_S + 4)
+    effects = asking(mesh, ATTACH_S + 4)
     assert [note.text.split()[1] for note in every(effects, ev.Note)] == ["2"]
     assert 3 in mesh.fit.members.live

@@ -20,26 +20,26 @@ from tests.unit.protocol.spoken import every, only, sent
 def test_a_child_gets_its_edge_once(parent: Any, make: Any) -> None:
     order = make.adopt(5, 50)
     opened = ev.OpenEdge(5, 50, order.local, order.peer)
-    assert parent.family.adopt(order, 0.0) == [opened]
-    assert parent.family.adopt(order, 0.0) == []
-    assert parent.family.adopt(make.adopt(5, 49), 0.0) == []
+    assert parent.children.adopt(order, 0.0) == [opened]
+    assert parent.children.adopt(order, 0.0) == []
+    assert parent.children.adopt(make.adopt(5, 49), 0.0) == []
     assert parent.leases.holds(5)
 
 
 def test_a_newer_edge_begins_anew(parent: Any, make: Any) -> None:
     parent.attach()
     parent.commit(2)
-    assert parent.family.adopt(make.adopt(5, 51), 0.0)
-    child = parent.family.children[5]
-    assert (child.edge, child.answer, child.link.handed) == (51, None, 0)
+    assert parent.children.adopt(make.adopt(5, 51), 0.0)
+    child = parent.children.by_node[5]
+    assert (child.edge, child.answer, child.link.sent) == (51, None, 0)
     assert fed(parent.attach(1)) == [2]
 
 
 def test_a_child_is_disowned_by_its_edge_or_a_newer_one(parent: Any) -> None:
     parent.child(5, 50)
-    assert parent.family.disown(5, 49) == []
-    assert parent.family.disown(5, 50) == [ev.CloseEdge(5)]
-    assert parent.family.disown(5) == []
+    assert parent.children.disown(5, 49) == []
+    assert parent.children.disown(5, 50) == [ev.CloseEdge(5)]
+    assert parent.children.disown(5) == []
     assert not parent.leases.holds(5)
 
 
@@ -132,7 +132,7 @@ def test_a_slow_child_holds_up_nobody_else(parent_with: Any) -> None:
     parent.report(2, node=6)
     effects = parent.commit(1)
     assert (fed(effects, 5), fed(effects, 6)) == ([], [3])
-    assert fed(parent.report(1, node=5, taken=ONE)) == [3]
+    assert fed(parent.report(1, node=5, bytes_received=ONE)) == [3]
 
 
 def test_nothing_goes_twice_however_late_the_acknowledgements_are(parent: Any, make: Any) -> None:
@@ -142,7 +142,7 @@ def test_nothing_goes_twice_however_late_the_acknowledgements_are(parent: Any, m
     parent.asks(0)
     for _ in range(600):
         parent.now_s += 0.1
-        effects = parent.family.tick(make.state(), parent.now_s)
+        effects = parent.children.tick(make.state(), parent.now_s)
         assert [type(e.message) for e in every(effects, ev.Send)] in ([], [State])
         assert every(effects, ev.SendChunk) == []
     assert fed(parent.report(2)) == []
@@ -152,7 +152,7 @@ def test_nothing_goes_twice_however_late_the_acknowledgements_are(parent: Any, m
 def test_after_a_gap_that_the_child_names_all_that_follows_goes_again(parent: Any) -> None:
     parent.attach()
     parent.commit(4)
-    assert fed(parent.family.on_ask_after(parent.child(), 2, 0.0)) == [3, 4]
+    assert fed(parent.children.on_ask_after(parent.child(), 2, 0.0)) == [3, 4]
 
 
 def test_one_message_of_any_size_goes_on_an_empty_link(parent_with: Any, make: Any) -> None:
@@ -233,7 +233,7 @@ def test_a_sum_waits_for_an_empty_link_where_it_is_larger_than_the_window(parent
     parent.attach()
     parent.commit(2)
     assert parent.commit(60) == []
-    assert parent.report(1, taken=ONE) == []
+    assert parent.report(1, bytes_received=ONE) == []
     assert only(parent.report(2), ev.SendMerged).commit == 62
 
 
@@ -304,7 +304,7 @@ def test_who_is_behind_itself_promises_no_snapshot(parent_with: Any) -> None:
     assert parent.commit(4) == []
     assert parent.report(2) == []
     parent.history.whole = True
-    assert sent(parent.family.feed_all(0.0), Behind) == [Behind(6, [(9, 6)])]
+    assert sent(parent.children.feed_all(0.0), Behind) == [Behind(6, [(9, 6)])]
 
 
 # -- asking and telling ------------------------------------------------------------------------
@@ -313,10 +313,10 @@ def test_who_is_behind_itself_promises_no_snapshot(parent_with: Any) -> None:
 def test_an_origin_is_asked_for_again_each_time_later(parent: Any) -> None:
     """What is under way comes with the same gap, and through slow links for long."""
     child, now_s, waits = parent.child(), 0.0, []
-    assert parent.family.again(child, 7, 3, now_s) == [ev.Send(5, Again(7))]
+    assert parent.children.again(child, 7, 3, now_s) == [ev.Send(5, Again(7))]
     for _ in range(9):
         before_s = now_s
-        while not parent.family.again(child, 7, 3, now_s):
+        while not parent.children.again(child, 7, 3, now_s):
             now_s += AGAIN_FIRST_S / 4
         waits.append(now_s - before_s)
     assert waits[:3] == [AGAIN_FIRST_S, 2 * AGAIN_FIRST_S, 4 * AGAIN_FIRST_S]
@@ -325,10 +325,10 @@ def test_an_origin_is_asked_for_again_each_time_later(parent: Any) -> None:
 
 def test_an_origin_that_answered_is_asked_at_once_after_the_next_gap(parent: Any) -> None:
     child = parent.child()
-    parent.family.again(child, 7, 3, 1.0)
-    assert parent.family.again(child, 7, 3, 1.0 + AGAIN_FIRST_S / 2) == []
-    assert parent.family.again(child, 8, 3, 1.0) == [ev.Send(5, Again(8))]
-    assert parent.family.again(child, 7, 4, 1.0 + AGAIN_FIRST_S / 2) == [ev.Send(5, Again(7))]
+    parent.children.again(child, 7, 3, 1.0)
+    assert parent.children.again(child, 7, 3, 1.0 + AGAIN_FIRST_S / 2) == []
+    assert parent.children.again(child, 8, 3, 1.0) == [ev.Send(5, Again(8))]
+    assert parent.children.again(child, 7, 4, 1.0 + AGAIN_FIRST_S / 2) == [ev.Send(5, Again(7))]
 
 
 def test_the_state_says_what_was_sent_and_what_came(parent: Any, make: Any) -> None:
@@ -336,16 +336,16 @@ def test_the_state_says_what_was_sent_and_what_came(parent: Any, make: Any) -> N
     parent.attach()
     child = parent.child()
     parent.commit(2)
-    assert parent.family.on_update(child, make.update(5, 1, b"12345")) == HEADER_BYTES + 5
-    child.passed = 3
-    (state,) = sent(parent.family.tick(make.state(), 1.0), State)
-    assert (state.sent, state.taken, state.passed) == (2, HEADER_BYTES + 5, 3)
-    parent.family.arriving(child, 1000)
-    (state,) = sent(parent.family.tick(make.state(), 2.0), State)
-    assert (state.taken, state.passed) == (HEADER_BYTES + 1005, 3)
-    parent.family.on_update(child, make.update(5, 2, b"12345"))
-    (state,) = sent(parent.family.tick(make.state(), 3.0), State)
-    assert state.taken == 2 * (HEADER_BYTES + 5)
+    assert parent.children.on_update(child, make.update(5, 1, b"12345")) == HEADER_BYTES + 5
+    child.bytes_forwarded = 3
+    (state,) = sent(parent.children.tick(make.state(), 1.0), State)
+    assert (state.sent, state.bytes_received, state.bytes_forwarded) == (2, HEADER_BYTES + 5, 3)
+    parent.children.arriving(child, 1000)
+    (state,) = sent(parent.children.tick(make.state(), 2.0), State)
+    assert (state.bytes_received, state.bytes_forwarded) == (HEADER_BYTES + 1005, 3)
+    parent.children.on_update(child, make.update(5, 2, b"12345"))
+    (state,) = sent(parent.children.tick(make.state(), 3.0), State)
+    assert state.bytes_received == 2 * (HEADER_BYTES + 5)
 
 
 def test_the_state_says_how_long_updates_wait(parent_with: Any, make: Any) -> None:
@@ -355,7 +355,7 @@ def test_the_state_says_how_long_updates_wait(parent_with: Any, make: Any) -> No
 
     def tells(state: State, now_s: float) -> int:
         parent.child().state_due = True
-        return sent(parent.family.tick(state, now_s), State, 5)[0].wait_ms
+        return sent(parent.children.tick(state, now_s), State, 5)[0].wait_ms
 
     parent.commit(2)
     assert tells(make.state(), 1.0) == 0, "its rate is not known"
@@ -373,27 +373,27 @@ def test_the_state_goes_to_each_with_what_was_heard_of_it(parent: Any, make: Any
     parent.attach(node=5)
     parent.attach(node=6)
     parent.report(0, node=5, stamp=7)
-    effects = parent.family.tick(make.state(), 1.0)
-    assert [s.heard for s in sent(effects, State, 5)] == [7]
-    assert [s.heard for s in sent(effects, State, 6)] == [0]
-    assert parent.family.tick(make.state(), 2.0) == []
+    effects = parent.children.tick(make.state(), 1.0)
+    assert [s.stamp for s in sent(effects, State, 5)] == [7]
+    assert [s.stamp for s in sent(effects, State, 6)] == [0]
+    assert parent.children.tick(make.state(), 2.0) == []
 
 
 def test_a_report_is_answered_with_the_state_but_not_too_often(parent: Any, make: Any) -> None:
     parent.attach()
-    parent.family.tick(make.state(), 1.0)
+    parent.children.tick(make.state(), 1.0)
     parent.report(0, stamp=3)
     parent.report(0, stamp=2)  # it was overtaken
-    assert parent.family.tick(make.state(), 1.0 + STATE_SPACING_S / 2) == []
-    assert parent.family.is_brief, "who waits for frames has to look again before it is due"
-    effects = parent.family.tick(make.state(), 1.0 + STATE_SPACING_S)
-    assert not parent.family.is_brief
-    assert [s.heard for s in sent(effects, State)] == [3]
+    assert parent.children.tick(make.state(), 1.0 + STATE_SPACING_S / 2) == []
+    assert parent.children.is_brief, "who waits for frames has to look again before it is due"
+    effects = parent.children.tick(make.state(), 1.0 + STATE_SPACING_S)
+    assert not parent.children.is_brief
+    assert [s.stamp for s in sent(effects, State)] == [3]
 
 
 def test_a_new_state_goes_to_all(parent: Any, make: Any) -> None:
     parent.child(5)
     parent.child(6)
-    parent.family.tick(make.state(), 1.0)
-    parent.family.tell_all()
-    assert [e.to for e in every(parent.family.tick(make.state(), 2.0), ev.Send)] == [5, 6]
+    parent.children.tick(make.state(), 1.0)
+    parent.children.tell_all()
+    assert [e.to for e in every(parent.children.tick(make.state(), 2.0), ev.Send)] == [5, 6]

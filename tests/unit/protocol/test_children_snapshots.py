@@ -27,8 +27,8 @@ def test_chunks_go_as_the_link_takes_them_and_each_once(parent_with: Any) -> Non
     parent.attach(whole=False)
     effects = [parent.asks(index) for index in range(4)] + [parent.asks(3)]
     assert [chunks(one) for one in effects] == [[0], [1], [], [], []]
-    assert chunks(parent.report(0, taken=CHUNK)) == [2]
-    assert chunks(parent.report(0, taken=3 * CHUNK)) == [3]
+    assert chunks(parent.report(0, bytes_received=CHUNK)) == [2]
+    assert chunks(parent.report(0, bytes_received=3 * CHUNK)) == [3]
     assert chunks(parent.report(0)) == []
 
 
@@ -96,7 +96,7 @@ def test_no_chunk_from_inside_of_a_sum_that_the_child_was_sent(parent_with: Any,
     assert only(parent.report(1), ev.SendMerged).commit == 7
     assert chunks(parent.asks(0) + parent.report(7)) == []
     parent.history.applied = 7
-    assert chunks(parent.family.feed_all(0.0)) == [0]
+    assert chunks(parent.children.feed_all(0.0)) == [0]
 
 
 def test_no_chunk_of_a_replica_that_is_being_replaced(parent: Any) -> None:
@@ -104,7 +104,7 @@ def test_no_chunk_of_a_replica_that_is_being_replaced(parent: Any) -> None:
     parent.history.whole = False
     assert parent.asks(0) == []
     parent.history.whole = True
-    assert chunks(parent.family.feed_all(0.0)) == [0]
+    assert chunks(parent.children.feed_all(0.0)) == [0]
 
 
 def test_another_snapshot_is_asked_for_anew(parent_with: Any) -> None:
@@ -130,7 +130,7 @@ def crowd(parent: Parent) -> Parent:
 
 
 def under_way(parent: Parent) -> int:
-    return sum(child.link.under_way for child in parent.family.children.values())
+    return sum(child.link.under_way for child in parent.children.by_node.values())
 
 
 def test_a_thousand_children_cost_no_more_than_was_said(parent_with: Any) -> None:
@@ -139,7 +139,7 @@ def test_a_thousand_children_cost_no_more_than_was_said(parent_with: Any) -> Non
         parent.commit(3)
         assert 39 * ONE <= under_way(parent) <= 40 * ONE
         parent.asks(0, node=round_)
-        parent.report(0, node=next(c.node for c in parent.family.children.values() if c.sent))
+        parent.report(0, node=next(c.node for c in parent.children.by_node.values() if c.sent))
         assert 39 * ONE <= under_way(parent) <= 40 * ONE
 
 
@@ -180,9 +180,9 @@ def test_what_is_under_way_to_a_child_that_left_takes_no_room(parent_with: Any) 
     parent.attach(node=5)
     parent.attach(node=6)
     assert fed(parent.commit(2), 5) == [1, 2]
-    assert fed(parent.family.feed_all(0.0), 6) == []
-    parent.family.disown(5)
-    assert fed(parent.family.feed_all(0.0), 6) == [1, 2]
+    assert fed(parent.children.feed_all(0.0), 6) == []
+    parent.children.disown(5)
+    assert fed(parent.children.feed_all(0.0), 6) == [1, 2]
 
 
 def test_an_acknowledgement_lets_those_go_on_who_wait_for_memory(parent_with: Any) -> None:

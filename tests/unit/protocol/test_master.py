@@ -56,7 +56,7 @@ def test_a_child_hears_how_much_came_from_it(master: Any, make: Any) -> None:
     for _ in range(2):
         master.hear(1, make.update(1, 1))
     state = sent(master.tick(0.1), State, 1)[-1]
-    assert state.taken == state.passed == 2 * weight(make.update(1, 1), 0)
+    assert state.bytes_received == state.bytes_forwarded == 2 * weight(make.update(1, 1), 0)
 
 
 def test_a_child_hears_how_much_of_a_long_message_is_here(master: Any, make: Any) -> None:
@@ -64,10 +64,10 @@ def test_a_child_hears_how_much_of_a_long_message_is_here(master: Any, make: Any
     for size in (1000, 2000):
         master.step(ev.Arriving(1, size))
         state = sent(master.tick(0.1), State, 1)[-1]
-        assert (state.taken, state.passed) == (size, 0)
+        assert (state.bytes_received, state.bytes_forwarded) == (size, 0)
     master.step(ev.Arriving(77, 1000))  # of an edge that was closed a moment ago
     master.hear(1, make.update(1, 1))
-    assert sent(master.tick(0.1), State, 1)[-1].taken == weight(make.update(1, 1), 0)
+    assert sent(master.tick(0.1), State, 1)[-1].bytes_received == weight(make.update(1, 1), 0)
 
 
 def test_a_repeat_is_neither_numbered_nor_asked_for(master: Any, make: Any) -> None:
@@ -106,11 +106,11 @@ def test_what_the_log_no_longer_holds_takes_a_snapshot(master_with: Any, make: A
     for seq in (1, 2, 3):
         master.hear(1, make.update(1, seq))
     assert sent(master.hear(1, AskAfter(0)), Behind, 1) == [Behind(3, [(1, 3)])]
-    everything = master.fit.family.children[1].link.handed
-    master.hear(1, make.report(taken=everything))
+    everything = master.fit.children.by_node[1].link.sent
+    master.hear(1, make.report(bytes_received=everything))
     assert every(master.hear(1, AskChunk(0)), ev.SendChunk) == [ev.SendChunk(1, 0)]
     assert every(master.hear(1, AskChunk(1)), ev.SendChunk) == []
-    master.hear(1, make.report(taken=2 * everything + 10**6))
+    master.hear(1, make.report(bytes_received=2 * everything + 10**6))
     following = sent(master.hear(2, make.update(2, 1)), Committed, 1)
     assert [committed.commit for committed in following] == [4]
 
@@ -144,7 +144,7 @@ def test_an_overtaken_report_is_no_progress_and_takes_none_back(master: Any, mak
     at_s = master.now_s
     for received in (1, 2):
         master.hear(2, make.report(received=received), 1.0)
-    assert master.fit.family.children[2].received == 2
+    assert master.fit.children.by_node[2].received == 2
     assert master.fit.phases.progress_s == at_s
 
 
@@ -190,7 +190,7 @@ def test_a_pending_position_is_dropped_with_its_id(master: Any) -> None:
 def test_an_older_status_changes_nothing(master: Any, make: Any, age: dict[str, int]) -> None:
     """Words of an older edge, or from before the newest on this one, that came late."""
     master.running()
-    master.join(0, knock=2)  # another edge, the third in all
+    master.join(0, request=2)  # another edge, the third in all
     master.attach(1)
     master.say(1, steps=1, edge=3, count=1)
     news = make.status(1, steps=5, batch=2, **age)
@@ -209,17 +209,17 @@ def test_a_status_counts_whoever_hands_it_on(master: Any, make: Any) -> None:
 
 
 def test_a_failure_ends_the_fit_with_host_partition_and_trace(master: Any) -> None:
-    effects = master.running().lobby(Failed(node=2, reason="NaN", trace="t"))
+    effects = master.running().direct(Failed(node=2, reason="NaN", trace="t"))
     abort = aborted(effects)
     assert (abort.reason, abort.trace, abort.host, abort.partition) == ("NaN", "t", "h", 1)
     assert [closed.node for closed in answers(effects, Closed)] == [1, 2]
 
 
 def test_after_a_failure_whoever_still_speaks_is_told(master: Any, make: Any) -> None:
-    master.running().lobby(Failed(node=2, reason="NaN", trace="t"))
+    master.running().direct(Failed(node=2, reason="NaN", trace="t"))
     assert [closed.node for closed in answers(master.hear(1, make.report()), Closed)] == [1]
     assert [closed.node for closed in answers(master.join(1), Closed)] == [2]
-    assert answers(master.lobby(Here(2)), Closed, "w1")
+    assert answers(master.direct(Here(2)), Closed, "w1")
     handed_on = master.hear(1, make.report(make.status(2)))
     assert [closed.node for closed in answers(handed_on, Closed)] == [1, 2]
     assert master.hear(1, make.update(1, 1)) != []
@@ -232,7 +232,7 @@ def test_after_a_failure_also_those_are_told_that_have_no_place_yet(master_with:
     master = master_with(partitions=3, fan_out=1, depth=3)
     master.join(0)
     master.join(1)
-    master.lobby(Failed(node=1, reason="NaN", trace="t"))
+    master.direct(Failed(node=1, reason="NaN", trace="t"))
     (closed,) = answers(master.join(1), Closed, "w1")
     assert (closed.token, closed.count, closed.node, closed.free) == (101, 1, 2, False)
 
@@ -257,13 +257,13 @@ def test_messages_for_nodes_move_a_counter(master: Any, sender: int) -> None:
     assert master.fit.ignored.counts == {("Probe", Reason.WRONG_WAY): 1}
 
 
-def test_somebody_unknown_in_the_lobby_moves_a_counter(master: Any) -> None:
-    assert master.running().lobby(Here(77)) == []
+def test_somebody_unknown_among_direct_messages_moves_a_counter(master: Any) -> None:
+    assert master.running().direct(Here(77)) == []
     assert master.fit.ignored.counts == {("Here", Reason.STRANGER): 1}
 
 
 def test_a_failure_without_an_id_ends_the_fit_too(master: Any, make: Any) -> None:
     """Its snapshot could not be installed, say, or its task failed before its place was known."""
     failed = Failed(node=0, reason="no room", trace="t", host="h", partition=1)
-    effects = master.running().lobby(failed)
+    effects = master.running().direct(failed)
     assert ev.Abort("no room", "t", "h", 1) in effects

@@ -90,14 +90,14 @@ def test_the_same_join_gets_the_same_answer(master: Any) -> None:
 def test_another_edge_of_a_live_node_keeps_what_is_known_of_it(master: Any) -> None:
     master.running()
     master.say(1, steps=5, after_seq=1, batch=2, activity=Activity.STEPPING)
-    effects = master.join(0, knock=2)
+    effects = master.join(0, request=2)
     (welcome,) = answers(effects, Welcome)
-    assert (welcome.node, welcome.knock) == (1, 2)
+    assert (welcome.node, welcome.request) == (1, 2)
     assert only(effects, ev.OpenEdge).edge == welcome.edge == 3
     member = master.member(1)
     assert (member.steps, member.activity) == (5, Activity.STEPPING)
     assert member.pending == (1, (0, 2))
-    assert master.join(0, knock=1) == []  # an older one
+    assert master.join(0, request=1) == []  # an older one
 
 
 def test_a_moved_master_forgets_edges_and_orders_them_again(master: Any) -> None:
@@ -133,23 +133,23 @@ def test_whoever_asks_again_and_again_is_not_closed(master: Any) -> None:
 
 
 def test_a_goodbye_in_the_middle_closes_the_id_and_is_answered(master: Any) -> None:
-    leaving = Leaving(node=1, reason="released", kept=ResidualCheckpoint("p", 2.0))
-    assert master.running().lobby(leaving) == []  # nobody has asked it to
+    leaving = Leaving(node=1, reason="released", checkpoint=ResidualCheckpoint("p", 2.0))
+    assert master.running().direct(leaving) == []  # nobody has asked it to
     assert list(master.fit.members.live) == [1, 2]
     assert master.fit.ignored.counts["Leaving", Reason.EARLY] == 1
     master.fit.members.live[1].releasing = "a slot is needed"
-    effects = master.lobby(leaving)
+    effects = master.direct(leaving)
     (closed,) = answers(effects, Closed)
     assert (closed.node, closed.free) == (1, False)
     assert every(effects, ev.Note) == []
     assert list(master.fit.members.live) == [2]
-    assert master.fit.keeping.made == {"e": {"p": 2.0}}
+    assert master.fit.checkpoints.files == {"e": {"p": 2.0}}
 
 
 def test_when_all_is_done_a_join_is_answered_with_the_state(master: Any) -> None:
     """Whoever lost its edge meanwhile needs no other to hear so."""
     master.running().fit.phases.phase = Phase.DONE
-    (state,) = answers(master.join(0, knock=2))
+    (state,) = answers(master.join(0, request=2))
     assert isinstance(state, State)
     assert state.phase is Phase.DONE
 

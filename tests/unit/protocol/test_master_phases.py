@@ -75,11 +75,11 @@ def test_a_fit_drains_audits_and_is_done(master: Any, make: Any) -> None:
     effects = master.say(2, audit=AuditAnswer(2, "other", None))
     assert every(effects, ev.Complete) == [ev.Complete()]
     assert master.fit.phases.digests == {1: "d", 2: "other"}
-    assert master.fit.keeping.made == {"e": {"p": 1.0}}
+    assert master.fit.checkpoints.files == {"e": {"p": 1.0}}
     assert [s.phase for s in sent(master.tick(0.1), State, 2)] == [Phase.DONE]
-    effects = master.hear(1, Leaving(node=1, reason="done", kept=None))
+    effects = master.hear(1, Leaving(node=1, reason="done", checkpoint=None))
     assert effects == [ev.CloseEdge(1)]
-    assert list(master.fit.family.children) == [2]
+    assert list(master.fit.children.by_node) == [2]
 
 
 def test_it_is_not_done_before_the_driver_has_a_hash_of_its_own(master: Any, make: Any) -> None:
@@ -184,7 +184,7 @@ def test_who_could_not_read_its_rows_says_so_first(master_with: Any) -> None:
     master = master_with(partitions=1)
     assert not every(master.enter(0, rows=0, batches=0) + master.tick(), ev.Abort)
     failed = Failed(node=1, reason="row 3 is null", host="h", trace="")
-    assert aborted(master.lobby(failed)).reason == "row 3 is null"
+    assert aborted(master.direct(failed)).reason == "row 3 is null"
 
 
 def test_nobody_waits_for_ever_for_rows_that_do_not_come(master_with: Any) -> None:
@@ -204,7 +204,7 @@ def test_a_failure_after_the_end_does_not_count(master: Any, make: Any) -> None:
     master.step(ev.Hashed(2, "d", None))
     for node in (1, 2):
         master.say(node, audit=AuditAnswer(2, "d", None))
-    effects = master.lobby(Failed(node=1, reason="late", trace=""))
+    effects = master.direct(Failed(node=1, reason="late", trace=""))
     assert every(effects, ev.Abort) == []
     assert answers(effects, Closed, "w0")
 
@@ -235,9 +235,11 @@ def test_a_finished_worker_is_asked_to_give_up_its_slot(master: Any, make: Any) 
     assert answers(tick_alive(master, 8), Release) == []
     asked = answers(tick_alive(master, 4), Release, "w0")
     assert asked[0].reason == "partition 1 needs a task slot"
-    effects = master.lobby(Leaving(node=1, reason="released", kept=ResidualCheckpoint("p", 2.0)))
+    effects = master.direct(
+        Leaving(node=1, reason="released", checkpoint=ResidualCheckpoint("p", 2.0))
+    )
     assert only(answers(effects), Closed).node == 1
-    assert master.fit.keeping.made == {"e": {"p": 2.0}}
+    assert master.fit.checkpoints.files == {"e": {"p": 2.0}}
     assert master.phase is Phase.RUNNING
 
 
@@ -248,7 +250,7 @@ def test_slots_are_given_up_one_at_a_time(master_with: Any, make: Any) -> None:
     master.evict(3)
     effects = tick_alive(master, 12)
     assert [bool(answers(effects, Release, host)) for host in ("w0", "w1")] == [True, False]
-    master.lobby(Leaving(node=1, reason="released", kept=None))
+    master.direct(Leaving(node=1, reason="released", checkpoint=None))
     assert not answers(tick_alive(master, 8), Release, "w1")
     assert answers(tick_alive(master, 5), Release, "w1")
 
@@ -266,7 +268,7 @@ def test_who_may_not_know_its_id_yet_is_not_asked(master_with: Any) -> None:
 
 
 def alive(master: Any) -> list[ev.Effect]:
-    """A second in which the first worker trains and the second one knocks."""
+    """A second in which the first worker trains and the second one asks."""
     master.say(1, activity=Activity.STEPPING)
     master.join(1, rows=0, batches=0)
     return list(master.tick(1.0))

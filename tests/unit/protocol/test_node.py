@@ -37,7 +37,7 @@ from tests.unit.protocol.spoken import every, only, said, sent
 
 def test_it_asks_for_a_place_until_it_has_one_and_then_its_parent(node: Any, make: Any) -> None:
     first = said(node.opened(), Join)
-    assert [(join.count, join.knock, join.alone) for join in first] == [(1, 1, False)]
+    assert [(join.count, join.request, join.alone) for join in first] == [(1, 1, False)]
     assert said(node.tick(0.1), Join) == []
     assert len(said(node.tick(0.5), Join)) == 1
     effects = node.told(make.welcome())
@@ -52,7 +52,7 @@ def test_it_asks_for_a_place_until_it_has_one_and_then_its_parent(node: Any, mak
     assert (said(later, Join), sent(later, Attach)) == ([], [])
 
 
-@pytest.mark.parametrize("other", [{"token": 2}, {"count": 2}, {"knock": 2}])
+@pytest.mark.parametrize("other", [{"token": 2}, {"count": 2}, {"request": 2}])
 def test_a_welcome_for_another_join_is_ignored(node: Any, make: Any, other: dict[str, int]) -> None:
     node.opened()
     assert node.told(make.welcome(**other)) == []
@@ -107,7 +107,7 @@ def test_what_was_dropped_so_is_asked_for_at_once(node: Any, make: Any, snapshot
 def test_nothing_is_asked_for_where_nothing_was_dropped(node: Any, make: Any) -> None:
     node.training().opened_anew()
     node.opened()
-    node.told(make.welcome(edge=9, knock=node.me.membership.knock))
+    node.told(make.welcome(edge=9, request=node.me.membership.request))
     assert sent(node.hear(make.attached(snapshot=False)), AskAfter) == []
 
 
@@ -125,7 +125,7 @@ def test_it_says_that_it_is_here(node: Any) -> None:
     assert said(node.told(Probe(2)), Here) == []  # meant for another id
 
 
-def test_another_place_is_taken_without_a_knock(node: Any, make: Any) -> None:
+def test_another_place_is_taken_without_a_request(node: Any, make: Any) -> None:
     """It is moved: the old edge is dropped, and it goes on from what it has."""
     node.training()
     node.hear(make.committed(1))
@@ -145,7 +145,7 @@ def test_a_new_parent_hears_everything_again(node: Any, make: Any) -> None:
     node.training().with_child(5)
     node.step(make.published(1))
     node.hear(make.report(make.status(5)), sender=5)
-    node.hear(make.state(heard=100))
+    node.hear(make.state(stamp=100))
     node.told(make.welcome(edge=7, parent=3))
     effects = node.hear(make.attached(snapshot=False), sender=3)
     assert [update.seq for update in sent(effects, Update, 3)] == [1]
@@ -168,7 +168,7 @@ def test_a_parent_that_does_not_answer_the_attach_is_left(node: Any, make: Any) 
     assert not every(node.tick(4.9), ev.Reopen)
     assert every(node.tick(0.2), ev.Reopen)
     (join,) = said(node.opened(), Join)
-    assert (join.count, join.knock) == (1, 2)
+    assert (join.count, join.request) == (1, 2)
 
 
 def test_all_edges_being_gone_is_said_until_the_master_has_heard(node: Any, make: Any) -> None:
@@ -176,7 +176,7 @@ def test_all_edges_being_gone_is_said_until_the_master_has_heard(node: Any, make
     (first,) = said(node.opened(alone=True), Join)
     (second,) = said(node.opened(), Join)  # the first was lost, and so was its edge
     assert (first.alone, second.alone) == (True, True)
-    node.told(make.welcome(edge=7, knock=3))
+    node.told(make.welcome(edge=7, request=3))
     (third,) = said(node.opened(), Join)
     assert not third.alone
 
@@ -273,7 +273,7 @@ def test_where_all_wait_for_the_slowest_link_a_round_is_as_long(
 def test_a_relay_reckons_with_its_own_children_too(
     node_with: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Children, "wait_s", property(lambda family: 7.0))
+    monkeypatch.setattr(Children, "wait_s", property(lambda children: 7.0))
     node = node_with(publications_max=1, max_lead=3).training()
     node.step(make.published(1))
     node.hear(make.committed(1, origin=1), 5.0)
@@ -346,7 +346,7 @@ def hushed(node: Any) -> Any:
     """Training, and its parent has heard all so far."""
     node.training()
     (report,) = sent(node.tick(1.0), Heartbeat)
-    node.alive(heard=report.stamp)
+    node.alive(stamp=report.stamp)
     return node
 
 
@@ -355,7 +355,7 @@ def test_news_is_told_at_once_and_the_lease_renewed_without(node: Any) -> None:
     (report,) = sent(node.tick(0.02), Heartbeat)
     (status,) = report.news
     assert (status.node, status.batch, status.steps, status.after_seq) == (1, 2, 2, 0)
-    node.alive(heard=report.stamp)
+    node.alive(stamp=report.stamp)
     renewed = [reports[0] for _ in range(40) if (reports := sent(node.tick(0.1), Heartbeat))]
     assert len(renewed) >= 40 * 0.1 / (node.me.limits.lease_s / 4)
     assert [report.news for report in renewed] == [[]] * len(renewed)

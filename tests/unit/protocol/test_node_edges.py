@@ -38,7 +38,7 @@ def test_updates_that_arrive_and_are_not_numbered_yet_leave_the_edge_alone(
     node.training().step(make.published(1))
     effects: list[ev.Effect] = []
     for taken in range(1, 49):
-        effects += node.alive(taken=taken) + node.tick(0.5)
+        effects += node.alive(bytes_received=taken) + node.tick(0.5)
     assert node.me.own.uncommitted
     assert not every(effects, ev.Reopen)
 
@@ -82,16 +82,16 @@ def test_each_edge_that_was_opened_in_vain_gets_more_patience(node: Any, make: A
 
 def test_a_message_that_takes_seven_leases_keeps_its_edge(node: Any, make: Any) -> None:
     """9 MB at 1 Mbit/s: its pieces come all the while, up or down."""
-    before = node.training().me.link.taken
+    before = node.training().me.link.bytes_received
     effects: list[ev.Effect] = []
     for second in range(1, 71):
         effects += node.step(ev.Arriving(0, second * 131_072))
         effects += node.alive(head=3, sent=3) + node.tick(1.0)
     assert not every(effects, ev.Reopen)
-    assert sent(effects, Heartbeat)[-1].taken == before + 70 * 131_072
+    assert sent(effects, Heartbeat)[-1].bytes_received == before + 70 * 131_072
     assert only(node.hear(make.merged(0, 3)), ev.DeliverMerged)
     taken = before + weight(make.merged(0, 3), 0)
-    assert sent(node.tick(1.0), Heartbeat)[0].taken == taken
+    assert sent(node.tick(1.0), Heartbeat)[0].bytes_received == taken
 
 
 def test_a_long_update_that_goes_up_slowly_keeps_its_edge_and_goes_once(
@@ -100,10 +100,10 @@ def test_a_long_update_that_goes_up_slowly_keeps_its_edge_and_goes_once(
     node.training()
     effects = node.step(make.published(1, b"x" * 9_000_000))
     for second in range(1, 71):
-        effects += node.alive(taken=second * 125_000) + node.tick(1.0)
+        effects += node.alive(bytes_received=second * 125_000) + node.tick(1.0)
     assert not every(effects, ev.Reopen)
     assert len(sent(effects, Update)) == 1
-    effects = node.alive(taken=9_000_064, passed=9_000_064) + node.tick(1.0)
+    effects = node.alive(bytes_received=9_000_064, bytes_forwarded=9_000_064) + node.tick(1.0)
     assert node.me.link.window.under_way == 0
 
 
@@ -146,7 +146,7 @@ def test_a_time_in_which_nothing_was_heard_costs_no_patience_with_what_starves(
         while not every(node.tick(0.5), ev.Reopen):
             pass
     node.opened()
-    node.told(make.welcome(knock=node.me.membership.knock))
+    node.told(make.welcome(request=node.me.membership.request))
     assert rejoins(node)
 
 

@@ -49,7 +49,7 @@ def test_it_drains_audits_and_ends(node: Any, make: Any) -> None:
     assert [status.audit for status in own_words(node.tick(0.1))] == [answer]
     assert [status.audit for status in own_words(node.tick(REPEAT_S))] == [answer]
     node.hear(make.state(Phase.DONE, head=3, final=3))
-    assert sent(node.tick(), Leaving) == [Leaving(node=1, reason="done", kept=None)]
+    assert sent(node.tick(), Leaving) == [Leaving(node=1, reason="done", checkpoint=None)]
     node.tick()
     assert node.order is Order.END
 
@@ -85,7 +85,7 @@ def test_how_a_task_ended_first_stays(node: Any, make: Any) -> None:
 
 
 def test_the_end_is_also_heard_from_the_master_itself(node: Any, make: Any) -> None:
-    """Its parent has gone already, and it has knocked at the master's."""
+    """Its parent has gone already, and it has asked the master."""
     node.parent = 4
     audited(node.training(), make)
     node.opened()
@@ -98,11 +98,11 @@ def test_a_parent_stays_until_its_children_have_left(node: Any, make: Any) -> No
     audited(node.training().with_child(5).with_child(6), make)
     node.hear(make.state(Phase.DONE))
     assert sent(node.tick(0.1), Leaving) == []
-    node.hear(Leaving(node=5, reason="done", kept=None), sender=5)
+    node.hear(Leaving(node=5, reason="done", checkpoint=None), sender=5)
     assert node.order is Order.WAIT
     assert sent(node.tick(0.1), Leaving) == []
-    node.hear(Leaving(node=6, reason="done", kept=None), sender=6)
-    assert sent(node.tick(0.1), Leaving) == [Leaving(node=1, reason="done", kept=None)]
+    node.hear(Leaving(node=6, reason="done", checkpoint=None), sender=6)
+    assert sent(node.tick(0.1), Leaving) == [Leaving(node=1, reason="done", checkpoint=None)]
     assert node.order is Order.END
 
 
@@ -124,8 +124,8 @@ def test_a_released_one_stays_until_it_was_heard(node: Any, make: Any) -> None:
     node.training()
     node.told(Release("a slot is needed"))
     assert node.order is Order.RELEASE
-    leaving = Leaving(node=1, reason="released", kept=ResidualCheckpoint("p", 1.0))
-    assert said(node.step(ev.Released(leaving.kept)), Leaving) == [leaving]
+    leaving = Leaving(node=1, reason="released", checkpoint=ResidualCheckpoint("p", 1.0))
+    assert said(node.step(ev.Released(leaving.checkpoint)), Leaving) == [leaving]
     assert node.order is Order.RELEASE
     assert said(node.tick(REPEAT_S + 2.5), Leaving) == [leaving]
     node.told(make.closed(1, 0, token=0, count=0, free=False))

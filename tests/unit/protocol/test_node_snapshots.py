@@ -104,7 +104,7 @@ def test_an_edge_that_dies_while_catching_up_keeps_what_has_come(node: Any, make
     node.hear(make.chunk(3, 0))
     node.hear(make.committed(4))
     node.opened()
-    effects = node.told(make.welcome(edge=2, knock=2, parent=4, chunks=2))
+    effects = node.told(make.welcome(edge=2, request=2, parent=4, chunks=2))
     (attach,) = sent(effects, Attach, 4)
     assert (attach.have, attach.whole, attach.catching) == (4, False, True)
     asked = node.hear(make.attached(4, snapshot=False), sender=4)
@@ -117,7 +117,7 @@ def test_an_edge_that_dies_while_catching_up_keeps_what_has_come(node: Any, make
 
 def test_a_new_parent_without_these_commits_begins_the_snapshot_again(node: Any, make: Any) -> None:
     node.joined().opened()
-    node.told(make.welcome(edge=2, knock=2, parent=4))
+    node.told(make.welcome(edge=2, request=2, parent=4))
     asked = node.hear(make.attached(6), sender=4)
     assert sent(asked, AskChunk, 4) == [AskChunk(0)]
     node.step(ev.Paused(2))
@@ -206,9 +206,9 @@ def returned(node: Any, make: Any, committed: int) -> list[ev.Effect]:
     """Evicted with so many updates committed, and back as node 5, with its replica."""
     assert only(node.told(make.closed(1, committed)), ev.Reopen)
     (join,) = said(node.opened(), Join)
-    assert (join.count, join.knock) == (2, 2)
+    assert (join.count, join.request) == (2, 2)
     welcome = make.welcome(
-        5, count=2, knock=2, edge=2, closed=[(1, committed)], batch=committed, steps=9
+        5, count=2, request=2, edge=2, closed=[(1, committed)], batch=committed, steps=9
     )
     effects = list(node.told(welcome))
     (attach,) = sent(effects, Attach)
@@ -243,7 +243,7 @@ def test_updates_made_between_closing_and_welcome_get_new_numbers_too(node: Any,
     node.told(make.closed(1, 0))
     node.opened()
     assert node.step(make.published(2)) == []
-    node.told(make.welcome(5, count=2, knock=2, edge=2, closed=[(1, 0)]))
+    node.told(make.welcome(5, count=2, request=2, edge=2, closed=[(1, 0)]))
     updates = sent(node.hear(make.attached(snapshot=False)), Update)
     assert [(u.origin, u.seq, u.batch) for u in updates] == [(5, 1, 1), (5, 2, 2)]
 
@@ -257,7 +257,7 @@ def test_closed_twice_before_the_welcome_came(node: Any, make: Any) -> None:
     assert only(node.told(make.closed(5, 0, count=2)), ev.Reopen)
     (join,) = said(node.opened(), Join)
     assert join.count == 3
-    node.told(make.welcome(6, count=3, knock=3, edge=3, closed=[(1, 0), (5, 0)]))
+    node.told(make.welcome(6, count=3, request=3, edge=3, closed=[(1, 0), (5, 0)]))
     updates = sent(node.hear(make.attached(snapshot=False)), Update)
     assert [(u.origin, u.seq) for u in updates] == [(6, 1)]
 
@@ -285,7 +285,7 @@ def test_whoever_comes_back_leaves_its_children_to_others(node: Any, make: Any) 
     node.training().with_child(7)
     effects = node.told(make.closed(1, 0))
     assert every(effects, ev.CloseEdge) == [ev.CloseEdge(7)]
-    assert node.me.family.children == {}
+    assert node.me.children.by_node == {}
 
 
 def test_whoever_comes_back_before_it_had_a_replica_starts_afresh(node: Any, make: Any) -> None:
@@ -293,7 +293,7 @@ def test_whoever_comes_back_before_it_had_a_replica_starts_afresh(node: Any, mak
     node.told(make.closed(1, 0))
     node.opened()
     welcome = make.welcome(
-        5, count=2, knock=2, edge=2, closed=[(1, 0)], epoch=1, grants=["f"]
+        5, count=2, request=2, edge=2, closed=[(1, 0)], epoch=1, grants=["f"]
     )  # fmt: skip
     admitted = only(node.told(welcome), ev.Admitted)
     assert (admitted.returned, admitted.epoch, admitted.grants) == (False, 1, ("f",))
@@ -308,7 +308,7 @@ def test_whoever_comes_back_while_its_first_replica_is_installed_has_one(
     only(node.hear(make.chunk(0)), ev.Install)
     node.told(make.closed(1, 0))
     node.opened()
-    welcome = make.welcome(5, count=2, knock=2, edge=2, closed=[(1, 0)], grants=["f"])
+    welcome = make.welcome(5, count=2, request=2, edge=2, closed=[(1, 0)], grants=["f"])
     assert only(node.told(welcome), ev.Admitted).returned
 
 

@@ -16,7 +16,7 @@ from tests.unit.protocol.spoken import every, only, sent
 @pytest.fixture
 def whole(node_with: Callable[..., Any]) -> Any:
     """It has its id and asks its parent to go on from commit 0."""
-    node = node_with(whole=True, borrow_s=5.0)
+    node = node_with(whole=True, optimizer_wait_s=5.0)
     node.opened()
     (attach,) = sent(node.told(node.make.welcome(grants=["f"], steps=4)), Attach)
     assert (attach.have, attach.whole, attach.catching) == (0, True, False)
@@ -50,8 +50,8 @@ def test_it_begins_once(whole: Any, make: Any) -> None:
     whole.hear(make.attached(0, snapshot=False))
     for _ in range(2):
         whole.opened()
-        edge, knock = whole.me.link.edge + 1, whole.me.membership.knock
-        whole.told(make.welcome(edge=edge, knock=knock))
+        edge, request = whole.me.link.edge + 1, whole.me.membership.request
+        whole.told(make.welcome(edge=edge, request=request))
         assert not every(whole.hear(make.attached(0, snapshot=False)), ev.Begin)
         if not whole.me.replication.has_replica:
             whole.step(ev.Installed())
@@ -71,7 +71,7 @@ def test_too_late_for_the_log_it_takes_a_snapshot(whole: Any, make: Any) -> None
 def test_a_new_edge_in_the_middle_of_a_snapshot_goes_on_with_it(whole: Any, make: Any) -> None:
     whole.hear(make.attached(7))
     whole.opened()
-    (attach,) = sent(whole.told(make.welcome(edge=2, knock=2)), Attach)
+    (attach,) = sent(whole.told(make.welcome(edge=2, request=2)), Attach)
     assert (attach.have, attach.whole, attach.catching) == (7, False, True)
     assert not every(whole.hear(make.attached(7, snapshot=False)), ev.Begin)
 
@@ -81,20 +81,20 @@ def test_an_id_that_is_closed_before_it_began_leaves_its_grants_to_the_next(
 ) -> None:
     whole.told(make.closed(1, 0))
     whole.opened()
-    again = {"count": 2, "knock": 2, "closed": [(1, 0)], "grants": ["f"]}
+    again = {"count": 2, "request": 2, "closed": [(1, 0)], "grants": ["f"]}
     admitted = only(whole.told(make.welcome(5, edge=2, **again)), ev.Admitted)
     assert (admitted.returned, admitted.grants) == (False, ("f",))
     begun(whole)
     whole.told(make.closed(5, 0))
     whole.opened()
-    again |= {"count": 3, "knock": 3, "closed": [(5, 0)]}
+    again |= {"count": 3, "request": 3, "closed": [(5, 0)]}
     assert only(whole.told(make.welcome(6, edge=3, **again)), ev.Admitted).returned
 
 
 def test_in_mid_training_it_borrows_an_updaters_state(whole: Any, make: Any) -> None:
     whole.hear(make.state(slowest=9))
     begun(whole)
-    assert whole.me.borrowing.loan is not None
+    assert whole.me.optimizer_loan.loan is not None
     assert whole.me.trainer.pace == 9
 
 

@@ -102,7 +102,7 @@ def test_patience_with_a_chunk_follows_what_the_last_one_took() -> None:
 def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
     node_with: Any, make: Any
 ) -> None:
-    node = late(node_with(borrow_s=60.0), make)
+    node = late(node_with(optimizer_wait_s=60.0), make)
     asks: list[Any] = []
     for size in range(1, 20):
         node.step(ev.Arriving(node.parent, 10_000 * size))
@@ -125,9 +125,9 @@ def test_each_chunk_that_comes_extends_the_deadline() -> None:
 
 
 def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -> None:
-    node = late(node_with(borrow_s=5.0), make)
+    node = late(node_with(optimizer_wait_s=5.0), make)
     assert (node.order, node.machine.command.reason[:11]) == (Order.WAIT, "the updater")
-    assert not node.me.borrowing.can_lend
+    assert not node.me.optimizer_loan.can_lend
     assert sent(node.tick(), AskUpdater) == [AskUpdater(1, 0, 0)]
     effects = node.hear(chunk())
     assert only(effects, ev.InstallUpdater).payload == b"0"
@@ -135,7 +135,7 @@ def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -
 
 
 def test_nobody_waits_for_it_beyond_a_deadline(node_with: Any, make: Any) -> None:
-    node = late(node_with(borrow_s=5.0), make)
+    node = late(node_with(optimizer_wait_s=5.0), make)
     node.tick(4.9)
     assert node.order is Order.WAIT
     assert only(node.tick(0.2), ev.InstallUpdater).payload is None
@@ -146,18 +146,18 @@ def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
     node_with: Any, make: Any
 ) -> None:
     """It is on its way to the trainer, whose own state is a fresh one until it has it."""
-    borrower = late(node_with(borrow_s=5.0), make)
+    borrower = late(node_with(optimizer_wait_s=5.0), make)
     assert only(borrower.hear(chunk()), ev.InstallUpdater).payload == b"0"
-    assert not borrower.me.borrowing.can_lend
+    assert not borrower.me.optimizer_loan.can_lend
     borrower.step(ev.Busy(Activity.STEPPING))
     borrower.step(ev.Progressed(0, 1, 4))
-    assert borrower.me.borrowing.can_lend
+    assert borrower.me.optimizer_loan.can_lend
 
 
 def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make: Any) -> None:
-    borrower = late(node_with(borrow_s=5.0), make)
+    borrower = late(node_with(optimizer_wait_s=5.0), make)
     borrower.hear(chunk())
-    fresh = late(node_with(borrow_s=5.0), make)
+    fresh = late(node_with(optimizer_wait_s=5.0), make)
     fresh.tick(5.1)
     for node, lends in ((borrower, True), (fresh, False)):
         node.step(ev.Busy(Activity.STEPPING))
@@ -172,7 +172,7 @@ def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make:
 def test_who_goes_on_in_the_middle_borrows_whatever_the_slowest_has_done(
     node_with: Any, make: Any, welcome: dict[str, int]
 ) -> None:
-    node = node_with(borrow_s=5.0).joined(**welcome)
+    node = node_with(optimizer_wait_s=5.0).joined(**welcome)
     node.hear(make.state(slowest=0))
     node.hear(make.chunk(0))
     node.step(ev.Paused(1))
@@ -182,7 +182,7 @@ def test_who_goes_on_in_the_middle_borrows_whatever_the_slowest_has_done(
 
 
 def test_who_is_there_from_the_start_does_not_borrow(node_with: Any) -> None:
-    assert node_with(borrow_s=5.0).training().order is Order.TRAIN
+    assert node_with(optimizer_wait_s=5.0).training().order is Order.TRAIN
 
 
 # -- who lends it ------------------------------------------------------------------------------

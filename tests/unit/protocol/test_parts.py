@@ -82,55 +82,55 @@ def test_other_rows_are_noticed(other: tuple[int, int, int]) -> None:
     assert not partition.seen_before(*other)
 
 
-# -- keeping ---------------------------------------------------------------------------------------
+# -- checkpoints -----------------------------------------------------------------------------------
 
 
 def test_each_file_is_granted_once_on_its_own_executor() -> None:
-    keeping = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
+    checkpoints = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
     for node in (1, 2, 3):
-        keeping.grant("e", node)
-    assert [keeping.granted(node) for node in (1, 2, 3)] == [("f1",), ("f2",), ()]
-    assert keeping.granted_files == 2
+        checkpoints.grant("e", node)
+    assert [checkpoints.granted(node) for node in (1, 2, 3)] == [("f1",), ("f2",), ()]
+    assert checkpoints.granted_files == 2
 
 
 def test_what_nobody_used_is_lost_mass() -> None:
-    keeping = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
-    keeping.grant("e", 1)
-    keeping.grant("e", 2)
-    keeping.used(1)
-    keeping.finish()
-    assert keeping.lost_mass == 2.0 + 4.0
-    keeping.finish()
-    assert keeping.lost_mass == 2.0 + 4.0
+    checkpoints = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}, "other": {"g": 4.0}})
+    checkpoints.grant("e", 1)
+    checkpoints.grant("e", 2)
+    checkpoints.used(1)
+    checkpoints.finish()
+    assert checkpoints.lost_mass == 2.0 + 4.0
+    checkpoints.finish()
+    assert checkpoints.lost_mass == 2.0 + 4.0
 
 
 def test_a_grant_follows_its_process_to_another_id() -> None:
-    keeping = ResidualCheckpoints({"e": {"f1": 1.0}})
-    keeping.grant("e", 1)
-    keeping.returned(1, 5)
-    keeping.returned(2, 5)
-    assert (keeping.granted(1), keeping.granted(5)) == ((), ("f1",))
-    keeping.used(5)
-    keeping.finish()
-    assert keeping.lost_mass == 0.0
+    checkpoints = ResidualCheckpoints({"e": {"f1": 1.0}})
+    checkpoints.grant("e", 1)
+    checkpoints.returned(1, 5)
+    checkpoints.returned(2, 5)
+    assert (checkpoints.granted(1), checkpoints.granted(5)) == ((), ("f1",))
+    checkpoints.used(5)
+    checkpoints.finish()
+    assert checkpoints.lost_mass == 0.0
 
 
 def test_what_is_left_is_known_by_executor() -> None:
-    keeping = ResidualCheckpoints({})
-    keeping.keep("e", 1, ResidualCheckpoint("p", 1.5))
-    keeping.keep("e", 1, ResidualCheckpoint("p", 2.5))  # said again, or kept again at the audit
-    keeping.keep("e", 1, None)
-    assert keeping.made == {"e": {"p": 2.5}}
+    checkpoints = ResidualCheckpoints({})
+    checkpoints.keep("e", 1, ResidualCheckpoint("p", 1.5))
+    checkpoints.keep("e", 1, ResidualCheckpoint("p", 2.5))  # said again, or kept again at the audit
+    checkpoints.keep("e", 1, None)
+    assert checkpoints.files == {"e": {"p": 2.5}}
 
 
 def test_what_was_granted_to_a_worker_that_died_after_it_kept_its_residual_is_not_lost() -> None:
-    keeping = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}})
-    keeping.grant("e", 1)
-    keeping.grant("e", 2)
-    keeping.keep("e", 1, ResidualCheckpoint("p", 1.5))
-    keeping.keep("e", 2, None)
-    keeping.finish()
-    assert keeping.lost_mass == 2.0
+    checkpoints = ResidualCheckpoints({"e": {"f1": 1.0, "f2": 2.0}})
+    checkpoints.grant("e", 1)
+    checkpoints.grant("e", 2)
+    checkpoints.keep("e", 1, ResidualCheckpoint("p", 1.5))
+    checkpoints.keep("e", 2, None)
+    checkpoints.finish()
+    assert checkpoints.lost_mass == 2.0
 
 
 # -- members ---------------------------------------------------------------------------------------

@@ -58,8 +58,8 @@ def keep_alive(master: Any, seconds: float, *silent: int) -> list[ev.Effect]:
         now = master.tick(0.25)
         for probe in answers(now, Probe):
             if probe.node not in silent:
-                master.lobby(Here(probe.node))
-        for child in list(master.fit.family.children):
+                master.direct(Here(probe.node))
+        for child in list(master.fit.children.by_node):
             if child not in silent:
                 master.hear(child, master.make.report())
         effects += now
@@ -68,7 +68,7 @@ def keep_alive(master: Any, seconds: float, *silent: int) -> list[ev.Effect]:
 
 def silent(master: Any, parent: int, child: int) -> list[ev.Effect]:
     """The parent complains."""
-    effects: list[ev.Effect] = master.lobby(Silent(parent, child, master.member(child).order.edge))
+    effects: list[ev.Effect] = master.direct(Silent(parent, child, master.member(child).order.edge))
     return effects
 
 
@@ -124,7 +124,7 @@ def test_another_edge_of_a_node_has_other_streams(mesh_of: Any) -> None:
     """What was sent on the one that it leaves may still come in."""
     master = mesh_of(2)
     before = master.member(2).order.up
-    (welcome,) = answers(master.join(1, knock=2, executor="e1"), Welcome)
+    (welcome,) = answers(master.join(1, request=2, executor="e1"), Welcome)
     streams = {welcome.up.control_stream, welcome.up.data_stream}
     assert streams.isdisjoint({before.control_stream, before.data_stream})
 
@@ -193,7 +193,7 @@ def test_a_task_that_is_gone_is_nobodys_first(master_with: Any) -> None:
     for partition, executor in enumerate(("a", "b", "b")):
         master.enter(partition, executor=executor)
     master.fit.members.live[2].releasing = "a slot is needed"
-    master.lobby(Leaving(node=2, reason="released", kept=None))
+    master.direct(Leaving(node=2, reason="released", checkpoint=None))
     master.enter(3, executor="b")
     assert master.fit.tree.parent(4) == 3
 
@@ -209,7 +209,7 @@ def test_a_silent_child_and_all_below_it_are_asked(mesh_of: Any) -> None:
     assert probed(master.tick(PROBE_SPACING_S / 2)) == []
     quiet_s = master.fit.limits.lease_s / QUIET_PER_LEASE
     assert probed(master.tick(quiet_s)) == [3, 7, 8]  # it may have got lost
-    master.lobby(Here(7))
+    master.direct(Here(7))
     assert probed(master.tick(PROBE_SPACING_S)) == [3, 8]
 
 
@@ -238,7 +238,7 @@ def test_those_who_answer_go_back_to_their_parents(mesh_of: Any) -> None:
     master = mesh_of(8)
     silent(master, 1, 3)
     assert master.fit.leases.holds(7)
-    master.lobby(Here(7))
+    master.direct(Here(7))
     assert not master.fit.leases.holds(7)
     assert 7 not in master.fit.moving
 
@@ -247,9 +247,9 @@ def test_who_lives_on_a_broken_edge_gets_another(mesh_of: Any) -> None:
     master = mesh_of(8)
     old = master.member(3).order
     silent(master, 1, 3)
-    master.lobby(Here(3))
+    master.direct(Here(3))
     (welcome,) = answers(master.tick(), Welcome, host(3))
-    assert (welcome.parent, welcome.knock) == (1, 1)
+    assert (welcome.parent, welcome.request) == (1, 1)
     assert welcome.edge > old.edge
     assert master.fit.leases.holds(3)
     master.say(3, edge=old.edge)
@@ -263,22 +263,22 @@ def test_who_lives_on_a_broken_edge_gets_another(mesh_of: Any) -> None:
 def test_a_complaint_of_an_edge_that_is_gone_is_answered_with_a_goodbye(mesh_of: Any) -> None:
     master = mesh_of(8)
     edge = master.member(3).order.edge
-    assert answers(master.lobby(Silent(1, 3, edge - 1)), Disown, host(1)) == [Disown(3, edge - 1)]
-    assert answers(master.lobby(Silent(1, 77, 5)), Disown, host(1)) == [Disown(77, 5)]
-    assert master.fit.doubted == {}
+    assert answers(master.direct(Silent(1, 3, edge - 1)), Disown, host(1)) == [Disown(3, edge - 1)]
+    assert answers(master.direct(Silent(1, 77, 5)), Disown, host(1)) == [Disown(77, 5)]
+    assert master.fit.suspects == {}
 
 
 def test_a_strangers_complaint_is_nothing(mesh_of: Any) -> None:
     master = mesh_of(3)
-    assert master.lobby(Silent(77, 3, master.member(3).order.edge)) == []
+    assert master.direct(Silent(77, 3, master.member(3).order.edge)) == []
 
 
-# -- knocking ----------------------------------------------------------------------------------
+# -- asking again ------------------------------------------------------------------------------
 
 
-def test_who_knocks_gets_another_edge_and_its_parent_is_asked(mesh_of: Any) -> None:
+def test_who_asks_gets_another_edge_and_its_parent_is_asked(mesh_of: Any) -> None:
     master = mesh_of(8)
-    effects = master.join(2, knock=2, executor="e2")
+    effects = master.join(2, request=2, executor="e2")
     assert ordered(effects) == [(3, 1)]
     assert probed(effects) == [4, 7, 8]  # 3 has just spoken, 1 is heard by the master itself
     assert 7 not in master.fit.moving
@@ -286,7 +286,7 @@ def test_who_knocks_gets_another_edge_and_its_parent_is_asked(mesh_of: Any) -> N
 
 def test_who_has_lost_all_its_edges_is_followed_by_its_children(mesh_of: Any) -> None:
     master = mesh_of(8)
-    effects = master.join(2, knock=2, alone=True, executor="e2")
+    effects = master.join(2, request=2, alone=True, executor="e2")
     assert ordered(effects) == [(3, 1)]
     assert ordered(master.tick(0.1)) == []
     master.say(3)
@@ -320,8 +320,8 @@ def test_who_has_answered_takes_the_place_and_not_who_may_be_gone_as_well(mesh_o
     master = mesh_of(8)
     keep_alive(master, 5.0, 1, 8)
     for node in (3, 4):
-        master.join(node - 1, knock=2, executor=f"e{node - 1}")
-    master.lobby(Here(7))
+        master.join(node - 1, request=2, executor=f"e{node - 1}")
+    master.direct(Here(7))
     keep_alive(master, 6.0, 1, 8)
     assert [departure.node for departure in master.fit.members.departures] == [1]
     assert master.fit.tree.path(7) == [7]

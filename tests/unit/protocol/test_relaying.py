@@ -67,14 +67,14 @@ def test_words_from_below_go_up_as_they_are_and_once(relay: Any, make: Any) -> N
     below(relay, 8)
     (report,) = sent(relay.tick(0.1), Heartbeat, PARENT)
     assert make.status(8, edge=60) in report.news
-    relay.alive(heard=report.stamp)
+    relay.alive(stamp=report.stamp)
     below(relay, 8)  # again, as it was
     assert not relay.me.ledger.has_news
 
 
 def test_whoever_leaves_is_not_told_of_any_more(relay: Any) -> None:
     below(relay, 5, 8)
-    relay.hear(Leaving(node=5, reason="done", kept=None), sender=5)
+    relay.hear(Leaving(node=5, reason="done", checkpoint=None), sender=5)
     (report,) = sent(relay.tick(0.1), Heartbeat)
     assert not {5, 8} & {status.node for status in report.news}
 
@@ -112,7 +112,7 @@ def test_a_child_is_served_while_the_parent_is_away(relay: Any, make: Any) -> No
     relay.hear(make.committed(1))
     relay.opened()
     assert [c.commit for c in sent(relay.hear(AskAfter(0), sender=5), Committed)] == [1]
-    relay.hear(make.report(received=1, taken=10**6), sender=5)
+    relay.hear(make.report(received=1, bytes_received=10**6), sender=5)
     assert relay.hear(AskChunk(0), sender=5) == [ev.SendChunk(5, 0)]
 
 
@@ -152,7 +152,7 @@ def test_a_slow_child_holds_up_neither_the_node_nor_its_brothers(node_with: Any,
     for commit in range(1, 7):
         effects = relay.hear(make.committed(commit))
         assert only(effects, ev.Deliver).update.commit == commit
-        report = make.report(received=commit, taken=commit * one)
+        report = make.report(received=commit, bytes_received=commit * one)
         effects += relay.hear(report, sender=6)
         for child in (5, 6):
             fed[child] += [c.commit for c in sent(effects, Committed, child)]
@@ -199,7 +199,7 @@ def complaints(relay: Any, seconds: float, *speaking: int) -> list[Silent]:
 
 
 def test_a_silent_child_is_complained_of_until_something_is_done(relay: Any) -> None:
-    edge = relay.me.family.children[5].edge
+    edge = relay.me.children.by_node[5].edge
     assert complaints(relay, LEASE_S, 6) == []
     assert complaints(relay, 1.0, 6) == [Silent(1, 5, edge)]
     repeated = complaints(relay, LEASE_S, 6)
@@ -233,7 +233,7 @@ def test_a_node_that_slept_complains_of_nobody_at_once(relay: Any) -> None:
 def test_its_own_parent_is_never_its_child(relay: Any, make: Any) -> None:
     """There would be a circle, if only for a moment."""
     assert relay.told(make.adopt(PARENT, 99)) == []
-    assert PARENT not in relay.me.family.children
+    assert PARENT not in relay.me.children.by_node
 
 
 def test_a_child_that_becomes_its_parent_is_its_child_no_more(relay: Any, make: Any) -> None:
@@ -241,18 +241,18 @@ def test_a_child_that_becomes_its_parent_is_its_child_no_more(relay: Any, make: 
     assert ev.CloseEdge(5) in effects
     assert ev.CloseEdge(PARENT) in effects
     assert [opened.node for opened in every(effects, ev.OpenEdge)] == [5]
-    assert list(relay.me.family.children) == [6]
+    assert list(relay.me.children.by_node) == [6]
 
 
 def test_children_come_and_go_by_the_masters_word_alone(relay: Any, make: Any) -> None:
     assert relay.hear(make.adopt(7)) == []
     assert relay.hear(Disown(5, 1000)) == []
-    assert list(relay.me.family.children) == [5, 6]
+    assert list(relay.me.children.by_node) == [5, 6]
     assert only(relay.told(make.adopt(7)), ev.OpenEdge).node == 7
 
 
 def test_a_goodbye_of_an_older_edge_does_not_end_the_newer_one(relay: Any, make: Any) -> None:
-    old = relay.me.family.children[5].edge
+    old = relay.me.children.by_node[5].edge
     relay.told(make.adopt(5, old + 1))
     assert relay.told(Disown(5, old)) == []
     assert relay.told(Disown(5, old + 1)) == [ev.CloseEdge(5)]
@@ -260,7 +260,7 @@ def test_a_goodbye_of_an_older_edge_does_not_end_the_newer_one(relay: Any, make:
 
 def test_over_a_newer_edge_everything_is_told_again(relay: Any, make: Any) -> None:
     below(relay, 8)
-    relay.told(make.adopt(5, relay.me.family.children[5].edge + 1))
+    relay.told(make.adopt(5, relay.me.children.by_node[5].edge + 1))
     assert relay.me.ledger.via(8) is None
     below(relay, 8)
     assert relay.me.ledger.via(8) == 5
@@ -268,13 +268,13 @@ def test_over_a_newer_edge_everything_is_told_again(relay: Any, make: Any) -> No
 
 def test_the_children_stay_when_the_edge_upwards_is_opened_anew(relay: Any) -> None:
     relay.opened()
-    assert list(relay.me.family.children) == [5, 6]
+    assert list(relay.me.children.by_node) == [5, 6]
 
 
 def test_all_edges_are_gone_with_the_media_driver(relay: Any) -> None:
     effects = relay.opened(alone=True)
     assert {closed.node for closed in every(effects, ev.CloseEdge)} == {PARENT, 5, 6}
-    assert relay.me.family.children == {}
+    assert relay.me.children.by_node == {}
 
 
 def test_a_child_attaches_again_with_the_same_words_and_gets_the_same_answer(

@@ -29,7 +29,8 @@ def sample(kind: type, make: Make) -> m.Message:
         make.state(m.Phase.DONE), make.closed(1), make.behind(7), make.chunk(0), make.merged(0, 2),
         make.update(1, 1), make.committed(1), m.Silent(1, 2, 1), m.Here(1),
         m.Failed(node=1, reason="raised", trace=""), m.AskAfter(0), m.AskChunk(0),
-        m.AskUpdater(1, 0, 0), m.Leaving(node=1, reason="released", kept=None), m.Disown(CHILD, 50),
+        m.AskUpdater(1, 0, 0), m.Leaving(node=1, reason="left", checkpoint=None),
+        m.Disown(CHILD, 50),
         m.Probe(1), m.Refused(token=1, count=1, reason="no", fatal=True), m.Release("a slot"),
         m.Again(1), m.UpdaterChunk(asker=1, copy=1, index=0, count=1, payload=b""),
     ]  # fmt: skip

@@ -51,7 +51,7 @@ class Wire:
     def narrow(self, times: int) -> None:
         """The rate goes down, also for what is on its way."""
         self.rate /= times
-        self.free_s, handed = self.now_s, self.link.passed
+        self.free_s, handed = self.now_s, self.link.acked
         on_its_way, self.way = self.way, deque()
         for _, upto in on_its_way:
             self.free_s, handed = self.free_s + (upto - handed) / self.rate, upto
@@ -66,13 +66,13 @@ class Wire:
             while self.way and self.way[0][0] <= self.now_s:
                 arrived = self.way.popleft()[1]
             if arrived:
-                self.link.told(arrived, arrived, self.now_s)
+                self.link.on_ack(arrived, arrived, self.now_s)
             while wants and self.link.has_room(self.size):
-                self.link.hand(self.size, self.now_s)
+                self.link.on_sent(self.size, self.now_s)
                 self.sent += 1
                 self.queued_s = max(self.queued_s, self.free_s - self.now_s)
                 self.free_s = max(self.free_s, self.now_s) + self.size / self.rate
-                self.way.append((self.free_s + self.delay_s, self.link.handed))
+                self.way.append((self.free_s + self.delay_s, self.link.sent))
 
 
 # -- weights -----------------------------------------------------------------------------------
@@ -101,18 +101,18 @@ def test_a_sum_has_as_many_entries_as_fall_on_different_places() -> None:
 def test_an_empty_link_takes_one_message_of_any_size() -> None:
     link = SendWindow(1000, 0.0)
     assert link.has_room(10**9)
-    link.hand(10**9, 0.0)
+    link.on_sent(10**9, 0.0)
     assert not link.has_room(1)
-    link.told(10**9 - 1, 10**9 - 1, 1.0)
+    link.on_ack(10**9 - 1, 10**9 - 1, 1.0)
     assert not link.has_room(10**9)
-    link.told(10**9, 10**9, 2.0)
+    link.on_ack(10**9, 10**9, 2.0)
     assert link.has_room(10**9)
 
 
 def test_the_window_is_never_more_than_the_most_that_is_allowed() -> None:
     link = SendWindow(1000, 0.0)
     assert link.has_room(1000)
-    link.hand(400, 0.0)
+    link.on_sent(400, 0.0)
     assert link.has_room(600)
     assert not link.has_room(601)
     wire = Wire(1e9, window_max=400 * KIB)
@@ -123,34 +123,34 @@ def test_the_window_is_never_more_than_the_most_that_is_allowed() -> None:
 def test_only_what_the_neighbour_is_done_with_makes_room() -> None:
     """What has merely arrived waits there, and the next would wait behind it."""
     link = SendWindow(1000, 0.0)
-    link.hand(1000, 0.0)
-    link.told(1000, 0, 1.0)
+    link.on_sent(1000, 0.0)
+    link.on_ack(1000, 0, 1.0)
     assert link.under_way == 1000
     assert not link.has_room(1)
-    link.told(1000, 700, 1.0)
+    link.on_ack(1000, 700, 1.0)
     assert link.under_way == 300
 
 
 def test_an_overtaken_word_takes_nothing_back() -> None:
     link = SendWindow(1000, 0.0)
-    link.hand(900, 0.0)
-    assert link.told(900, 900, 1.0)
-    assert not link.told(500, 500, 2.0)
-    assert (link.under_way, link.passed) == (0, 900)
+    link.on_sent(900, 0.0)
+    assert link.on_ack(900, 900, 1.0)
+    assert not link.on_ack(500, 500, 2.0)
+    assert (link.under_way, link.acked) == (0, 900)
 
 
 def test_nobody_is_done_with_more_than_was_handed_over() -> None:
     """Of an updater's state, which weighs nothing, pieces that come are counted for a moment."""
     link = SendWindow(1000, 0.0)
-    link.hand(500, 0.0)
-    link.told(90_000, 90_000, 1.0)
+    link.on_sent(500, 0.0)
+    link.on_ack(90_000, 90_000, 1.0)
     assert link.under_way == 0
     assert link.since_s is None
-    link.hand(300, 2.0)
+    link.on_sent(300, 2.0)
     assert (link.under_way, link.since_s) == (300, 2.0)
-    assert not link.told(500, 500, 3.0)
+    assert not link.on_ack(500, 500, 3.0)
     assert link.since_s == 2.0
-    assert link.told(800, 800, 4.0)
+    assert link.on_ack(800, 800, 4.0)
     assert link.since_s is None
 
 
@@ -196,13 +196,13 @@ def test_the_window_has_a_least_size() -> None:
 def test_a_queue_is_answered_once_not_for_every_message_in_it() -> None:
     link = SendWindow(PLENTY, 0.0)
     for _ in range(2):  # the least way is known
-        link.hand(1, 0.0)
-        link.told(link.handed, link.handed, 0.0)
+        link.on_sent(1, 0.0)
+        link.on_ack(link.sent, link.sent, 0.0)
     before = link.window
     for _ in range(64):
-        link.hand(1000, 0.0)
+        link.on_sent(1000, 0.0)
     for i in range(1, 65):
-        link.told(2 + 1000 * i, 2 + 1000 * i, 10.0 + i / 10)
+        link.on_ack(2 + 1000 * i, 2 + 1000 * i, 10.0 + i / 10)
     assert link.window == before / 2
 
 
@@ -226,22 +226,22 @@ def test_a_window_that_holds_nothing_back_does_not_grow() -> None:
     link = SendWindow(PLENTY, 0.0)
     for i in range(100):
         assert link.has_room(1000)
-        link.hand(1000, float(i))
-        link.told(link.handed, link.handed, i + 0.01)
+        link.on_sent(1000, float(i))
+        link.on_ack(link.sent, link.sent, i + 0.01)
     assert link.window == WINDOW_FIRST
 
 
 def test_to_have_held_something_back_once_says_nothing_of_later() -> None:
     link = SendWindow(PLENTY, 0.0)
-    link.hand(WINDOW_FIRST, 0.0)
+    link.on_sent(WINDOW_FIRST, 0.0)
     assert not link.has_room(1000)
-    link.told(link.handed, link.handed, 0.01)
+    link.on_ack(link.sent, link.sent, 0.01)
     grown = link.window
     assert grown > WINDOW_FIRST
     for i in range(100):
         assert link.has_room(1000)
-        link.hand(1000, float(i))
-        link.told(link.handed, link.handed, i + 0.01)
+        link.on_sent(1000, float(i))
+        link.on_ack(link.sent, link.sent, i + 0.01)
     assert link.window == grown
 
 
@@ -260,16 +260,16 @@ def test_the_rate_is_what_goes_through_while_something_is_under_way() -> None:
 
 def test_the_oldest_without_a_sign_of_arrival_is_known_by_its_time() -> None:
     link = SendWindow(PLENTY, 0.0)
-    link.hand(100, 1.0)
-    link.hand(100, 2.0)
+    link.on_sent(100, 1.0)
+    link.on_sent(100, 2.0)
     assert link.since_s == 1.0
-    link.told(50, 0, 3.0)  # a part of it: the stream lives, and what is left has to show it anew
+    link.on_ack(50, 0, 3.0)  # a part of it: the stream lives, and what is left has to show it anew
     assert link.since_s == 3.0
-    link.told(50, 0, 4.0)
+    link.on_ack(50, 0, 4.0)
     assert link.since_s == 3.0
-    link.told(200, 0, 5.0)
+    link.on_ack(200, 0, 5.0)
     assert link.since_s is None
-    link.hand(100, 6.0)
+    link.on_sent(100, 6.0)
     link.slept(10.0)
     assert link.since_s == 16.0
 

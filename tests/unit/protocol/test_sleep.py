@@ -34,7 +34,7 @@ def times_of(machine: Node) -> dict[str, float]:
     return {
         f"{part.removeprefix('_')}.{name}": at_s
         for part, of in parts.items()
-        if part not in ("command", "limits", "family", "ledger")  # children have leases
+        if part not in ("command", "limits", "children", "ledger")  # children have leases
         for name, at_s in vars(of).items()
         if name.endswith("_s") and isinstance(at_s, float)
     } | {"link.window.since_s": machine.link.window.since_s or 0.0}

@@ -62,9 +62,9 @@ def test_a_family_names_the_child_that_takes_too_little(parent_with: Any) -> Non
         parent.now_s, head = float(second), parent.history.log.head
         entries = [parent.make.committed(head + i) for i in range(1, 6)]
         parent.append(*(msgspec.structs.replace(entry, count=1000) for entry in entries))
-        parent.report(second, taken=ONE * second)
-        parent.family.tick(parent.make.state(), parent.now_s)
-    (narrow,) = parent.family.narrow
+        parent.report(second, bytes_received=ONE * second)
+        parent.children.tick(parent.make.state(), parent.now_s)
+    (narrow,) = parent.children.narrow
     assert narrow.node == 5
     assert 0 < narrow.carries < narrow.needed
     assert narrow.behind > 5 * NARROW_S / 2
@@ -84,7 +84,7 @@ def test_the_master_tells_of_each_link_once_and_blames_no_slow_worker(master: An
 
 def test_a_relay_tells_with_its_counters(node: Any) -> None:
     node.training()
-    node.me.family.narrow.append(SlowLink(3, 1.0, 2.0, 4, False))
+    node.me.children.narrow.append(SlowLink(3, 1.0, 2.0, 4, False))
     node.machine.stats(WorkerCounters(node=NodeCounters(wire_bytes=7)))
     assert from_wire(node.me.trainer.stats).node == NodeCounters(
         wire_bytes=7, round_s=0.0, slow_link=SlowLink(3, 1.0, 2.0, 4, False)

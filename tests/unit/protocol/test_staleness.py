@@ -13,18 +13,18 @@ from sparkstrom.protocol.master.staleness import Staleness
 
 def turns(workers: int, rounds: int, late: int = 1) -> Staleness:
     """All take turns, one minibatch each; each has seen all up to its own update ``late`` ago."""
-    lateness = Staleness()
+    staleness = Staleness()
     for commit in range(1, workers * rounds + 1):
         node = 1 + (commit - 1) % workers
-        lateness.committed(node, commit, max(0, commit - late * workers), 1)
-    return lateness
+        staleness.committed(node, commit, max(0, commit - late * workers), 1)
+    return staleness
 
 
 @pytest.mark.parametrize("workers", [1, 2, 8])
 def test_who_takes_turns_is_a_round_late(workers: int) -> None:
-    lateness = turns(workers, 100)
-    assert lateness.most == workers - 1
-    assert lateness.mean == pytest.approx(workers - 1, abs=0.05 * workers)
+    staleness = turns(workers, 100)
+    assert staleness.most == workers - 1
+    assert staleness.mean == pytest.approx(workers - 1, abs=0.05 * workers)
 
 
 def test_who_sees_only_every_other_round_is_two_late() -> None:
@@ -32,69 +32,69 @@ def test_who_sees_only_every_other_round_is_two_late() -> None:
 
 
 def test_own_minibatches_are_known_before_they_have_a_number() -> None:
-    lateness = Staleness()
+    staleness = Staleness()
     for commit in range(1, 10):
-        lateness.committed(1, commit, 0, 3)  # alone, and it never heard of its numbers
-    assert (lateness.mean, lateness.most) == (0.0, 0.0)
+        staleness.committed(1, commit, 0, 3)  # alone, and it never heard of its numbers
+    assert (staleness.mean, staleness.most) == (0.0, 0.0)
 
 
 def test_steps_that_were_held_back_count_from_where_each_was_made() -> None:
     """Of four steps, the first began right after commit 2 or so, the last with commit 6."""
-    lateness = Staleness()
-    lateness.committed(1, 1, 0, 1)
+    staleness = Staleness()
+    staleness.committed(1, 1, 0, 1)
     for commit in range(2, 10):
-        lateness.committed(2, commit, commit - 1, 1)
-    lateness.committed(1, 10, 9, 4)  # known before: none of the others'; now: 8
-    assert lateness.most == 6.0  # evenly: 2, 4, 6, 8 were known; 8 are there
-    assert lateness.mean * 13 == pytest.approx(1 * (1 - 1) + (6 + 4 + 2 + 0))
+        staleness.committed(2, commit, commit - 1, 1)
+    staleness.committed(1, 10, 9, 4)  # known before: none of the others'; now: 8
+    assert staleness.most == 6.0  # evenly: 2, 4, 6, 8 were known; 8 are there
+    assert staleness.mean * 13 == pytest.approx(1 * (1 - 1) + (6 + 4 + 2 + 0))
 
 
 def test_minibatches_without_an_update_count_with_the_next_commit() -> None:
-    lateness = Staleness()
-    lateness.committed(2, 1, 0, 1)
-    lateness.sent_nothing(2, 5)
-    lateness.committed(2, 2, 1, 1)
-    lateness.committed(1, 3, 1, 1)  # it knew one of seven
-    assert lateness.most == 6.0
-    lateness.sent_nothing(1, 2)
-    lateness.committed(1, 4, 2, 1)  # all of the others': its own are no news to it
-    assert (lateness.most, lateness.mean) == (6.0, 6 / 4)
+    staleness = Staleness()
+    staleness.committed(2, 1, 0, 1)
+    staleness.sent_nothing(2, 5)
+    staleness.committed(2, 2, 1, 1)
+    staleness.committed(1, 3, 1, 1)  # it knew one of seven
+    assert staleness.most == 6.0
+    staleness.sent_nothing(1, 2)
+    staleness.committed(1, 4, 2, 1)  # all of the others': its own are no news to it
+    assert (staleness.most, staleness.mean) == (6.0, 6 / 4)
 
 
 def test_what_adds_no_minibatch_counts_for_nothing() -> None:
-    lateness = Staleness()
-    lateness.committed(2, 1, 0, 1)
-    lateness.committed(1, 2, 0, 0)  # buffers
-    assert (lateness.most, lateness.mean) == (0.0, 0.0)
+    staleness = Staleness()
+    staleness.committed(2, 1, 0, 1)
+    staleness.committed(1, 2, 0, 0)  # buffers
+    assert (staleness.most, staleness.mean) == (0.0, 0.0)
 
 
 def test_a_worker_that_comes_back_begins_anew() -> None:
-    lateness = Staleness()
-    lateness.committed(1, 1, 0, 1)
+    staleness = Staleness()
+    staleness.committed(1, 1, 0, 1)
     for commit in range(2, 8):
-        lateness.committed(2, commit, commit - 1, 1)
-    lateness.forget(1)
-    lateness.committed(1, 8, 7, 6)  # no publication to count from: all began with what it knew
-    assert lateness.most == 0.0
+        staleness.committed(2, commit, commit - 1, 1)
+    staleness.forget(1)
+    staleness.committed(1, 8, 7, 6)  # no publication to count from: all began with what it knew
+    assert staleness.most == 0.0
 
 
 def test_memory_is_bounded_and_older_counts_as_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "REMEMBERED", 8)
-    lateness = Staleness()
+    staleness = Staleness()
     for commit in range(1, 101):
-        lateness.committed(2, commit, commit - 1, 1)
-    lateness.committed(1, 101, 0, 1)
-    assert lateness.most == 7.0
-    assert len(lateness._at) == 8
+        staleness.committed(2, commit, commit - 1, 1)
+    staleness.committed(1, 101, 0, 1)
+    assert staleness.most == 7.0
+    assert len(staleness._at) == 8
 
 
 def test_the_master_counts_updates_and_what_was_told_without_one(master: Any, make: Any) -> None:
     master.running()
-    lateness = master.machine.fit.lateness
+    staleness = master.machine.fit.staleness
     master.hear(1, make.update(1, 1, seen=0, batch=1))
     master.hear(2, make.update(2, 1, b"buffers", form=BUFFERS, batch=0))
     master.hear(2, make.update(2, 2, seen=0, batch=2))  # two, and none of node 1's seen
-    assert (lateness.mean, lateness.most) == (2 / 3, 1.0)
+    assert (staleness.mean, staleness.most) == (2 / 3, 1.0)
     master.say(1, after_seq=1, epoch=0, batch=2)  # a step that sent nothing
     master.hear(2, make.update(2, 3, seen=3, batch=3))
-    assert lateness.mean == 3 / 4
+    assert staleness.mean == 3 / 4

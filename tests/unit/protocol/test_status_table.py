@@ -25,7 +25,7 @@ def filled(make: Any, *known: int, via: int = 5) -> StatusTable:
 
 
 def hear_all(ledger: StatusTable) -> None:
-    ledger.heard(ledger.news()[0])
+    ledger.on_ack(ledger.news()[0])
 
 
 def test_what_is_new_is_told_until_it_was_heard(make: Any) -> None:
@@ -33,7 +33,7 @@ def test_what_is_new_is_told_until_it_was_heard(make: Any) -> None:
     stamp, news = ledger.news()
     assert [status.node for status in news] == [1, 2]
     assert ledger.news() == (stamp, news)
-    ledger.heard(stamp)
+    ledger.on_ack(stamp)
     assert not ledger.has_news
     assert ledger.news() == (stamp, [])
 
@@ -42,7 +42,7 @@ def test_only_what_changed_since_is_told_then(make: Any) -> None:
     ledger = filled(make, 1, 2)
     stamp, _ = ledger.news()
     assert ledger.put(make.status(2, count=2, steps=9), 5)
-    ledger.heard(stamp)  # of the first two
+    ledger.on_ack(stamp)  # of the first two
     (status,) = ledger.news()[1]
     assert (status.node, status.steps) == (2, 9)
 
@@ -68,7 +68,7 @@ def test_an_old_acknowledgement_takes_nothing_back(make: Any) -> None:
     ledger.put(make.status(2), 5)
     hear_all(ledger)
     ledger.put(make.status(3), 5)
-    ledger.heard(old)
+    ledger.on_ack(old)
     assert nodes(ledger) == [3]
 
 
@@ -107,7 +107,7 @@ def test_a_new_parent_is_told_everything(make: Any) -> None:
     assert nodes(ledger) == [1, 2]
     before, _ = ledger.news()
     ledger.tell_all_again()
-    ledger.heard(before)  # what the last one heard is not what this one has
+    ledger.on_ack(before)  # what the last one heard is not what this one has
     assert nodes(ledger) == [1, 2]
 
 

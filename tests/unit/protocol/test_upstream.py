@@ -32,13 +32,17 @@ def up(effects: list[ev.Effect]) -> list[tuple[int, int]]:
 
 def arrived(relay: Any, count: int, **fields: Any) -> list[ev.Effect]:
     """So many of the updates that went up have come, and gone on."""
-    effects: list[ev.Effect] = relay.alive(taken=count * ONE, passed=count * ONE, **fields)
+    effects: list[ev.Effect] = relay.alive(
+        bytes_received=count * ONE, bytes_forwarded=count * ONE, **fields
+    )
     return effects + list(relay.tick(0.1))
 
 
 def passed(effects: list[ev.Effect], child: int) -> list[tuple[int, int]]:
     """Updates of this child that came, and that have gone on, as it hears."""
-    return [(s.taken // ONE, s.passed // ONE) for s in sent(effects, State, child)]
+    return [
+        (s.bytes_received // ONE, s.bytes_forwarded // ONE) for s in sent(effects, State, child)
+    ]
 
 
 # -- as the link takes it ------------------------------------------------------------------------
@@ -63,7 +67,7 @@ def test_updates_go_up_in_the_order_in_which_they_came(relay: Any, make: Any) ->
     assert up(relay.tick()) == []
     effects = arrived(relay, 1)
     assert up(effects) == [(6, 1)]
-    relay.alive(taken=10**6, passed=10**6)
+    relay.alive(bytes_received=10**6, bytes_forwarded=10**6)
     assert up(relay.tick()) == [(1, 1), (5, 2)]
 
 
@@ -97,7 +101,7 @@ def test_nothing_goes_up_twice_however_late_the_signs_of_arrival_are(relay: Any,
     relay.step(make.published(1))
     effects: list[ev.Effect] = []
     for tick in range(120):
-        effects += relay.alive(taken=tick) + relay.tick(0.5)
+        effects += relay.alive(bytes_received=tick) + relay.tick(0.5)
     assert up(effects) == []
     assert every(effects, ev.Reopen) == []
 
@@ -120,7 +124,7 @@ def test_without_any_sign_for_much_longer_than_updates_take_the_oldest_goes_agai
         effects += arrived(relay, 1)
     assert up(effects) == []
     for _ in range(2 * int(RETRY_LEAST_S)):
-        effects += relay.alive(taken=ONE, passed=ONE) + relay.tick(1.0)
+        effects += relay.alive(bytes_received=ONE, bytes_forwarded=ONE) + relay.tick(1.0)
     assert up(effects) == [(1, 1)]
 
 
@@ -135,7 +139,7 @@ def test_over_a_new_edge_everybody_sends_again_and_what_waited_is_credited(
     for seq in (1, 2, 3):
         relay.hear(make.update(5, seq), sender=5)
     relay.opened()
-    relay.told(make.welcome(edge=9, parent=PARENT, knock=relay.me.membership.knock))
+    relay.told(make.welcome(edge=9, parent=PARENT, request=relay.me.membership.request))
     effects = relay.hear(make.attached(0, snapshot=False))
     assert up(effects) == [(1, 1)]
     assert [send.to for send in every(effects, ev.Send) if send.message == Again(0)] == [5, 6]
@@ -149,8 +153,8 @@ def test_without_a_parent_what_comes_from_below_is_credited_and_dropped(
 ) -> None:
     relay.opened()
     assert up(relay.hear(make.update(5, 1), sender=5)) == []
-    child = relay.me.family.children[5]
-    assert (child.taken, child.passed) == (ONE, ONE)
+    child = relay.me.children.by_node[5]
+    assert (child.bytes_received, child.bytes_forwarded) == (ONE, ONE)
 
 
 def test_whoever_is_asked_because_of_a_new_edge_answers_although_it_just_did(
@@ -160,7 +164,7 @@ def test_whoever_is_asked_because_of_a_new_edge_answers_although_it_just_did(
     relay.step(make.published(1))
     assert up(relay.hear(Again(1), 1.0)) == [(1, 1)]
     assert up(relay.hear(Again(1))) == []
-    relay.alive(taken=10**6, passed=10**6)
+    relay.alive(bytes_received=10**6, bytes_forwarded=10**6)
     assert up(relay.hear(Again(0))) == [(1, 1)]
 
 
@@ -168,8 +172,12 @@ def test_a_fresh_edge_counts_from_nothing(relay: Any, make: Any) -> None:
     relay.hear(make.update(5, 1), sender=5)
     arrived(relay, 1)
     relay.hear(make.committed(1))
-    relay.told(make.welcome(edge=50, parent=PARENT, knock=relay.me.membership.knock))
-    assert (relay.me.link.window.handed, relay.me.link.taken, relay.me.link.arriving) == (0, 0, 0)
+    relay.told(make.welcome(edge=50, parent=PARENT, request=relay.me.membership.request))
+    assert (relay.me.link.window.sent, relay.me.link.bytes_received, relay.me.link.arriving) == (
+        0,
+        0,
+        0,
+    )
     relay.hear(make.attached(1, snapshot=False))
     relay.hear(make.update(5, 1), sender=5)
     assert relay.me.link.window.since_s is not None
@@ -182,8 +190,8 @@ def test_what_came_by_an_older_edge_is_not_credited_to_the_new_one(relay: Any, m
         relay.hear(make.update(5, seq), sender=5)
     relay.with_child(5)
     arrived(relay, 2)
-    child = relay.me.family.children[5]
-    assert (child.taken, child.passed) == (0, 0)
+    child = relay.me.children.by_node[5]
+    assert (child.bytes_received, child.bytes_forwarded) == (0, 0)
 
 
 # -- what a relay hears of its children's bytes ----------------------------------------------------
@@ -200,7 +208,7 @@ def test_a_part_of_an_updaters_state_is_forgotten_when_it_is_whole(relay: Any, m
     relay.step(ev.Arriving(5, 10 * ONE))
     chunk = UpdaterChunk(asker=77, copy=1, index=0, count=1, payload=b"")
     relay.hear(chunk, sender=5)
-    assert relay.me.family.children[5].arriving == 0
+    assert relay.me.children.by_node[5].arriving == 0
 
 
 def test_a_part_from_a_stranger_says_nothing(relay: Any) -> None:
@@ -230,6 +238,6 @@ def test_a_stream_upwards_is_dead_when_nothing_handed_up_arrives(relay: Any, mak
 def test_what_the_parent_has_counted_was_handed_up(relay: Any, make: Any) -> None:
     """Whether it has a number by now is not this edge's affair."""
     relay.hear(make.update(5, 1), sender=5)
-    assert not reopens(relay, 3.5, taken=ONE)
+    assert not reopens(relay, 3.5, bytes_received=ONE)
     relay.hear(make.update(5, 2), sender=5)
-    assert reopens(relay, 1.5, taken=ONE)
+    assert reopens(relay, 1.5, bytes_received=ONE)

@@ -1,4 +1,4 @@
-"""A trainer against a station that plays its node."""
+"""A trainer against a channel that plays its node."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Bench:
     """A trainer on 10 rows, minibatches of 4, two epochs, with all it touches."""
 
     def __init__(self, model: Any, script: Script, rows: int = 10, **schedule: Any) -> None:
-        self.station = Scripted(script)
+        self.channel = Scripted(script)
         self.granted: list[tuple[str, ...]] = []
         self.model, self.lender = model, OptimizerLender(SystemClock())
         encoder = Encoder(N, K, FixedThreshold(TAU))
@@ -66,7 +66,7 @@ class Bench:
         features = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
         batches = Batches(features, np.zeros(rows, np.int64), batch_rows=4, seed=0, partition=0)
         self.trainer = Trainer(
-            self.station,
+            self.channel,
             self.replica,
             batches,
             Schedule(**({"epochs": 2, "publish_every": 1} | schedule)),
@@ -77,7 +77,7 @@ class Bench:
 
     def run(self) -> list[ev.Event]:
         assert self.trainer.run() == "done"
-        return self.station.posted()
+        return self.channel.posted()
 
 
 def steps(count: int, command: Directive = TRAIN) -> Script:

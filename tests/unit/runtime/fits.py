@@ -121,7 +121,7 @@ class Mesh:
         theta = Theta(MODEL.n_params, K)
         encoder = Encoder(MODEL.n_params, K, AdaptiveThreshold(1e-3))
         replica = Replica(model or DenseNetwork([5, 8, 3]), theta, encoder, local=True)
-        station, lender = (
+        channel, lender = (
             TrainerChannel(TrainerInbox(1 << 20, theta.begin_sum)),
             OptimizerLender(SystemClock()),
         )
@@ -137,18 +137,18 @@ class Mesh:
             pid=1,
             version="1",
         )
-        limits = NodeLimits(lease_s=self.limits.lease_s, borrow_s=30.0, **self.node_limits)
-        meeting = Meeting(self.master.endpoint, self.master.lobby)
+        limits = NodeLimits(lease_s=self.limits.lease_s, optimizer_wait_s=30.0, **self.node_limits)
+        meeting = Meeting(self.master.endpoint, self.master.join_stream)
         node = NodeThread(
             NodePlan(identity, limits, meeting, 1 << 20, 1024),
             open_transport=opening or Opening(self.network),
             seal=self.seal,
-            station=station,
+            channel=channel,
             copying=Copying(replica.chunk, theta.merge, lender.chunk),
             clock=SystemClock(),
         )
         trainer = Trainer(
-            station,
+            channel,
             replica,
             batches,
             Schedule(**{"epochs": EPOCHS, "publish_every": 1, **schedule}),
@@ -157,20 +157,20 @@ class Mesh:
             lender=lender,
         )
         self.nodes.append(node)
-        self.stations.append(station)
+        self.stations.append(channel)
         self.replicas.append(replica)
         self.trainers.append(trainer)
         node.start()
-        self.threads.append(threading.Thread(target=self._train, args=(node, station, trainer)))
+        self.threads.append(threading.Thread(target=self._train, args=(node, channel, trainer)))
         self.threads[-1].start()
 
-    def _train(self, node: NodeThread, station: TrainerChannel, trainer: Trainer) -> None:
+    def _train(self, node: NodeThread, channel: TrainerChannel, trainer: Trainer) -> None:
         """As a task does: what goes wrong is told to the master and stays here to be looked at."""
         try:
             trainer.run()
         except Exception as error:
             self.errors.append(error)
-            station.post(ev.TrainerFailed(repr(error), ""))
+            channel.post(ev.TrainerFailed(repr(error), ""))
         node.stop()
 
     def finish(self, seconds: float = 60.0) -> Outcome:
@@ -182,9 +182,9 @@ class Mesh:
         return self.master.outcome()
 
     def close(self) -> None:
-        for node, station in zip(self.nodes, self.stations, strict=True):
+        for node, channel in zip(self.nodes, self.stations, strict=True):
             node.stop()
-            station.fail(RuntimeError("the test is over"))
+            channel.fail(RuntimeError("the test is over"))
         for thread in self.threads:
             thread.join(10)
         self.master.end()

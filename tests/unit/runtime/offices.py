@@ -98,16 +98,16 @@ def update(seq: int = 1, payload: bytes = b"bits", origin: int = 7) -> Update:
 
 def joining(address: Address, **fields: object) -> Join:
     given = {
-        "token": 1, "count": 0, "knock": 1, "partition": 0, "attempt": 0, "rows": 1, "checksum": 1,
-        "batches": 1, "pid": 1, "address": address, "host": "h", "executor": "e", "version": "v",
-        "alone": False,
+        "token": 1, "count": 0, "request": 1, "partition": 0, "attempt": 0, "rows": 1,
+        "checksum": 1, "batches": 1, "pid": 1, "address": address, "host": "h", "executor": "e",
+        "version": "v", "alone": False,
     }  # fmt: skip
     return Join(**(given | fields))  # type: ignore[arg-type]
 
 
 def welcome(node: int) -> Welcome:
     return Welcome(
-        token=1, count=0, knock=1, node=node, parent=MASTER, edge=3, up=Address("h", 1, 1, 2),
+        token=1, count=0, request=1, node=node, parent=MASTER, edge=3, up=Address("h", 1, 1, 2),
         chunks=1, closed=[], epoch=0, batch=0, steps=0, grants=[],
     )  # fmt: skip
 

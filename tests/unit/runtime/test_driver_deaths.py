@@ -83,8 +83,8 @@ def knows_itself(node: NodeThread) -> bool:
     return node._mail.me == node._machine.node > 0
 
 
-# A node first opens what it listens on (control and data), then a sender to the lobby; its edge to
-# the master is the second and third sender.
+# A node first opens what it listens on (control and data), then a sender to the join stream; its
+# edge to the master is the second and third sender.
 @pytest.mark.parametrize(
     "deaths",
     [
@@ -115,7 +115,7 @@ def test_a_node_keeps_its_id_and_all_else_that_it_was_given(
     )
 
 
-# The master first opens its lobby, then for each node two receivers and two senders.
+# The master first opens its join stream, then for each node two receivers and two senders.
 @pytest.mark.parametrize(
     "deaths",
     [
@@ -217,7 +217,7 @@ def test_a_driver_that_dies_over_the_last_words_breaks_nothing(
     def say_over_a_dead_driver() -> None:
         opening.opened[0].death = ("open_sender", 1)
         mesh.stations[0].post(ev.TrainerFailed("too late", ""))
-        node._mail.meet(mesh.master.endpoint, mesh.master.lobby)
+        node._mail.meet(mesh.master.endpoint, mesh.master.join_stream)
         say()
 
     node._say_last_words = say_over_a_dead_driver  # type: ignore[method-assign]

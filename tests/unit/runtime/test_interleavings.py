@@ -179,17 +179,17 @@ def test_a_commit_that_comes_while_a_chunk_is_made_is_in_it_whole_or_not_at_all(
 
 
 def made(kind: type[TrainerChannel] = TrainerChannel) -> TrainerChannel:
-    station = kind(TrainerInbox(10_000, Theta(N, K).begin_sum))
-    station._changed = threading.Condition(threading.Lock())  # one that says whether it is held
-    return station
+    channel = kind(TrainerInbox(10_000, Theta(N, K).begin_sum))
+    channel._changed = threading.Condition(threading.Lock())  # one that says whether it is held
+    return channel
 
 
-def is_held(station: TrainerChannel) -> bool:
-    lock: Any = station._changed._lock  # type: ignore[attr-defined]
+def is_held(channel: TrainerChannel) -> bool:
+    lock: Any = channel._changed._lock  # type: ignore[attr-defined]
     return bool(lock.locked())
 
 
-def look_while_it_publishes(station: TrainerChannel, item: Item) -> int:
+def look_while_it_publishes(channel: TrainerChannel, item: Item) -> int:
     """Raise AssertionError where a command is seen without its item; return how many looks."""
     taken: list[Item] = []
     looks = 0
@@ -197,14 +197,14 @@ def look_while_it_publishes(station: TrainerChannel, item: Item) -> int:
     def look() -> None:
         nonlocal looks
         looks += 1
-        seen = station.command  # may be read at any time
-        if not is_held(station):
-            items, seen = station.take()
+        seen = channel.command  # may be read at any time
+        if not is_held(channel):
+            items, seen = channel.take()
             taken.extend(items)
-        assert seen != TRAIN or item in taken or len(station._inbox) > 0
+        assert seen != TRAIN or item in taken or len(channel._inbox) > 0
 
     with at_every_instruction(CHANNELS, look):
-        station.publish([item], TRAIN)
+        channel.publish([item], TRAIN)
     look()
     assert taken == [item]
     return looks
@@ -223,22 +223,22 @@ def publish_while_it_takes(kind: type[TrainerChannel], item: Item) -> int:
     """At every point in turn. Raise AssertionError where half of it comes; return how many."""
     at_point, points = 0, 1
     while at_point <= points:
-        station, points = made(kind), 0
+        channel, points = made(kind), 0
         published = False
 
-        def publish(station: TrainerChannel = station, wanted: int = at_point) -> None:
+        def publish(channel: TrainerChannel = channel, wanted: int = at_point) -> None:
             nonlocal points, published
             points += 1
-            if points >= wanted and not published and not is_held(station):
+            if points >= wanted and not published and not is_held(channel):
                 published = True
-                station.publish([item], TRAIN)
+                channel.publish([item], TRAIN)
 
         with at_every_instruction(CHANNELS, publish):
-            items, command = station.take()
+            items, command = channel.take()
         assert (items, command == TRAIN) in (([item], True), ([], False))
         if not published:
-            station.publish([item], TRAIN)
-        again, command = station.take()
+            channel.publish([item], TRAIN)
+        again, command = channel.take()
         assert ([*items, *again], command) == ([item], TRAIN)
         at_point += 1
     return points
@@ -265,7 +265,7 @@ def torn_cycles(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> list[Directive]:
 
     def performing(self: NodeThread, effect: Effect) -> None:
         perform(self, effect)
-        waiting[self._station] += isinstance(effect, ITEMS)
+        waiting[self._channel] += isinstance(effect, ITEMS)
 
     def publishing(self: TrainerChannel, items: list[Item], command: Directive) -> None:
         waiting[self] -= len(items)
@@ -295,7 +295,7 @@ def test_a_cycle_that_tells_commands_at_once_is_seen(
 
     def hasty(self: NodeThread, event: Event) -> None:
         step(self, event)
-        self._station.publish([], self._machine.command)
+        self._channel.publish([], self._machine.command)
 
     monkeypatch.setattr(NodeThread, "_step", hasty)
     assert torn_cycles(make_mesh(), monkeypatch)

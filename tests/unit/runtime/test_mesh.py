@@ -117,10 +117,10 @@ def test_a_stranger_without_the_key_is_counted_and_changes_nothing(
     mesh = make_mesh()
     mesh.begin()
     stranger = mesh.network.open()
-    lobby = stranger.open_sender(mesh.master.endpoint, mesh.master.lobby, control=True)
+    join_stream = stranger.open_sender(mesh.master.endpoint, mesh.master.join_stream, control=True)
     for partition in range(WORKERS):
         mesh.add_worker(partition)
-    lobby.offer([secrets.token_bytes(200)] * 5)
+    join_stream.offer([secrets.token_bytes(200)] * 5)
     outcome = mesh.finish()
     check_whole(mesh, outcome)
     assert outcome.traffic.rejected.total() == 5

@@ -233,7 +233,7 @@ def test_no_message_is_dropped_however_much_waits(pair: tuple[Office, Office]) -
 
 
 def report(stamp: int) -> Heartbeat:
-    return Heartbeat(received=0, taken=0, catching=False, stamp=stamp, news=[])
+    return Heartbeat(received=0, bytes_received=0, catching=False, stamp=stamp, news=[])
 
 
 def test_of_reports_that_wait_only_the_newest_goes(pair: tuple[Office, Office]) -> None:

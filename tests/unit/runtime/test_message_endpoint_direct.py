@@ -36,20 +36,20 @@ from tests.unit.runtime.offices import (
 
 def lobby_of(network: MemoryNetwork) -> tuple[Office, Office]:
     master, node = Office(network, MASTER, 10), Office(network, NOBODY, 20)
-    master.room.open_lobby(LOBBY)
+    master.room.open_join_stream(LOBBY)
     node.room.meet(master.transport.endpoint, LOBBY)
     return master, node
 
 
-def test_only_what_is_told_directly_is_taken_in_the_lobby(network: MemoryNetwork) -> None:
+def test_only_what_is_told_directly_is_taken_among_direct_messages(network: MemoryNetwork) -> None:
     master, node = lobby_of(network)
     node.room.tell(joining(node.address))
     node.room.flush()
     assert master.got() == [(FROM_LOBBY, joining(node.address))]
-    lobby = Address("127.0.0.1", master.address.port, LOBBY, LOBBY)
+    join_stream = Address("127.0.0.1", master.address.port, LOBBY, LOBBY)
     stranger = told_by(1, 1, HEAD.kind, 0, 1)
-    offer(node, lobby, Seal(KEY, JOB).close(stranger, ASK))
-    offer(node, lobby, Seal(KEY, JOB).close(HEAD, encode(joining(node.address))[1]))
+    offer(node, join_stream, Seal(KEY, JOB).close(stranger, ASK))
+    offer(node, join_stream, Seal(KEY, JOB).close(HEAD, encode(joining(node.address))[1]))
     assert master.got() == []
     assert master.room.traffic.rejected == {Rejection.NOT_DIRECT: 2}
 
@@ -68,10 +68,10 @@ def test_several_tell_long_messages_at_once(network: MemoryNetwork) -> None:
             assert box is not None
             box._sender.offer([box._frames.popleft()])
     assert master.got() == [(FROM_LOBBY, message) for message in told]
-    assert master.room._lobby.joiners == {}
+    assert master.room._direct_messages.joiners == {}
 
 
-def test_the_lobby_keeps_a_bounded_number_of_beginnings(
+def test_the_join_stream_keeps_a_bounded_number_of_beginnings(
     network: MemoryNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(message_endpoint, "TELLERS_MAX", 3)
@@ -84,7 +84,7 @@ def test_the_lobby_keeps_a_bounded_number_of_beginnings(
         teller.room._to_master._frames.pop()  # its last piece is lost
         teller.room.flush()
         assert master.got() == []
-        assert len(master.room._lobby.joiners) == min(n, 3)
+        assert len(master.room._direct_messages.joiners) == min(n, 3)
     node.room.tell(Here(5))
     node.room.flush()
     assert master.got() == [(FROM_LOBBY, Here(5))]

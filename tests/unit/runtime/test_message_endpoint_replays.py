@@ -49,7 +49,7 @@ def told(node: Office, message: Failed | Here) -> list[bytes]:
 @pytest.fixture
 def master(network: MemoryNetwork) -> Office:
     office = Office(network, MASTER, 10)
-    office.room.open_lobby(LOBBY)
+    office.room.open_join_stream(LOBBY)
     return office
 
 
@@ -59,7 +59,7 @@ def listening(network: MemoryNetwork, me: int, stream: int) -> Office:
     return office
 
 
-def lobby(master: Office) -> Address:
+def join_stream(master: Office) -> Address:
     return Address("127.0.0.1", master.address.port, LOBBY, LOBBY)
 
 
@@ -124,7 +124,7 @@ def test_what_was_told_is_not_heard_again(network: MemoryNetwork, master: Office
     node = Office(network, NOBODY, 20)
     node.room.meet(master.transport.endpoint, LOBBY)
     first, second = told(node, Here(7)), told(node, Here(7))
-    offer(node, lobby(master), *first, *first, *second, *first, *second)
+    offer(node, join_stream(master), *first, *first, *second, *first, *second)
     assert master.got() == [(FROM_LOBBY, Here(7))] * 2
     assert master.room.traffic.rejected == {Rejection.AGAIN: 3}
 
@@ -135,12 +135,12 @@ def test_nor_after_the_drivers_media_driver_has_died(
     node = Office(network, NOBODY, 20)
     node.room.meet(master.transport.endpoint, LOBBY)
     frames = told(node, Here(7))
-    offer(node, lobby(master), *frames)
+    offer(node, join_stream(master), *frames)
     assert master.got() == [(FROM_LOBBY, Here(7))]
     endpoint = master.transport.endpoint
     master.room.move_to(lambda: type(master.transport)(network, endpoint))
-    master.room.open_lobby(LOBBY)
-    offer(node, lobby(master), *frames, *told(node, Here(8)))
+    master.room.open_join_stream(LOBBY)
+    offer(node, join_stream(master), *frames, *told(node, Here(8)))
     assert master.got() == [(FROM_LOBBY, Here(8))]
     assert master.room.traffic.rejected == {Rejection.AGAIN: 1}
 
@@ -151,10 +151,10 @@ def test_a_session_goes_on_over_other_connections(network: MemoryNetwork, master
     node.room.meet(master.transport.endpoint, LOBBY)
     late = told(node, LONG)
     node.room.meet(master.transport.endpoint, LOBBY)
-    offer(node, lobby(master), late[0], *told(node, Here(1)), *late[1:])
+    offer(node, join_stream(master), late[0], *told(node, Here(1)), *late[1:])
     assert master.got() == [(FROM_LOBBY, Here(1))]
     assert set(master.room.traffic.rejected) == {Rejection.AGAIN}
-    offer(node, lobby(master), *told(node, LONG))
+    offer(node, join_stream(master), *told(node, LONG))
     assert master.got() == [(FROM_LOBBY, LONG)]
     node.room.move_to(network.open)
     node.room.meet(master.transport.endpoint, LOBBY)
@@ -170,13 +170,13 @@ def test_sessions_do_not_disturb_each_other(network: MemoryNetwork, master: Offi
         node.room.meet(master.transport.endpoint, LOBBY)
     assert [told(nodes[0], Here(n)) for n in range(5)]
     both = zip(told(nodes[0], LONG), told(nodes[1], LONG), strict=True)
-    offer(nodes[0], lobby(master), *(frame for pair in both for frame in pair))
-    offer(nodes[2], lobby(master), *told(nodes[2], Here(3)))
+    offer(nodes[0], join_stream(master), *(frame for pair in both for frame in pair))
+    offer(nodes[2], join_stream(master), *told(nodes[2], Here(3)))
     assert master.got() == [(FROM_LOBBY, LONG)] * 2 + [(FROM_LOBBY, Here(3))]
     assert master.room.traffic.rejected == {}
 
 
-def test_only_who_has_the_key_takes_room_in_the_lobby(
+def test_only_who_has_the_key_takes_room_among_direct_messages(
     network: MemoryNetwork, master: Office
 ) -> None:
     """One number for each process, however much it tells."""
@@ -186,9 +186,9 @@ def test_only_who_has_the_key_takes_room_in_the_lobby(
         node.room.tell(LONG)
         node.room.flush()
     rest = random.Random(1)
-    offer(nodes[0], lobby(master), *(forged(rest) for _ in range(50)))
+    offer(nodes[0], join_stream(master), *(forged(rest) for _ in range(50)))
     assert len(master.got()) == 15
-    assert master.room._lobby.heard.keys() == {node.token for node in nodes}
+    assert master.room._direct_messages.heard.keys() == {node.token for node in nodes}
 
 
 # -- counting what is rejected ---------------------------------------------------------------------
@@ -219,14 +219,14 @@ def test_what_strangers_send_is_counted_by_a_few_reasons(
 ) -> None:
     """However much they vary it, it takes no memory."""
     node, chance = listening(network, 7, 20), random.Random(2)
-    for office, at in ((master, lobby(master)), (node, node.address)):
+    for office, at in ((master, join_stream(master)), (node, node.address)):
         for _ in range(FORGED):
             offer(office, at, forged(chance))
             assert office.got() == []
         assert office.room.traffic.rejected.total() == FORGED
         assert set(office.room.traffic.rejected) <= set(Rejection)
         assert len(office.room.traffic.rejected) >= 5
-        assert office.room._lobby.heard == {}
+        assert office.room._direct_messages.heard == {}
     ours = Seal(KEY, JOB).close(HEAD, ASK)
     offer(master, node.address, ours)
     assert node.got() == []

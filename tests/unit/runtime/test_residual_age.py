@@ -71,7 +71,7 @@ def test_a_trainer_tells_what_waited_and_what_left(bench: Any, measured: Measure
     made: Bench = bench(steps(6), push=TAU / 2)
     made.run()
     made.trainer._tell_stats(now=True)
-    told = made.station.stats
+    told = made.channel.stats
     assert told is not None
     assert told.mass_left == 3 * N * TAU
     assert told.mass_waited == (1 + 1) * N * TAU / 4

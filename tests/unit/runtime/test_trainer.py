@@ -1,4 +1,4 @@
-"""The trainer against a station that plays its node: every order, from start to end or failure."""
+"""The trainer against a channel that plays its node: every order, from start to end or failure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_two_epochs_are_six_minibatches_and_then_it_is_finished(
     assert made.trainer.counts.examples == 20
     assert made.trainer.counts.loss_sum == 4 * (1 + 2 + 4 + 5) + 2 * (3 + 6)
     assert made.trainer.counts.last_loss_sum == 4 * (4 + 5) + 2 * 6
-    assert made.station.waits == 3
+    assert made.channel.waits == 3
 
 
 def test_steps_that_send_nothing_are_told_as_progress(bench: Callable[..., Bench]) -> None:
@@ -162,9 +162,9 @@ def test_updates_of_others_are_applied_between_steps(
 
 def test_what_it_says_it_has_applied_it_has(bench: Any, make_commit: Any) -> None:
     made = bench([([ev.Deliver(make_commit(n, n)) for n in (1, 2)], Directive(Order.WAIT))])
-    post, had = made.station.post, {}
+    post, had = made.channel.post, {}
     values = made.replica.theta.values
-    made.station.post = lambda event: (had.update({event: values[1]}), post(event))
+    made.channel.post = lambda event: (had.update({event: values[1]}), post(event))
     made.run()
     assert had[ev.Applied(2)] == TAU
 
@@ -179,9 +179,9 @@ def test_the_end_drain_audit_and_what_is_kept(bench: Callable[..., Bench]) -> No
         ev.Drained(),
         ev.Hashed(6, digest, KEPT),
     ]
-    assert made.station.stats.steps == 6
-    assert made.station.stats.residual_square == 0.0
-    assert made.station.stats.tau == TAU
+    assert made.channel.stats.steps == 6
+    assert made.channel.stats.residual_square == 0.0
+    assert made.channel.stats.tau == TAU
 
 
 def test_draining_stops_training(bench: Callable[..., Bench]) -> None:
@@ -220,7 +220,7 @@ def test_a_loss_that_is_no_number_fails_before_anything_is_published(
     made.model.losses = {2: float("nan")}
     with pytest.raises(TrainingError, match="the loss is nan"):
         made.trainer.run()
-    assert positions(made.station.posted()) == WHOLE[:1]
+    assert positions(made.channel.posted()) == WHOLE[:1]
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -231,7 +231,7 @@ def test_the_residuals_figures_are_among_the_counters_where_wanted(
         [*steps(6), ([], Directive(Order.AUDIT, commit=6))], push=0.75 * TAU, show_residual=shown
     )
     made.run()
-    stats = made.station.stats
+    stats = made.channel.stats
     assert (stats.residual is not None) is shown
     if shown:
         assert stats.residual.max == stats.residual.mean == 0.5 * TAU  # six pushes less four hits
@@ -249,8 +249,8 @@ def test_each_epoch_is_written_down(bench: Callable[..., Bench]) -> None:
         (0, losses[0], 10),
         (1, losses[1], 10),
     ]
-    assert made.station.stats.epochs.finished == 1
-    assert made.station.stats.attempt == 17
+    assert made.channel.stats.epochs.finished == 1
+    assert made.channel.stats.attempt == 17
 
 
 # -- its own updates, buffers, and the updater's state -----------------------------------------
@@ -311,14 +311,14 @@ def test_an_epochs_buffers_do_not_keep_its_last_update_back(pushing: Callable[..
     """They are under way a moment before it is asked whether a publication may go."""
     model = type("Model", (Statistics, type(pushing(N))), {})(N, TAU)
     made = Bench(model, steps(4), publish_every=None)
-    post, under_way = made.station.post, Directive(Order.TRAIN, publishes=False)
+    post, under_way = made.channel.post, Directive(Order.TRAIN, publishes=False)
 
     def answering(event: ev.Event) -> None:
         post(event)
         if isinstance(event, ev.Published):
-            made.station.publish([], under_way)
+            made.channel.publish([], under_way)
 
-    made.station.post = answering  # type: ignore[method-assign]
+    made.channel.post = answering  # type: ignore[method-assign]
     published = [event for event in made.run() if isinstance(event, ev.Published)]
     assert [(e.form == BUFFERS, e.steps) for e in published[2:4]] == [(True, 2), (False, 3)]
 

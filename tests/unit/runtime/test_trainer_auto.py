@@ -31,7 +31,7 @@ def test_whether_it_may_publish_is_asked_after_the_step(bench: Callable[..., Ben
     step = made.replica.step
 
     def committed_meanwhile(batch: Any) -> float:
-        made.station.publish([], TRAIN)
+        made.channel.publish([], TRAIN)
         return step(batch)
 
     made.replica.step = committed_meanwhile  # type: ignore[method-assign]

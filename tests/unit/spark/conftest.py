@@ -29,7 +29,7 @@ def job_of() -> Callable[..., TrainingJob]:
             k=20,
             layers=None,
             endpoint=Endpoint("127.0.0.1", 1),
-            lobby=1,
+            join_stream=1,
             network="n",
         )
 

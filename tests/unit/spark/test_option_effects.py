@@ -173,9 +173,9 @@ def train(job_of: MakeJob) -> Callable[..., Playing]:
 
     def run(**options: Any) -> Playing:
         job = job_of(batch_size_per_worker=4, threshold=FixedThreshold(1e-4), **options)
-        station = Playing(6)
+        channel = Playing(6)
         Trainer(
-            station,
+            channel,
             make_replica(job, Theta(job.spec.n_params, job.k)),
             batches_of(job, PLACE, all_rows()),
             schedule_of(job),
@@ -183,7 +183,7 @@ def train(job_of: MakeJob) -> Callable[..., Playing]:
             grant=lambda replica, paths: None,
             lender=OptimizerLender(SystemClock()),
         ).run()
-        return station
+        return channel
 
     return run
 

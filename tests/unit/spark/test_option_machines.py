@@ -54,7 +54,7 @@ def running_node(job_of: Callable[..., TrainingJob]) -> RunningNode:
 def state_at(beat: int, nodes: int = 1) -> State:
     return State(
         phase=Phase.RUNNING, beat=beat, head=0, final=0, slowest=0, nodes=nodes, closed=[],
-        training=2, minibatches=0, wait_ms=0, heard=0, sent=0, taken=0, passed=0,
+        training=2, minibatches=0, wait_ms=0, stamp=0, sent=0, bytes_received=0, bytes_forwarded=0,
     )  # fmt: skip
 
 
@@ -66,7 +66,7 @@ def run(job: TrainingJob) -> Node:
     welcome = Welcome(
         token=node.membership.identity.token,
         count=1,
-        knock=1,
+        request=1,
         node=4,
         parent=MASTER,
         edge=1,
@@ -191,7 +191,7 @@ def master_of(**options: Any) -> Master:
     join = Join(
         token=1,
         count=1,
-        knock=1,
+        request=1,
         partition=0,
         attempt=0,
         rows=20,
@@ -217,7 +217,7 @@ def report(master: Master, now_s: float) -> list[ev.Effect]:
         node=node, edge=1, count=1, after_seq=0, epoch=0, batch=0, steps=0,
         activity=Activity.WAITING,
     )  # fmt: skip
-    told = Heartbeat(received=0, taken=0, catching=False, stamp=1, news=[waits])
+    told = Heartbeat(received=0, bytes_received=0, catching=False, stamp=1, news=[waits])
     return master.step(ev.Received(node, told), now_s)
 
 
@@ -298,7 +298,7 @@ def joined(workers: int, **options: Any) -> Master:
         join = Join(
             token=partition,
             count=1,
-            knock=1,
+            request=1,
             partition=partition,
             attempt=0,
             rows=20,
