@@ -116,7 +116,7 @@ class Scale(World):
             depth=DEPTH,
             per_executor=4,
             empty_partitions=nodes - publishers,
-            checkpoint_files=0,
+            kept_files=0,
             lease_s=LEASE_S,
             tick_s=TICK_S,
             busy_tick_s=BUSY_TICK_S,

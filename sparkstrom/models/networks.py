@@ -112,9 +112,14 @@ class DenseNetwork:
         return {name: changed(m, workers) for name, m in following(self._updater).items()}
 
     def predict(self, features: Columns) -> F32:
-        """Outputs f32[rows, outputs]: probabilities, or values for squared_error."""
-        outputs = self._forward(one_array(features), self._views(self._bound()))[-1]
-        return LOSSES[self._loss].output(outputs)
+        """Outputs f32[rows, outputs]: probabilities, or values for squared_error.
+
+        Computed in float64 and rounded once: a product of matrices rounds by a row's place among
+        the others on some processors, and the same row must have the same outputs everywhere.
+        """
+        wide = [(w.astype(np.float64), b) for w, b in self._views(self._bound())]
+        outputs = self._forward(one_array(features), wide)[-1]
+        return LOSSES[self._loss].output(outputs).astype(np.float32)
 
     @property
     def outputs(self) -> str:
@@ -232,8 +237,11 @@ class DenseNetwork:
             for shape, (weights, biases) in zip(self._shapes, self._slices, strict=True)
         ]
 
-    def _forward(self, features: NDArray[Any], layers: list[tuple[F32, F32]]) -> list[F32]:
-        """The input and each layer's output; the last one without its loss's output function."""
+    def _forward(self, features: NDArray[Any], layers: list[tuple[Any, F32]]) -> list[Any]:
+        """The input and each layer's output; the last one without its loss's output function.
+
+        It computes as precisely as the weights are given.
+        """
         x = np.ascontiguousarray(features.reshape(len(features), -1), np.float32)
         out = [x]
         for i, (weights, biases) in enumerate(layers):

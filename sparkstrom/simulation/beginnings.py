@@ -13,7 +13,7 @@ from sparkstrom.simulation.timeline import Timeline
 def new_master(size: Size, time: Timeline, scratch: dict[str, Theta]) -> Master:
     """Its kept files are put into ``scratch``."""
     kept: dict[str, dict[str, float]] = {}
-    for index in range(size.checkpoint_files):
+    for index in range(size.kept_files):
         executor = f"e{index // size.per_executor}"
         path = f"{executor}/kept{index}"
         scratch[path] = [time.chance.randint(-2, 2) for _ in range(SIZE)]

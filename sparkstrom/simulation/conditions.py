@@ -43,7 +43,7 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
         window_bytes=chance.choice((1, 100, 600, 10_000)),
         downlink_bytes=chance.choice((1, 300, 2_000)),
         empty_partitions=chance.choice((0, 0, 0, 0, 0, 0, 0, 0, 0, 1)) if nodes > 1 else 0,
-        checkpoint_files=chance.choice((0, 1, nodes)),
+        kept_files=chance.choice((0, 1, nodes)),
     )
     staleness = random.Random(f"staleness of {seed}").choice((None, None, 0, 1, 3))
     size = replace(size, max_staleness=staleness)
@@ -98,7 +98,7 @@ def linked(seed: int, nodes: int, *, mesh: bool) -> tuple[Size, Faults]:
         window_bytes=8 << 20,
         downlink_bytes=4 << 20,
         per_executor=chance.choice((1, 1, 2)),
-        checkpoint_files=0,
+        kept_files=0,
         lease_s=10.0,
         patience_s=LINKS_START_S,
         end_s=LINKS_END_S,

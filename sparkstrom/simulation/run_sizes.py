@@ -40,7 +40,7 @@ class Size:
     whole: bool = True  # workers begin with the initial replica; otherwise they copy it
     per_executor: int = 2  # tasks
     empty_partitions: int = 0  # the last ones
-    checkpoint_files: int = 2  # of an earlier fit
+    kept_files: int = 2  # of an earlier fit
     lease_s: float = 2.0
     tick_s: float = 0.1  # between two looks of a machine at its clock, about
     busy_tick_s: float = 0.1  # the same for one that has news to tell

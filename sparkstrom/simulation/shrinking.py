@@ -18,7 +18,7 @@ from sparkstrom.simulation.runs import Result, play
 
 SHRINK_S = 20.0  # of the clock on the wall
 WIDE = {"log_bytes": 1_000_000, "window_bytes": 10_000, "downlink_bytes": 10_000, "max_lead": 1000}
-LESS = ("nodes", "epochs", "batches", "checkpoint_files", "empty_partitions")
+LESS = ("nodes", "epochs", "batches", "kept_files", "empty_partitions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _smaller(size: Size, faults: Faults) -> Iterator[tuple[Size, Faults]]:
             yield size, replace(faults, **{field.name: usual})
     for name in LESS:
         now = getattr(size, name)
-        least = 0 if name in ("checkpoint_files", "empty_partitions") else 1
+        least = 0 if name in ("kept_files", "empty_partitions") else 1
         for value in sorted({least, now // 2, now - 1}):
             if least <= value < now:
                 yield changed(size, faults, {name: value})

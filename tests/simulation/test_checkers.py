@@ -296,13 +296,13 @@ LENDERS = ROUGH | {"crashes": 8, "loss": 0.25, "max_lead": 1, "publish_every": 1
 
 PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (drops_a_residual, "I1: p", {}),
-    (grants_a_file_twice, "I1: e", {"checkpoint_files": 4} | ROUGH),
-    (counts_no_lost_mass, "I1: 0.0 of kept mass", {"checkpoint_files": 4} | ROUGH),
+    (grants_a_file_twice, "I1: e", {"kept_files": 4} | ROUGH),
+    (counts_no_lost_mass, "I1: 0.0 of kept mass", {"kept_files": 4} | ROUGH),
     (forgets_what_was_kept, "I1: what", ROUGH),
     (
         grants_again_on_return,
         "I1:",
-        {"checkpoint_files": 4, "pauses": 6, "stop": 0.0, "failure": 0.0},
+        {"kept_files": 4, "pauses": 6, "stop": 0.0, "failure": 0.0},
     ),
     (numbers_a_repeat_again, "I2: commit", ROUGH),
     (commits_another_payload, "I2: commit", ROUGH),
@@ -321,7 +321,7 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
     (publishes_by_its_old_id, "I4: not over", ROUGH),
     (begins_with_other_parameters, "I3: p", {"whole": True}),
     (claims_a_replica_that_it_lacks, "I3: p", {"whole": False}),
-    (begins_without_its_grants, "I1: ", {"whole": True, "checkpoint_files": 4}),
+    (begins_without_its_grants, "I1: ", {"whole": True, "kept_files": 4}),
     (hashes_something_else, "I3: node", ROUGH),
     (installs_without_its_own_updates, "I3: p", NARROW),
     (installs_chunks_that_grew_old, "I3: p", NARROW | {"log_bytes": 100, "loss": 0.25}),
@@ -331,8 +331,8 @@ PLANTED: list[tuple[Plant, str, dict[str, Any]]] = [
         {"stop": 1.0, "late": 0.5, "failure": 0.0, "crashes": 0, "cuts": 4, "max_staleness": None},
     ),
     (ends_without_audit, "I3: p", ROUGH),
-    (adds_its_grants_with_each_replica, "I1: p", {"checkpoint_files": 4} | NARROW),
-    (keeps_what_was_used_on_its_list, "I1: ", {"checkpoint_files": 4} | ROUGH),
+    (adds_its_grants_with_each_replica, "I1: p", {"kept_files": 4} | NARROW),
+    (keeps_what_was_used_on_its_list, "I1: ", {"kept_files": 4} | ROUGH),
 ]
 
 

@@ -232,7 +232,7 @@ def test_a_stream_that_broke_before_its_first_word_is_found_within_a_lease_and_a
 
 def ends_s(seed: int, faults: Faults, lead: int | None) -> dict[int, float]:
     """When each partition of a calm mesh was trained to its end."""
-    size = Size(nodes=7, fan_out=2, depth=5, max_lead=lead, checkpoint_files=0, per_executor=1)
+    size = Size(nodes=7, fan_out=2, depth=5, max_lead=lead, kept_files=0, per_executor=1)
     world = World(seed, size, faults)
     out: dict[int, float] = {}
 

@@ -150,7 +150,7 @@ def executor_killed(world: Story) -> None:
             world.end(process, restart=True)
 
 
-SIZE = Size(nodes=7, fan_out=2, depth=5, per_executor=1, checkpoint_files=0, max_lead=None)
+SIZE = Size(nodes=7, fan_out=2, depth=5, per_executor=1, kept_files=0, max_lead=None)
 STORIES: dict[str, tuple[Callable[[Story], None], Size]] = {
     "inner-node-killed": (inner_node_killed, SIZE),
     "cut-off-and-back": (cut_off_and_back, SIZE),
