@@ -22,7 +22,7 @@ from benchmarks.convergence.settings import Settings
 from benchmarks.convergence.trial import Flat, Outcome, Trial, outcome
 from benchmarks.convergence.tricks import Stepping
 from sparkstrom.base.identity import Position
-from sparkstrom.encoding.encoded import Encoded
+from sparkstrom.codec.messages import Payload
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import first_exponent, round_to_grid
 from sparkstrom.models.torch import TorchModel
@@ -38,7 +38,7 @@ class Commit:
     """An update under its number, which is its place in the log, from 1."""
 
     origin: int
-    update: Encoded | None  # None: nothing reached tau; it only says how far the origin is
+    update: Payload | None  # None: nothing reached tau; it only says how far the origin is
     steps: int  # of the origin, this update's among them
     seen: int  # commits that the origin had when it published
     at: float  # when everybody has it

@@ -50,7 +50,20 @@ class Address(msgspec.Struct, frozen=True):
     data_stream: U32
 
 
+class Payload(msgspec.Struct, frozen=True):
+    """An update as its origin encoded it; opaque to the protocol. ``len``: bytes of ``data``."""
+
+    form: int  # u8, how ``data`` is encoded
+    tau_quanta: U32  # threshold as a multiple of the job's quantum
+    count: U32  # entries in ``data``
+    data: bytes
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
 BUFFERS = 6  # the form of an update that replaces a model's buffers, and adds to no parameter
+NOTHING = Payload(form=0, tau_quanta=0, count=0, data=b"")  # its origin has it
 
 EVERYBODY = MASTER  # in ``Again``: no node has that id, so it can mean all of them
 NO_ID_YET = MASTER  # in ``Failed``: the node has none
@@ -331,22 +344,16 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
     epoch: U32  # position up to which the origin has trained
     batch: U32
     steps: U63
-    form: int  # u8, how the payload is encoded; opaque to the protocol
-    tau_quanta: U32  # threshold as a multiple of the job's quantum
-    count: U32  # entries in the payload
-    payload: bytes
+    payload: Payload
 
 
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
-    """An update with its place in the one order. Its origin gets the number without payload."""
+    """An update with its place in the one order. Its origin gets the number with NOTHING."""
 
     commit: U63
     origin: U32
     seq: U63
-    form: int
-    tau_quanta: U32
-    count: U32
-    payload: bytes
+    payload: Payload
 
 
 class MergedRange(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from sparkstrom.codec.messages import (
     Data,
     MergedRange,
     Message,
+    Payload,
     Update,
     UpdaterChunk,
 )
@@ -73,23 +74,14 @@ def encode(message: Message) -> tuple[Kind, bytes]:
                 message.epoch,
                 message.batch,
                 message.steps,
-                message.form,
-                message.tau_quanta,
-                message.count,
-                len(message.payload),
+                *_figures(message.payload),
             )
-            return Kind.UPDATE, head + message.payload
+            return Kind.UPDATE, head + message.payload.data
         case Committed():
             head = COMMITTED_HEADER.pack(
-                message.commit,
-                message.origin,
-                message.seq,
-                message.form,
-                message.tau_quanta,
-                message.count,
-                len(message.payload),
+                message.commit, message.origin, message.seq, *_figures(message.payload)
             )
-            return Kind.COMMITTED, head + message.payload
+            return Kind.COMMITTED, head + message.payload.data
         case Chunk():
             head = CHUNK_HEADER.pack(message.index, message.commit, len(message.payload))
             return Kind.CHUNK, head + message.payload
@@ -109,6 +101,11 @@ def encode(message: Message) -> tuple[Kind, bytes]:
             return Kind.UPDATER, head + message.payload
         case _:
             return Kind.CONTROL, _to_msgpack(message)
+
+
+def _figures(payload: Payload) -> tuple[int, int, int, int]:
+    """What a header says of it."""
+    return payload.form, payload.tau_quanta, payload.count, len(payload)
 
 
 def decode_untrusted(kind: int, body: bytes) -> Message:
@@ -157,7 +154,7 @@ def _split(header: struct.Struct, body: bytes, what: str) -> tuple[list[int], by
 
 
 def _decode_update(body: bytes) -> Update:
-    fields, payload = _split(UPDATE_HEADER, body, "update")
+    fields, data = _split(UPDATE_HEADER, body, "update")
     origin, seq, seen, epoch, batch, steps, form, tau_quanta, count = fields
     _need_number("seq", seq)
     _need_number("seen", seen, least=0)
@@ -169,27 +166,17 @@ def _decode_update(body: bytes) -> Update:
         epoch=epoch,
         batch=batch,
         steps=steps,
-        form=form,
-        tau_quanta=tau_quanta,
-        count=count,
-        payload=payload,
+        payload=Payload(form, tau_quanta, count, data),
     )
 
 
 def _decode_committed(body: bytes) -> Committed:
-    fields, payload = _split(COMMITTED_HEADER, body, "commit")
+    fields, data = _split(COMMITTED_HEADER, body, "commit")
     commit, origin, seq, form, tau_quanta, count = fields
     _need_number("commit", commit)
     _need_number("seq", seq)
-    return Committed(
-        commit=commit,
-        origin=origin,
-        seq=seq,
-        form=form,
-        tau_quanta=tau_quanta,
-        count=count,
-        payload=payload,
-    )
+    payload = Payload(form, tau_quanta, count, data)
+    return Committed(commit=commit, origin=origin, seq=seq, payload=payload)
 
 
 def _decode_chunk(body: bytes) -> Chunk:

@@ -289,10 +289,10 @@ class MasterThread(threading.Thread):
             case Send(to=to, message=message):
                 self._mail.send(to, message)
             case ev.Deliver(update=update):
-                if update.form == BUFFERS:
-                    self._theta.buffers = update.payload
+                if update.payload.form == BUFFERS:
+                    self._theta.buffers = update.payload.data
                 else:
-                    self._theta.add(self._theta.read(update))
+                    self._theta.add(self._theta.read(update.payload))
                 self._theta.commit = update.commit
             case ev.SendChunk(to=to, index=index):
                 self._mail.send(to, self._theta.chunk(index))

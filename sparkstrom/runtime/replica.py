@@ -16,9 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, Update
+from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, Payload
 from sparkstrom.codec.payload import Bitmap
-from sparkstrom.encoding.encoded import Encoded
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.totals import Hits, Total
 from sparkstrom.models.base import Batch, Buffered, Flat, FlatModel
@@ -32,7 +31,7 @@ from sparkstrom.runtime.trainer_inbox import Merged
 class Own:
     """An update of its own that has no commit yet; read only if somebody wants a copy of theta."""
 
-    update: Encoded | Update | None  # None: buffers, which add nothing
+    payload: Payload | None  # None: buffers, which add nothing
     hits: Hits | None = None
 
 
@@ -69,13 +68,13 @@ class Replica:
     def chunk(self, index: int) -> Chunk:
         """Part of a snapshot of theta, for a neighbour; from any thread."""
         with self._lock:
-            adding = [own for own in self._own if own.update is not None]
+            adding = [own for own in self._own if own.payload is not None]
             return self.theta.chunk(index, [self._read(own) for own in adding])
 
     def _read(self, own: Own) -> Hits:
         if own.hits is None:
-            assert own.update is not None, "it adds nothing"
-            own.hits = self.theta.decode(own.update)
+            assert own.payload is not None, "it adds nothing"
+            own.hits = self.theta.decode(own.payload)
         return own.hits
 
     def apply(self, hits: Hits | Bitmap, commit: int) -> None:
@@ -86,7 +85,7 @@ class Replica:
 
     def apply_update(self, update: Committed) -> None:
         """The same, as it came."""
-        self.apply(self.theta.read(update), update.commit)
+        self.apply(self.theta.read(update.payload), update.commit)
 
     def passed(self, commit: int) -> None:
         """The oldest own update is committed."""
@@ -115,7 +114,8 @@ class Replica:
         with self._lock:
             self.theta.install(install.chunks, install.held, install.own, install.commit)
             self._own = deque(
-                Own(None if update.form == BUFFERS else update) for update in install.own
+                Own(None if update.payload.form == BUFFERS else update.payload)
+                for update in install.own
             )
         self.begin()
         if self._trains_local:
@@ -170,14 +170,16 @@ class Replica:
         if self._delta is not None:
             self.encoder.accumulate(self._delta)
 
-    def publish(self) -> Encoded | None:
+    def publish(self) -> Payload | None:
         """Take out of the residual what reached the threshold and put it into theta."""
         learnt = self._working if self._delta is None else self._delta
         with self._lock:
-            encoded = self.encoder.publish(learnt, self.theta.values)
-            if encoded is not None:
-                self._own.append(Own(encoded))
-        return encoded
+            made = self.encoder.publish(learnt, self.theta.values)
+            if made is None:
+                return None
+            payload = Payload(int(made.form), made.tau_quanta, made.count, made.payload)
+            self._own.append(Own(payload))
+        return payload
 
     # -- between fits ----------------------------------------------------------------------------
 
@@ -187,7 +189,7 @@ class Replica:
 
     def unsent_mass(self) -> float:
         """Sum of absolute values of what it has learnt and no commit has (parameter units)."""
-        adding = [own for own in self._own if own.update is not None]
+        adding = [own for own in self._own if own.payload is not None]
         quanta = sum(int(np.abs(self._read(own)[1].astype(np.int64)).sum()) for own in adding)
         return quanta * self.theta.q + float(np.abs(self.residual().astype(np.float64)).sum())
 

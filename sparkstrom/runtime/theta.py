@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from sparkstrom.codec.messages import Chunk, Committed, MergedRange, Update
+from sparkstrom.codec.messages import Chunk, Committed, MergedRange, Payload, Update
 from sparkstrom.codec.payload import (
     BITMAPS,
     Bitmap,
@@ -22,7 +22,6 @@ from sparkstrom.codec.payload import (
     read_bitmap_untrusted,
 )
 from sparkstrom.encoding.backends import SCRATCH_BYTES, kernels
-from sparkstrom.encoding.encoded import Encoded
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.layers import Layers
@@ -56,24 +55,15 @@ class Theta:
     def n_params(self) -> int:
         return self.values.size
 
-    def decode(self, update: Encoded | Update | Committed) -> Hits:
+    def decode(self, payload: Payload) -> Hits:
         """The update's indices and quanta. Raise WireError where it is none."""
-        return decode_update_untrusted(
-            update.payload,
-            update.form,
-            update.count,
-            update.tau_quanta,
-            self.n_params,
-            self.layers,
-        )
+        return decode_update_untrusted(*_described(payload), self.n_params, self.layers)
 
-    def read(self, update: Update | Committed) -> Hits | Bitmap:
+    def read(self, payload: Payload) -> Hits | Bitmap:
         """The update as ``add`` takes it soonest. Raise WireError where it is none."""
-        if self.layers is not None or update.form not in BITMAPS:
-            return self.decode(update)
-        return read_bitmap_untrusted(
-            update.payload, update.form, update.count, update.tau_quanta, self.n_params
-        )
+        if self.layers is not None or payload.form not in BITMAPS:
+            return self.decode(payload)
+        return read_bitmap_untrusted(*_described(payload), self.n_params)
 
     def add(self, hits: Hits | Bitmap, local: Flat | None = None) -> None:
         """theta, and local where there is one, move by the hits."""
@@ -145,16 +135,16 @@ class Theta:
                 lacking = has[indices // CHUNK_PARAMS] <= committed.after
                 self.add((indices[lacking], quanta[lacking]))
                 continue
-            if committed.form == Form.BUFFERS:
+            if committed.payload.form == Form.BUFFERS:
                 if committed.commit > of_buffers.commit:
-                    self.buffers = committed.payload
+                    self.buffers = committed.payload.data
                 continue
-            indices, quanta = self.decode(committed)
+            indices, quanta = self.decode(committed.payload)
             lacking = has[indices // CHUNK_PARAMS] < committed.commit
             self.add((indices[lacking], quanta[lacking]))
         for update in own:
-            if update.form != Form.BUFFERS:
-                self.add(self.read(update))
+            if update.payload.form != Form.BUFFERS:
+                self.add(self.read(update.payload))
         self.commit = commit
 
     def merge(self, wanted: SendMerged) -> MergedRange:
@@ -164,7 +154,7 @@ class Theta:
             if isinstance(entry, MergedRange):
                 total.add_total(decode_quanta_untrusted(entry.payload, self.n_params))
             else:
-                total.add(self.decode(entry))
+                total.add(self.decode(entry.payload))
         self.breaches += total.overflows
         return MergedRange(
             after=wanted.after,
@@ -182,13 +172,18 @@ class Theta:
         """What others did in a sum of commits: all of it less the node's own updates."""
         total = decode_quanta_untrusted(item.merged.payload, self.n_params)
         for update in item.own:
-            indices, quanta = self.decode(update)
+            indices, quanta = self.decode(update.payload)
             total.add((indices, -quanta))
         return total
 
     def digest(self) -> str:
         """SHA-256 of parameters and buffers, as hex."""
         return hashlib.sha256(self.values.tobytes() + self.buffers).hexdigest()
+
+
+def _described(payload: Payload) -> tuple[bytes, int, int, int]:
+    """As ``codec.payload`` takes it."""
+    return payload.data, payload.form, payload.count, payload.tau_quanta
 
 
 class BoundedTotal(Total):
@@ -201,7 +196,7 @@ class BoundedTotal(Total):
 
     def add_update(self, update: Committed) -> bool:
         """Add an update of somebody else; False if the sum could overflow then."""
-        hits = self._decode(update)
+        hits = self._decode(update.payload)
         quanta = self._quanta + int(np.abs(hits[1]).max())
         if self._quanta and quanta > MERGED_QUANTA_MAX:
             return False

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 from sparkstrom.base.errors import PeerError
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import ResidualCheckpoint
+from sparkstrom.codec.messages import Payload, ResidualCheckpoint
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
-from sparkstrom.encoding.encoded import Encoded
 from sparkstrom.observe.epochs import EpochLog, Finished
 from sparkstrom.observe.residual_figures import figures_of
 from sparkstrom.observe.stopping import LOSS
@@ -120,15 +119,15 @@ class Trainer:
         """To the node's thread."""
         self._channel.post(event)
 
-    def publish(self, round_s: float) -> Encoded | None:
+    def publish(self, round_s: float) -> Payload | None:
         """How much is sent follows how soon the last publication was committed."""
         seconds = self.counts.seconds
         step_s = (seconds.get("stepping", 0.0) + seconds.get("reading", 0.0)) / self.counts.steps
         if round_s:
             self._replica.encoder.follow_link(round_s, step_s)
-        encoded = self._replica.publish()
+        payload = self._replica.publish()
         self._unsent.look(self._replica, self.counts.steps)
-        return encoded
+        return payload
 
     def report_buffers(self) -> bytes:
         """As they are in the model."""

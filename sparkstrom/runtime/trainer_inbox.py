@@ -63,7 +63,7 @@ class TrainerInbox:
     def put(self, item: Effect) -> None:
         """Add an item; single updates beyond the limit are merged."""
         items = self._items
-        if isinstance(item, Deliver) and item.update.form != BUFFERS:
+        if isinstance(item, Deliver) and item.update.payload.form != BUFFERS:
             size = len(item.update.payload)
             if self._bytes + size > self._bytes_max:
                 self._merge(item.update)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import BUFFERS, Activity, Committed, ResidualCheckpoint
+from sparkstrom.codec.messages import BUFFERS, Activity, Committed, Payload, ResidualCheckpoint
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Directive, Order
 from sparkstrom.runtime.trainer_inbox import Item, Merged
@@ -25,19 +25,6 @@ class Move(enum.Enum):
     WAIT = "wait"  # until there is an item or another order
     END = "end"  # the task ends with success
     FAIL = "fail"  # the task fails
-
-
-class Outgoing(Protocol):
-    """An encoded update."""
-
-    @property
-    def form(self) -> int: ...
-    @property
-    def tau_quanta(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def payload(self) -> bytes: ...
 
 
 class LoopReplica(Protocol):
@@ -62,7 +49,7 @@ class LoopOwner(Protocol):
     def post(self, event: ev.Event) -> None:
         """Tell the node."""
 
-    def publish(self, round_s: float) -> Outgoing | None:
+    def publish(self, round_s: float) -> Payload | None:
         """What of all that was learnt goes out now, already added to the replica; None: nothing.
 
         ``round_s``: so long the way from a publication to its commit was, lately.
@@ -197,8 +184,8 @@ class TrainingLoop:
     def _take(self, item: Item) -> None:
         match item:
             case ev.Deliver(update=update):
-                if update.form == BUFFERS:
-                    self._replica.take_buffers(update.payload, update.commit)
+                if update.payload.form == BUFFERS:
+                    self._replica.take_buffers(update.payload.data, update.commit)
                 else:
                     self._replica.apply_update(update)
             case ev.Passed(commit=commit):
@@ -270,7 +257,7 @@ class TrainingLoop:
         if buffers:
             where = (*self.sent, self.steps - 1)
             seen = self._replica.commit
-            self._owner.post(ev.Published(BUFFERS, 0, 0, buffers, seen, *where))
+            self._owner.post(ev.Published(Payload(BUFFERS, 0, 0, buffers), seen, *where))
 
     def _publish(self, round_s: float) -> None:
         seen, made = self._replica.commit, self._owner.publish(round_s)
@@ -278,8 +265,7 @@ class TrainingLoop:
         if made is None:
             self._post_progress()
             return
-        what = (int(made.form), made.tau_quanta, made.count, made.payload)
-        self._owner.post(ev.Published(*what, seen, *self.sent, self.steps))
+        self._owner.post(ev.Published(made, seen, *self.sent, self.steps))
 
     def _post_progress(self) -> None:
         """How far it is.

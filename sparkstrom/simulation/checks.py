@@ -73,8 +73,8 @@ class Checks:
         self._numbered[update.origin] = update.seq
         self.commits.append(update)
         theta = list(self._sums[-1])
-        if update.form != BUFFERS:
-            add(theta, update.payload)
+        if update.payload.form != BUFFERS:
+            add(theta, update.payload.data)
         self._sums.append(theta)
         taken = self._taken.get(process, 0)
         if taken == len(process.made):
@@ -88,7 +88,7 @@ class Checks:
             self._reports[process.identity.partition] = made.payload
             expected_payload = average([self._reports[p] for p in sorted(self._reports)])
             self.buffers = expected_payload
-        if expected_payload != update.payload:
+        if expected_payload != update.payload.data:
             self.violation(f"I2: commit {update.commit} is not what {process.name} made")
         trained = self._trained[process.identity.partition]
         if made.first < trained.last:
@@ -152,7 +152,7 @@ class Checks:
         me = process.node
         if len(me.own) > 1:
             *_, before, last = me.own.uncommitted  # an epoch's end may add both at once
-            at_once = [before, last] if before.form == BUFFERS else [last]
+            at_once = [before, last] if before.payload.form == BUFFERS else [last]
             newest = sum(HEADER_BYTES + len(update.payload) for update in at_once)
             if me.own.bytes - newest >= me.limits.window_bytes:
                 self.violation(f"I4: {process.name} has {me.own.bytes} bytes uncommitted")

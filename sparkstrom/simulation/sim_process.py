@@ -14,7 +14,7 @@ from typing import get_args
 
 from sparkstrom.base.clock import Clock
 from sparkstrom.base.identity import Position
-from sparkstrom.codec.messages import Heartbeat, ResidualCheckpoint
+from sparkstrom.codec.messages import Heartbeat, Payload, ResidualCheckpoint
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Order
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
@@ -45,16 +45,6 @@ class Made:
     payload: bytes
     commit: int | None = None  # once it has one
     buffers: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SimUpdate:
-    """What goes out of it."""
-
-    payload: bytes
-    count: int  # entries
-    form: int = 0
-    tau_quanta: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +232,7 @@ class SimProcess:
         self.installed |= type(event) is ev.Installed
         self.feed(event, self._now_s)
 
-    def publish(self, round_s: float) -> SimUpdate | None:
+    def publish(self, round_s: float) -> Payload | None:
         """What reached the threshold, as long as it would be."""
         first, last = self._ordinal(self.loop.sent), self._ordinal(self.loop.position)
         payload = self.learner.publish()
@@ -252,7 +242,7 @@ class SimProcess:
         payload = padded(payload, self.weights.update_bytes)
         self.replica.publish(payload)
         self.made.append(Made(first, last, payload))
-        return SimUpdate(payload, self.weights.entries or len(payload) // 2)
+        return Payload(0, 1, self.weights.entries or len(payload) // 2, payload)
 
     def report_buffers(self) -> bytes:
         """An epoch's statistics, which say whose and of when they are."""

@@ -54,7 +54,7 @@ def merge(entries: Iterable[Committed | MergedRange]) -> bytes:
         if isinstance(entry, MergedRange):
             theta = [a + b for a, b in zip(theta, SUM.unpack_from(entry.payload), strict=True)]
         else:
-            add(theta, entry.payload)
+            add(theta, entry.payload.data)
     return SUM.pack(*theta)
 
 
@@ -87,7 +87,7 @@ class SimSum:
         """Add one; False where there are as many as it can take."""
         if self._count == SUM_UPDATES_MAX:
             return False
-        add(self.theta, update.payload)
+        add(self.theta, update.payload.data)
         self._count += 1
         return True
 
@@ -109,7 +109,7 @@ class SimReplica:
 
     def apply_update(self, update: Committed) -> None:
         """Add the next commit of somebody else."""
-        add(self.theta, update.payload)
+        add(self.theta, update.payload.data)
         self.commit = update.commit
 
     def take_buffers(self, buffers: bytes, commit: int) -> None:
@@ -136,7 +136,7 @@ class SimReplica:
 
     def apply_range(self, item: DeliverMerged) -> None:
         """Add many commits at once, less its own."""
-        total_of_own = total(update.payload for update in item.own)
+        total_of_own = total(update.payload.data for update in item.own)
         merged = SUM.unpack_from(item.merged.payload)
         others = [all_of_it - mine for all_of_it, mine in zip(merged, total_of_own, strict=True)]
         self._add_sum(others, len(item.own), item.merged.commit)
@@ -160,16 +160,16 @@ class SimReplica:
                     if committed.after >= has[index // CHUNK]:
                         self.theta[index] += amount
                 continue
-            if committed.form == BUFFERS:
+            if committed.payload.form == BUFFERS:
                 newer = committed.commit > buffers.commit
-                self.buffers = committed.payload if newer else self.buffers
+                self.buffers = committed.payload.data if newer else self.buffers
                 continue
-            for index, amount in PAIR.iter_unpack(committed.payload):
+            for index, amount in PAIR.iter_unpack(committed.payload.data):
                 if not amount:
                     break
                 if committed.commit > has[index // CHUNK]:
                     self.theta[index] += amount
-        self.own = deque(b"" if u.form == BUFFERS else u.payload for u in install.own)
+        self.own = deque(b"" if u.payload.form == BUFFERS else u.payload.data for u in install.own)
         for payload in self.own:
             add(self.theta, payload)
         self.commit = install.commit

@@ -343,8 +343,8 @@ class World:
                 self.network.close(None, node)
             case ev.Deliver(update=update):
                 self.checks.committed(self._process_of(update.origin), update)
-                if update.form == BUFFERS:
-                    self.replica.take_buffers(update.payload, update.commit)
+                if update.payload.form == BUFFERS:
+                    self.replica.take_buffers(update.payload.data, update.commit)
                 else:
                     self.replica.apply_update(update)
             case ev.SendChunk(to=to, index=index):

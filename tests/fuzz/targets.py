@@ -24,6 +24,7 @@ from sparkstrom.codec.messages import (
     Committed,
     Control,
     MergedRange,
+    Payload,
     Update,
     UpdaterChunk,
 )
@@ -134,7 +135,7 @@ def frame_of(part: bytes) -> bytes:
 
 
 def message_seeds() -> list[bytes]:
-    known = {"seq": 1, "form": 1, "tau_quanta": 4, "count": 1, "payload": b"\0\1"}
+    known = {"seq": 1, "payload": Payload(form=1, tau_quanta=4, count=1, data=b"\0\1")}
     update = Update(origin=1, seen=1, epoch=0, batch=3, steps=4, **known)
     committed = Committed(commit=9, origin=1, **known)
     chunk = Chunk(index=0, commit=3, payload=bytes(8))

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from sparkstrom.codec.messages import Committed, Update
+from sparkstrom.codec.messages import Committed, Payload, Update
 from sparkstrom.protocol.common.ignored import Ignored
 from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.worker.in_flight import InFlight
@@ -53,7 +53,7 @@ class UpLinkMachine(RuleBasedStateMachine):
         origin.made += 1
         update = Update(
             origin=origin.node, seq=origin.uplink.last_seq + 1, seen=0, epoch=0, batch=0, steps=0,
-            form=0, tau_quanta=2, count=0, payload=origin.made.to_bytes(4, "little"),
+            payload=Payload(0, 2, 0, origin.made.to_bytes(4, "little")),
         )  # fmt: skip
         origin.uplink.add(update, 0.0)
         if arrives:
@@ -72,7 +72,7 @@ class UpLinkMachine(RuleBasedStateMachine):
         committed = self.sequencer.number(update)
         if committed is not None:
             self.numbers.append(committed)
-            payload = int.from_bytes(committed.payload, "little")
+            payload = int.from_bytes(committed.payload.data, "little")
             self.committed[self.holders[committed.origin].name].append(payload)
 
     @precondition(lambda self: self.numbers)
@@ -102,7 +102,7 @@ class UpLinkMachine(RuleBasedStateMachine):
     def nothing_is_forgotten(self) -> None:
         """What is not committed is still in the origin's list."""
         for origin in self.origins:
-            kept = [int.from_bytes(u.payload, "little") for u in origin.uplink.uncommitted]
+            kept = [int.from_bytes(u.payload.data, "little") for u in origin.uplink.uncommitted]
             lacking = range(len(self.committed[origin.name]) + 1, origin.made + 1)
             assert kept[len(kept) - len(lacking) :] == list(lacking)
 

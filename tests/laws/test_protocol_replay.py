@@ -17,6 +17,7 @@ from sparkstrom.codec.messages import (
     Committed,
     Heartbeat,
     MergedRange,
+    Payload,
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import Child, Serving
@@ -119,10 +120,7 @@ class DownMachine(RuleBasedStateMachine):
                 commit=head,
                 origin=origin,
                 seq=head,
-                form=0,
-                tau_quanta=2,
-                count=count,
-                payload=b"x" * size,
+                payload=Payload(form=0, tau_quanta=2, count=count, data=b"x" * size),
             )
         )
         self.perform(self.children.feed_all(self.now_s))

@@ -18,6 +18,7 @@ U8, U16, U32 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32))
 U63 = st.integers(0, 2**63 - 1)
 NUMBER = st.integers(1, 2**63 - 1)  # of an update or a commit
 PAYLOAD = st.binary(max_size=200)
+ENCODED = st.builds(m.Payload, form=U8, tau_quanta=U32, count=U32, data=PAYLOAD)
 
 DATA: dict[type, dict[str, st.SearchStrategy[Any]]] = {
     m.Update: {
@@ -27,19 +28,13 @@ DATA: dict[type, dict[str, st.SearchStrategy[Any]]] = {
         "epoch": U32,
         "batch": U32,
         "steps": U63,
-        "form": U8,
-        "tau_quanta": U32,
-        "count": U32,
-        "payload": PAYLOAD,
+        "payload": ENCODED,
     },
     m.Committed: {
         "commit": NUMBER,
         "origin": U32,
         "seq": NUMBER,
-        "form": U8,
-        "tau_quanta": U32,
-        "count": U32,
-        "payload": PAYLOAD,
+        "payload": ENCODED,
     },
     m.Chunk: {"index": U32, "commit": U63, "payload": PAYLOAD},
     m.MergedRange: {

@@ -125,7 +125,8 @@ def commits_another_payload(patch: pytest.MonkeyPatch) -> None:
     number = Sequencer.number
 
     def garbling(self: Sequencer, update: Update, *how: Any) -> Committed | None:
-        return number(self, msgspec.structs.replace(update, payload=update.payload[:-2]), *how)
+        garbled = msgspec.structs.replace(update.payload, data=update.payload.data[:-2])
+        return number(self, msgspec.structs.replace(update, payload=garbled), *how)
 
     patch.setattr(Sequencer, "number", garbling)
 
@@ -191,7 +192,8 @@ def applies_its_own_updates_twice(patch: pytest.MonkeyPatch) -> None:
 
     def delivering(self: Replication, committed: Committed, now_s: float) -> list[ev.Effect]:
         own = committed.origin in self._membership.ids and committed.commit == self.received + 1
-        payload = b"".join(u.payload for u in self._own.uncommitted if u.seq == committed.seq)
+        data = b"".join(u.payload.data for u in self._own.uncommitted if u.seq == committed.seq)
+        payload = msgspec.structs.replace(committed.payload, data=data)
         effects = on_committed(self, committed, now_s)
         again = msgspec.structs.replace(committed, payload=payload)
         return [*effects, ev.Deliver(again)] if own else effects

@@ -14,7 +14,7 @@ from typing import TypeGuard
 import msgspec
 
 from sparkstrom.codec.messages import (
-    BUFFERS,
+    NOTHING,
     Adopt,
     Again,
     Attach,
@@ -29,7 +29,7 @@ from sparkstrom.observe.telemetry import SlowLink
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import Child, ResendRequest, Serving
 from sparkstrom.protocol.common.events import Effect, Send
-from sparkstrom.protocol.common.history import Entry, History, adds, last_of
+from sparkstrom.protocol.common.history import Entry, History, adds, entries_in, last_of
 from sparkstrom.protocol.common.leases import Leases
 from sparkstrom.protocol.common.send_window import (
     HEADER_BYTES,
@@ -215,7 +215,7 @@ class Children:
         return sum_weight(self._entries_of(entries), last_of(entries))
 
     def _entries_of(self, entries: tuple[Entry, ...]) -> int:
-        return entries_in_sum(sum(entry.count for entry in entries), self._serving.n_params)
+        return entries_in_sum(sum(map(entries_in, entries)), self._serving.n_params)
 
     def _send_merged(self, child: Child, entries: tuple[Entry, ...], now_s: float) -> Effect:
         self._hand(child, self._weight_of_sum(entries), now_s)
@@ -350,9 +350,9 @@ class Children:
 
 def _is_own(entry: Entry, child: Child) -> TypeGuard[Committed]:
     """Its process has made this itself, and needs the number alone."""
-    return isinstance(entry, Committed) and entry.origin in child.own and entry.form != BUFFERS
+    return isinstance(entry, Committed) and entry.origin in child.own and adds(entry)
 
 
 def number_only(committed: Committed) -> Committed:
     """What the origin gets of its own update: it has the payload."""
-    return msgspec.structs.replace(committed, form=0, tau_quanta=0, count=0, payload=b"")
+    return msgspec.structs.replace(committed, payload=NOTHING)

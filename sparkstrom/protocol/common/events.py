@@ -20,6 +20,7 @@ from sparkstrom.codec.messages import (
     LastSeqs,
     MergedRange,
     Message,
+    Payload,
     ResidualCheckpoint,
     Update,
 )
@@ -60,10 +61,7 @@ class Opened(msgspec.Struct, frozen=True):
 class Published(msgspec.Struct, frozen=True):
     """The trainer made an update; it is in theta already."""
 
-    form: int
-    tau_quanta: int
-    count: int
-    payload: bytes
+    payload: Payload
     seen: int
     epoch: int
     batch: int

@@ -30,7 +30,12 @@ def cost(entry: Entry) -> int:
 
 def adds(entry: Entry) -> bool:
     """Does it add to parameters, so that it can be part of a sum?"""
-    return isinstance(entry, MergedRange) or entry.form != BUFFERS
+    return isinstance(entry, MergedRange) or entry.payload.form != BUFFERS
+
+
+def entries_in(entry: Entry) -> int:
+    """How many parameters it moves; of a sum, about."""
+    return entry.count if isinstance(entry, MergedRange) else entry.payload.count
 
 
 class Log:

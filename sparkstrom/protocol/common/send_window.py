@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from sparkstrom.codec.messages import Chunk, Committed, LastSeqs, MergedRange, Update, UpdaterChunk
+from sparkstrom.codec.messages import Chunk, Data, LastSeqs, MergedRange, UpdaterChunk
 
 HEADER_BYTES = 64  # what a message costs beside its payload
 LAST_SEQ_BYTES = 12  # per origin of a sum
@@ -26,10 +26,8 @@ WINDOW_FIRST = 64 << 10  # bytes: four links of one host with 10 Mbit/s wait 0.2
 WINDOW_LEAST = 32 << 10  # 0.26 s of 1 Mbit/s; one message of any size goes in any case
 RATE_S = 2.0  # how far back the rate looks, in seconds in which something was under way
 
-Payload = Update | Committed | MergedRange | Chunk | UpdaterChunk
 
-
-def weight(message: Payload, chunk_bytes: int) -> int:
+def weight(message: Data, chunk_bytes: int) -> int:
     """Bytes that a message counts for, the same at both ends of a link.
 
     A chunk counts as a full one (its sender's machine has not seen it), and what belongs to an

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from sparkstrom.base.identity import MASTER, Endpoint, Position
 from sparkstrom.codec.messages import (
     BUFFERS,
@@ -23,6 +25,7 @@ from sparkstrom.codec.messages import (
     Join,
     Leaving,
     Message,
+    Payload,
     Phase,
     Release,
     Silent,
@@ -275,13 +278,14 @@ class Master:
         count_pending(fit, member)
         return [ev.Deliver(committed), *fit.children.feed_all(now_s)]
 
-    def _payload_of(self, update: Update) -> bytes:
+    def _payload_of(self, update: Update) -> Payload:
         """An update is committed as it is; of buffers, the average of the latest everywhere."""
-        if update.form != BUFFERS or self._average is None:
+        if update.payload.form != BUFFERS or self._average is None:
             return update.payload
         partition = self.fit.partition_of(self.fit.members.live[update.origin]).index
-        self._buffers[partition] = update.payload
-        return self._average([self._buffers[index] for index in sorted(self._buffers)])
+        self._buffers[partition] = update.payload.data
+        average = self._average([self._buffers[index] for index in sorted(self._buffers)])
+        return msgspec.structs.replace(update.payload, data=average)
 
     # -- time ------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from operator import attrgetter
 
-from sparkstrom.codec.messages import Committed, Update
+from sparkstrom.codec.messages import Committed, Payload, Update
 from sparkstrom.protocol.common.history import History, Log
 from sparkstrom.protocol.common.ignored import Ignored, Reason
 
@@ -40,7 +40,7 @@ class Sequencer:
         return self.closed[node]
 
     def number(
-        self, update: Update, payload_of: Callable[[Update], bytes] = attrgetter("payload")
+        self, update: Update, payload_of: Callable[[Update], Payload] = attrgetter("payload")
     ) -> Committed | None:
         """The update's commit, or None if it is a repeat, out of order, or of a closed id.
 
@@ -61,9 +61,6 @@ class Sequencer:
             commit=self.head + 1,
             origin=update.origin,
             seq=update.seq,
-            form=update.form,
-            tau_quanta=update.tau_quanta,
-            count=update.count,
             payload=payload_of(update),
         )
         self.staleness[self._unseen(update)] += 1

@@ -159,9 +159,6 @@ class Node(NodeParts):
             epoch=made.epoch,
             batch=made.batch,
             steps=self.trainer.pace,
-            form=made.form,
-            tau_quanta=made.tau_quanta,
-            count=made.count,
             payload=made.payload,
         )
         self.own.add(update, now_s)

@@ -5,6 +5,8 @@ Whatever it takes goes into its log, too, and from there to its children.
 
 from __future__ import annotations
 
+import msgspec
+
 from sparkstrom.codec.messages import (
     BUFFERS,
     AskAfter,
@@ -15,7 +17,6 @@ from sparkstrom.codec.messages import (
     LastSeqs,
     MergedRange,
     State,
-    Update,
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Children
@@ -127,8 +128,8 @@ class Replication:
         if own:
             update = self._own.strike(committed.origin, committed.seq, now_s)
             assert update is not None, f"own update {committed.seq} was not kept until committed"
-            if update.form != BUFFERS:  # of those the average came back
-                committed = replace_payload(committed, update)
+            if update.payload.form != BUFFERS:  # of those the average came back
+                committed = msgspec.structs.replace(committed, payload=update.payload)
         self._take(committed, now_s)
         if self.fetch is None:
             return _deliver(committed, own=own) + self._children.feed_all(now_s)
@@ -292,17 +293,4 @@ def _deliver(committed: Committed, *, own: bool) -> list[Effect]:
     if not own:
         return [ev.Deliver(committed)]
     passed = ev.Passed(committed.commit)
-    return [ev.Deliver(committed), passed] if committed.form == BUFFERS else [passed]
-
-
-def replace_payload(committed: Committed, update: Update) -> Committed:
-    """A number that came without its payload, completed from the origin's own copy."""
-    return Committed(
-        commit=committed.commit,
-        origin=committed.origin,
-        seq=committed.seq,
-        form=update.form,
-        tau_quanta=update.tau_quanta,
-        count=update.count,
-        payload=update.payload,
-    )
+    return [ev.Deliver(committed), passed] if committed.payload.form == BUFFERS else [passed]

@@ -16,6 +16,7 @@ from sparkstrom.codec.messages import (
     Heartbeat,
     Here,
     MergedRange,
+    Payload,
     Status,
     Update,
     UpdaterChunk,
@@ -29,10 +30,7 @@ UPDATE = Update(
     epoch=3,
     batch=4,
     steps=5,
-    form=2,
-    tau_quanta=6,
-    count=8,
-    payload=b"bits",
+    payload=Payload(form=2, tau_quanta=6, count=8, data=b"bits"),
 )
 
 
@@ -56,9 +54,7 @@ def test_an_update_is_laid_out_as_documented() -> None:
 
 
 def test_a_commit_is_laid_out_as_documented() -> None:
-    commit = Committed(
-        commit=9, origin=7, seq=1, form=3, tau_quanta=6, count=8, payload=b"bits"
-    )  # fmt: skip
+    commit = Committed(commit=9, origin=7, seq=1, payload=Payload(3, 6, 8, b"bits"))
     head = u64(9) + u32(7) + u64(1)
     assert encode(commit) == (3, head + b"\3\0\0\0" + u32(6) + u32(8) + u32(4) + b"bits")
 
@@ -261,7 +257,7 @@ def test_a_merged_range_comes_back_with_all_of_its_origins() -> None:
 
 def test_all_that_carries_parameters_or_states_goes_apart_from_control() -> None:
     """A heartbeat behind megabytes would come after its lease."""
-    commit = Committed(commit=1, origin=7, seq=1, form=1, tau_quanta=2, count=1, payload=b"bits")
+    commit = Committed(commit=1, origin=7, seq=1, payload=Payload(1, 2, 1, b"bits"))
     carriers = [UPDATE, commit, Chunk(index=0, commit=0, payload=b"x"), MERGED, UPDATER]
     assert [is_data(message) for message in carriers] == [True] * 5
     assert not is_data(AskAfter(1))

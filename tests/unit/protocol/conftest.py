@@ -21,6 +21,7 @@ from sparkstrom.codec.messages import (
     Join,
     MergedRange,
     Message,
+    Payload,
     Phase,
     State,
     Status,
@@ -43,22 +44,28 @@ LOBBY = ev.LOBBY
 class Make:
     """Messages by their telling fields."""
 
-    def update(self, origin: int, seq: int, payload: bytes = b"abcd", **fields: Any) -> Update:
-        given = {"seen": 0, "epoch": 0, "batch": seq, "steps": seq, "form": 0, "tau_quanta": 2}
-        given |= {"count": len(payload)} | fields
-        return Update(origin=origin, seq=seq, payload=payload, **given)
+    def update(
+        self, origin: int, seq: int, payload: bytes = b"abcd", form: int = 0, **fields: Any
+    ) -> Update:
+        given = {"seen": 0, "epoch": 0, "batch": seq, "steps": seq} | fields
+        return Update(origin=origin, seq=seq, payload=self.payload(payload, form), **given)
+
+    def payload(self, data: bytes = b"abcd", form: int = 0, count: int | None = None) -> Payload:
+        return Payload(form, 2, len(data) if count is None else count, data)
 
     def committed(
-        self, commit: int, origin: int = 9, payload: bytes = b"abcd", seq: int | None = None
+        self,
+        commit: int,
+        origin: int = 9,
+        payload: bytes = b"abcd",
+        seq: int | None = None,
+        **said: int,
     ) -> Committed:
         return Committed(
             commit=commit,
             origin=origin,
             seq=commit if seq is None else seq,
-            form=0,
-            tau_quanta=2,
-            count=len(payload),
-            payload=payload,
+            payload=self.payload(payload, **said),
         )
 
     def merged(
@@ -136,7 +143,7 @@ class Make:
         return Chunk(index=index, commit=commit, payload=b"theta")
 
     def published(self, batch: int = 1, payload: bytes = b"abcd", epoch: int = 0) -> ev.Published:
-        return ev.Published(0, 2, len(payload), payload, 0, epoch, batch, batch)
+        return ev.Published(self.payload(payload), 0, epoch, batch, batch)
 
 
 class NodeDriver:

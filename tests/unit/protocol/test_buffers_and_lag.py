@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
-from sparkstrom.codec.messages import BUFFERS, Committed
+from sparkstrom.codec.messages import BUFFERS, Committed, Payload
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.master.statuses import LAG_LEAST
 from tests.unit.protocol.parents import ONE
@@ -16,8 +14,8 @@ from tests.unit.protocol.spoken import every, only, sent
 def test_the_average_is_there_before_its_commit_counts(node: Any, make: Any) -> None:
     """Between the two a copy of this replica may be read."""
     node.training()
-    node.step(ev.Published(BUFFERS, 0, 0, b"mine", 0, 0, 1, 1))
-    average = msgspec.structs.replace(make.committed(1, 1, b"ours"), form=BUFFERS)
+    node.step(ev.Published(Payload(BUFFERS, 0, 0, b"mine"), 0, 0, 1, 1))
+    average = make.committed(1, 1, b"ours", form=BUFFERS)
     assert node.hear(average)[:2] == [ev.Deliver(average), ev.Passed(1)]
 
 
@@ -30,13 +28,13 @@ def test_the_master_commits_the_average_of_the_newest_of_each_partition(
         every(master.hear(node, make.update(node, seq, payload, form=BUFFERS)), ev.Deliver)[0]
         for node, seq, payload in ((2, 1, b"b"), (1, 1, b"a"), (2, 2, b"c"))
     ]
-    assert [deliver.update.payload for deliver in commits] == [b"b", b"a+b", b"a+c"]
+    assert [deliver.update.payload.data for deliver in commits] == [b"b", b"a+b", b"a+c"]
 
 
 def test_a_sum_ends_before_buffers(parent_with: Any, make: Any) -> None:
     """They are in no sum: a child that was sent one beyond them would never have them."""
     parent = parent_with(window_bytes=ONE)
-    average = msgspec.structs.replace(make.committed(4), form=BUFFERS)
+    average = make.committed(4, form=BUFFERS)
     parent.attach()
     parent.commit()
     parent.commit(2)

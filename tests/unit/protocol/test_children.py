@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from sparkstrom.codec.messages import Again, Attached, Behind, Committed, MergedRange, State
@@ -121,7 +120,7 @@ def test_the_number_alone_goes_to_its_origin_under_all_its_ids(parent: Any, make
     assert [len(c.payload) for c in sent(effects, Committed, 5)] == [0, 0, 4]
     assert [len(c.payload) for c in sent(effects, Committed, 6)] == [4, 4, 0]
     number = sent(effects, Committed, 5)[0]
-    assert (number.commit, number.origin, number.seq, number.form) == (1, 3, 1, 0)
+    assert (number.commit, number.origin, number.seq, number.payload.form) == (1, 3, 1, 0)
 
 
 def test_a_slow_child_holds_up_nobody_else(parent_with: Any) -> None:
@@ -196,8 +195,7 @@ def test_a_sum_goes_only_where_it_weighs_less(parent_with: Any, make: Any, light
     parent.commit()
     count = 10 if lighter else 1000  # in 100 bytes
     for commit in (2, 3):
-        entry = make.committed(commit, payload=b"x" * 100)
-        parent.append(msgspec.structs.replace(entry, count=count))
+        parent.append(make.committed(commit, payload=b"x" * 100, count=count))
     effects = parent.report(1)
     assert bool(every(effects, ev.SendMerged)) == lighter
     assert fed(effects) == ([] if lighter else [2])
@@ -212,8 +210,7 @@ def test_what_a_child_has_made_itself_weighs_next_to_nothing_singly(parent_with:
     parent.attach(0, *own)
     parent.commit()
     for commit in (2, 3):
-        entry = parent.make.committed(commit, payload=b"x" * 100)
-        parent.append(msgspec.structs.replace(entry, count=30))
+        parent.append(parent.make.committed(commit, payload=b"x" * 100, count=30))
     assert fed(parent.report(1)) == [2]
 
 

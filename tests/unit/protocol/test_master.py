@@ -8,6 +8,7 @@ import pytest
 
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import (
+    NOTHING,
     Again,
     AskAfter,
     AskChunk,
@@ -38,8 +39,8 @@ def test_an_update_goes_to_all_and_its_origin_gets_the_number(master: Any, make:
     assert every(effects, ev.Deliver)[0].update.commit == 1
     (mine,) = sent(effects, Committed, 1)
     (others,) = sent(effects, Committed, 2)
-    assert (mine.commit, mine.origin, mine.seq, mine.payload) == (1, 1, 1, b"")
-    assert others.payload == b"abcd"
+    assert (mine.commit, mine.origin, mine.seq, mine.payload) == (1, 1, 1, NOTHING)
+    assert others.payload.data == b"abcd"
 
 
 def test_after_a_gap_the_origin_is_asked_once_for_a_while(master: Any, make: Any) -> None:

@@ -48,7 +48,7 @@ def test_a_returner_gets_the_numbers_of_its_old_ids(master: Any, make: Any) -> N
     master.hear(1, make.update(1, 1))
     master.evict(1)
     effects = master.enter(0, count=2, have=0, whole=True, ids=(1, 3))
-    assert [(c.origin, c.payload) for c in sent(effects, Committed, 3)] == [(1, b"")]
+    assert [(c.origin, c.payload.data) for c in sent(effects, Committed, 3)] == [(1, b"")]
 
 
 def test_a_process_whose_partition_was_taken_over_fails(master: Any) -> None:

@@ -25,7 +25,7 @@ def test_a_node_that_fell_behind_pauses_and_takes_a_snapshot(node: Any, make: An
     assert node.hear(make.committed(9)) == []
     install = only(node.hear(make.chunk(8)), ev.Install)
     assert [held.commit for held in install.held] == [8, 9]
-    assert install.held[0].payload == b"abcd"
+    assert install.held[0].payload.data == b"abcd"
     assert [update.seq for update in install.own] == [3]
     assert install.commit == 9
     assert node.order is Order.PAUSE

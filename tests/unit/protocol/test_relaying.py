@@ -93,7 +93,7 @@ def test_its_own_update_goes_on_with_the_payload_that_it_has(relay: Any, make: A
     relay.step(make.published(1, b"mine"))
     effects = relay.hear(make.committed(1, origin=1, payload=b""))
     assert effects[0] == ev.Passed(1)
-    assert [c.payload for c in sent(effects, Committed)] == [b"mine", b"mine"]
+    assert [c.payload.data for c in sent(effects, Committed)] == [b"mine", b"mine"]
 
 
 def test_a_sum_goes_on_whole_and_a_child_that_is_not_there_takes_a_snapshot(

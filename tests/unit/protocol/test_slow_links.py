@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from sparkstrom.observe.telemetry import NodeCounters, SlowLink, WorkerCounters, from_wire, to_wire
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.slow_links import NARROW_S, Backlog, in_words
@@ -60,8 +58,7 @@ def test_a_family_names_the_child_that_takes_too_little(parent_with: Any) -> Non
     parent.attach()
     for second in range(2 * int(NARROW_S)):
         parent.now_s, head = float(second), parent.history.log.head
-        entries = [parent.make.committed(head + i) for i in range(1, 6)]
-        parent.append(*(msgspec.structs.replace(entry, count=1000) for entry in entries))
+        parent.append(*(parent.make.committed(head + i, count=1000) for i in range(1, 6)))
         parent.report(second, bytes_received=ONE * second)
         parent.children.tick(parent.make.state(), parent.now_s)
     (narrow,) = parent.children.narrow

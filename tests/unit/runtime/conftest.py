@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import Committed
+from sparkstrom.codec.messages import Committed, Payload
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.thresholds import FixedThreshold
@@ -81,10 +81,7 @@ def make_commit() -> MakeCommit:
             commit=commit,
             origin=9,
             seq=commit,
-            form=int(encoded.form),
-            tau_quanta=encoded.tau_quanta,
-            count=encoded.count,
-            payload=encoded.payload,
+            payload=Payload(int(encoded.form), encoded.tau_quanta, encoded.count, encoded.payload),
         )
 
     return make

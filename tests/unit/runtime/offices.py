@@ -7,14 +7,7 @@ import secrets
 from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec import frames
 from sparkstrom.codec.frames import KEY_BYTES, Header, Seal
-from sparkstrom.codec.messages import (
-    Address,
-    AskAfter,
-    Join,
-    Message,
-    Update,
-    Welcome,
-)
+from sparkstrom.codec.messages import Address, AskAfter, Join, Message, Payload, Update, Welcome
 from sparkstrom.codec.wire import encode
 from sparkstrom.protocol.common.events import Answer
 from sparkstrom.runtime.message_endpoint import MessageEndpoint
@@ -89,10 +82,7 @@ def update(seq: int = 1, payload: bytes = b"bits", origin: int = 7) -> Update:
         epoch=0,
         batch=1,
         steps=1,
-        form=1,
-        tau_quanta=2,
-        count=1,
-        payload=payload,
+        payload=Payload(form=1, tau_quanta=2, count=1, data=payload),
     )
 
 

@@ -10,9 +10,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from sparkstrom.codec.messages import Committed, MergedRange
+from sparkstrom.codec.messages import Committed, MergedRange, Payload
 from sparkstrom.codec.payload import encode_quanta
-from sparkstrom.encoding.encoder import Encoded, Encoder
+from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.encoding.totals import Total
 from sparkstrom.models.base import Batch
@@ -55,7 +55,7 @@ def applies(replica: Replica, make_commit: MakeCommit) -> None:
 
 def publishes(replica: Replica, make_commit: MakeCommit) -> None:
     replica.step(BATCH)
-    assert isinstance(replica.publish(), Encoded)
+    assert isinstance(replica.publish(), Payload)
 
 
 def sees_its_own_committed(replica: Replica, make_commit: MakeCommit) -> None:
@@ -83,7 +83,7 @@ def takes_buffers(replica: Replica, make_commit: MakeCommit) -> None:
 
 def installs(replica: Replica, make_commit: MakeCommit) -> None:
     other = Theta(N, K)
-    other.add(other.decode(make_commit(1, 7)))
+    other.add(other.decode(make_commit(1, 7).payload))
     other.buffers, other.commit = b"theirs", 5
     chunks = tuple(other.chunk(index) for index in range(chunk_count(N)))
     replica.install(Install(chunks, (make_commit(6, 9),), (), 6))
@@ -156,7 +156,7 @@ def test_a_commit_that_comes_while_a_chunk_is_made_is_in_it_whole_or_not_at_all(
     at_line, lines = 0, 1
     while at_line <= lines:
         commit, lines, applied = len(contents), 0, False
-        hits = replica.theta.read(make_commit(commit, 100))
+        hits = replica.theta.read(make_commit(commit, 100).payload)
 
         def apply(commit: int = commit, hits: Any = hits, wanted: int = at_line) -> None:
             nonlocal lines, applied

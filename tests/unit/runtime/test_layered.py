@@ -23,7 +23,7 @@ MakeCommit = Callable[..., Committed]
 def test_an_entry_adds_its_layers_multiple(make_commit: MakeCommit) -> None:
     plain, layered = Theta(N, K), Theta(N, K, LAYERS)
     for theta in (plain, layered):
-        theta.add(theta.decode(make_commit(1, 3, 200)))
+        theta.add(theta.decode(make_commit(1, 3, 200).payload))
     where = np.flatnonzero(plain.values)
     assert where.size
     assert (layered.values[where] == plain.values[where] * LAYERS.at(where)).all()
@@ -34,8 +34,8 @@ def test_a_sum_ends_before_multiples_of_tau_could_overflow_it(
 ) -> None:
     theta = Theta(N, K, LAYERS)
     update = make_commit(1, 200)
-    largest = 5 * update.tau_quanta
-    assert np.abs(theta.decode(update)[1]).max() == largest
+    largest = 5 * update.payload.tau_quanta
+    assert np.abs(theta.decode(update.payload)[1]).max() == largest
     monkeypatch.setattr(module, "MERGED_QUANTA_MAX", 3 * largest)
     inbox = TrainerInbox(0, theta.begin_sum)
     for commit in range(1, 8):

@@ -8,7 +8,7 @@ import pytest
 
 from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.frames import KEY_BYTES, NOBODY, OVERHEAD_BYTES, Rejection, Seal
-from sparkstrom.codec.messages import AskAfter, Committed, Failed, Heartbeat, Probe, Update
+from sparkstrom.codec.messages import AskAfter, Committed, Failed, Heartbeat, Payload, Probe, Update
 from sparkstrom.codec.wire import encode
 from sparkstrom.runtime.outbox import Outbox
 from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
@@ -302,9 +302,7 @@ def test_over_another_transport_counters_and_traffic_go_on(pair: tuple[Office, O
 
 def everything_that_is_sealed(master: Office, node: Office) -> None:
     """Data, control, repeats, answers, what is told, another edge, another transport."""
-    long = Committed(
-        commit=1, origin=7, seq=1, form=1, tau_quanta=2, count=1, payload=bytes(200_000)
-    )  # fmt: skip
+    long = Committed(commit=1, origin=7, seq=1, payload=Payload(1, 2, 1, bytes(200_000)))
     for _ in range(3):
         node.room.send(MASTER, update())
         node.room.send(MASTER, AskAfter(1))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange, Update
-from sparkstrom.encoding.encoder import Encoded, Encoder
+from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange, Payload, Update
+from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.encoding.totals import Total
 from sparkstrom.models.base import Batch, Flat
@@ -65,7 +65,7 @@ def test_what_is_learnt_stays_residual_until_it_reaches_tau(
     np.testing.assert_array_equal(replica.residual(), all_at(TAU / 2))
     replica.step(BATCH)
     encoded = replica.publish()
-    assert isinstance(encoded, Encoded)
+    assert isinstance(encoded, Payload)
     assert encoded.count == N
     np.testing.assert_array_equal(replica.theta.values, all_at(TAU))
     np.testing.assert_array_equal(replica.residual(), all_at(0))
@@ -113,7 +113,7 @@ def test_updates_of_others_move_theta_and_leave_the_residual(
     replica = make(train_on)
     replica.step(BATCH)
     replica.publish()
-    replica.apply(replica.theta.decode(make_commit(1, 3)), 1)
+    replica.apply(replica.theta.decode(make_commit(1, 3).payload), 1)
     replica.apply_merged(Merged(Total.of_array(np.full(N, 1024, np.int32)), 5, 0))
     assert replica.theta.commit == 5
     assert replica.theta.values[[2, 3]].tolist() == [1 + TAU, 1]
@@ -176,7 +176,7 @@ def test_a_parameter_that_is_no_number_ends_training_before_theta_moves(
 # -- what it holds for its neighbours ----------------------------------------------------------
 
 
-def published(replica: Replica) -> Encoded:
+def published(replica: Replica) -> Payload:
     """One step, and its update."""
     replica.step(BATCH)
     encoded = replica.publish()
@@ -184,18 +184,12 @@ def published(replica: Replica) -> Encoded:
     return encoded
 
 
-def update_of(encoded: Encoded, seq: int = 1) -> Update:
-    return Update(
-        origin=7, seq=seq, seen=0, epoch=0, batch=1, steps=1, form=int(encoded.form),
-        tau_quanta=encoded.tau_quanta, count=encoded.count, payload=encoded.payload,
-    )  # fmt: skip
+def committed_of(payload: Payload, commit: int) -> Committed:
+    return Committed(commit=commit, origin=7, seq=1, payload=payload)
 
 
-def committed_of(encoded: Encoded, commit: int) -> Committed:
-    return Committed(
-        commit=commit, origin=7, seq=1, form=int(encoded.form),
-        tau_quanta=encoded.tau_quanta, count=encoded.count, payload=encoded.payload,
-    )  # fmt: skip
+def update_of(payload: Payload, seq: int = 1) -> Update:
+    return Update(origin=7, seq=seq, seen=0, epoch=0, batch=1, steps=1, payload=payload)
 
 
 @WAYS
@@ -204,15 +198,15 @@ def test_a_copy_has_own_updates_once_they_are_committed(
 ) -> None:
     replica, server = make(train_on, push=TAU), Theta(N, K)
     mine = [published(replica) for _ in range(2)]
-    replica.apply(replica.theta.decode(make_commit(1, 3)), 1)
-    server.add(server.decode(make_commit(1, 3)))
+    replica.apply(replica.theta.decode(make_commit(1, 3).payload), 1)
+    server.add(server.decode(make_commit(1, 3).payload))
     for commit in (1, 2, 3):
         at, copy = copied(replica)
         assert at == commit
         assert copy.digest() == server.digest()
         if commit < 3:
             replica.passed(commit + 1)
-            server.add(server.decode(committed_of(mine[commit - 1], commit + 1)))
+            server.add(server.decode(mine[commit - 1]))
     assert copy.digest() == replica.theta.digest()
 
 
@@ -225,7 +219,7 @@ def test_a_sum_with_own_updates_in_it_adds_only_the_others(
     mine = [published(replica) for _ in range(3)]
     log = (make_commit(1, 5, -9), committed_of(mine[0], 2), committed_of(mine[1], 3))
     for commit in log:
-        server.add(server.decode(commit))
+        server.add(server.decode(commit.payload))
     if kind == "merged here":
         total = Total(N)
         total.add((np.array([4, 8], np.int32), np.array([128, -128], np.int32)))
@@ -237,7 +231,7 @@ def test_a_sum_with_own_updates_in_it_adds_only_the_others(
     at, copy = copied(replica)
     assert (at, copy.digest()) == (3, server.digest())
     replica.passed(4)
-    server.add(server.decode(committed_of(mine[2], 4)))
+    server.add(server.decode(mine[2]))
     assert replica.theta.digest() == server.digest()
     np.testing.assert_array_equal(replica.residual(), all_at(0))
 
@@ -247,7 +241,7 @@ def test_after_a_snapshot_own_updates_are_those_that_it_lacks(
 ) -> None:
     replica, server = make("local", push=TAU), Theta(N, K)
     mine = [published(replica) for _ in range(2)]
-    server.add(server.decode(committed_of(mine[0], 5)))
+    server.add(server.decode(mine[0]))
     server.commit = 5
     replica.install(Install(whole(server), (), (update_of(mine[1], 2),), 5))
     assert copied(replica)[1].digest() == server.digest()
@@ -275,10 +269,10 @@ def test_a_neighbour_copies_while_the_trainer_works(
     theta, expected = Theta(N, K), [bytes(4 * N)]
     for commit in range(1, 200, 2):
         for one in (committed_of(published(replica), commit), make_commit(commit + 1, 3)):
-            theta.add(theta.decode(one))
+            theta.add(theta.decode(one.payload))
             expected.append(theta.values.tobytes())
         replica.passed(commit)
-        replica.apply(replica.theta.decode(make_commit(commit + 1, 3)), commit + 1)
+        replica.apply(replica.theta.decode(make_commit(commit + 1, 3).payload), commit + 1)
     ended.set()
     neighbour.join()
     assert read
@@ -340,8 +334,8 @@ def test_only_the_first_snapshot_sets_the_models_buffers(buffered: Replica) -> N
     assert buffered.model.buffers_bytes() == b"average"  # type: ignore[attr-defined]
     server.buffers = b"a newer one"
     pending = Update(
-        origin=7, seq=1, seen=0, epoch=0, batch=0, steps=0, form=BUFFERS, tau_quanta=0, count=0,
-        payload=b"mine",
+        origin=7, seq=1, seen=0, epoch=0, batch=0, steps=0,
+        payload=Payload(BUFFERS, 0, 0, b"mine"),
     )  # fmt: skip
     buffered.install(Install(whole(server), (), (pending,), 2))
     assert buffered.model.buffers_bytes() == b"average"  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange, Update
+from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange, Payload, Update
 from sparkstrom.codec.payload import encode_theta
 from sparkstrom.encoding.grid import EXACT_QUANTA
 from sparkstrom.encoding.totals import Total
@@ -37,9 +37,6 @@ def own(commit: Committed) -> Update:
         epoch=0,
         batch=0,
         steps=0,
-        form=commit.form,
-        tau_quanta=commit.tau_quanta,
-        count=commit.count,
         payload=commit.payload,
     )
 
@@ -50,10 +47,7 @@ def buffers(commit: int) -> Committed:
         commit=commit,
         origin=9,
         seq=commit,
-        form=BUFFERS,
-        tau_quanta=0,
-        count=0,
-        payload=b"statistics of %d" % commit,
+        payload=Payload(BUFFERS, 0, 0, b"statistics of %d" % commit),
     )
 
 
@@ -86,11 +80,11 @@ def test_chunks_of_different_commits_equal_direct_application(
         if commit:
             if data.draw(st.booleans()):
                 log.append(buffers(commit))
-                server.buffers = log[-1].payload
+                server.buffers = log[-1].payload.data
             else:
                 hits = data.draw(st.lists(st.integers(1, N), min_size=1, max_size=20, unique=True))
                 log.append(make_commit(commit, *hits))
-                server.add(server.decode(log[-1]))
+                server.add(server.decode(log[-1].payload))
             server.commit = commit
         chunks += [server.chunk(index) for index in range(4) if read_at[index] == commit]
     mine = make_commit(1, 1, -N)
@@ -99,7 +93,7 @@ def test_chunks_of_different_commits_equal_direct_application(
     held = [c for c in log if c.commit > min(read_at)]
     chunks.sort(key=lambda chunk: chunk.index)
     receiver.install(chunks, held, [own(mine), own(buffers(1))], commits)
-    server.add(server.decode(mine))
+    server.add(server.decode(mine.payload))
     assert receiver.digest() == server.digest()
     assert receiver.commit == commits
 
@@ -121,7 +115,7 @@ def test_held_sums_equal_direct_application(
         for commit in range(after + 1, end + 1):
             hits = data.draw(st.lists(st.integers(1, N), min_size=1, max_size=20, unique=True))
             part.append(make_commit(commit, *hits))
-            server.add(server.decode(part[-1]))
+            server.add(server.decode(part[-1].payload))
         server.commit = end
         one = len(part) == 1 and data.draw(st.booleans())
         sum_ = SendMerged(1, after, end, [(9, end)], 1, tuple(part))
@@ -130,7 +124,7 @@ def test_held_sums_equal_direct_application(
     chunks.sort(key=lambda chunk: chunk.index)
     receiver, mine = Theta(N, K), make_commit(1, 1, -N)
     receiver.install(chunks, held, [own(mine)], 8)
-    server.add(server.decode(mine))
+    server.add(server.decode(mine.payload))
     assert receiver.digest() == server.digest()
 
 
@@ -157,7 +151,7 @@ def test_a_chunk_that_cannot_be_is_refused(payload: bytes) -> None:
 
 def test_local_moves_with_theta(make_commit: MakeCommit) -> None:
     theta, local = Theta(N, K), np.full(N, 0.25, np.float32)
-    theta.add(theta.decode(make_commit(1, 5)), local)
+    theta.add(theta.decode(make_commit(1, 5).payload), local)
     theta.add_sum(Total.of_array(np.full(N, 1024, np.int32)), local)
     assert theta.values[[4, 5]].tolist() == [1.125, 1.0]
     assert local[[4, 5]].tolist() == [1.375, 1.25]
@@ -166,7 +160,7 @@ def test_local_moves_with_theta(make_commit: MakeCommit) -> None:
 def test_leaving_the_exact_range_is_counted_with_the_first_index(make_commit: MakeCommit) -> None:
     theta = Theta(N, K)
     theta.values[[4, 9]] = EXACT_QUANTA * theta.q
-    theta.add(theta.decode(make_commit(1, 5, 10)))
+    theta.add(theta.decode(make_commit(1, 5, 10).payload))
     assert (theta.breaches, theta.first_breach) == (2, 4)
     theta.add_sum(Total.of_array(np.ones(N, np.int32)))
     assert theta.breaches > 2
@@ -178,7 +172,9 @@ def test_a_copy_is_without_what_has_no_commit_yet(
 ) -> None:
     theta, before = Theta(N, K), on_grid(N, 5)
     theta.values[:] = before
-    mine = [theta.decode(make_commit(1, *hits)) for hits in ((1, -128, 129, 300), (1, 2, -300))]
+    mine = [
+        theta.decode(make_commit(1, *hits).payload) for hits in ((1, -128, 129, 300), (1, 2, -300))
+    ]
     for hits in mine:
         theta.add(hits)
     parts = [decode_theta(theta.chunk(index, mine)) for index in range(3)]
@@ -199,7 +195,7 @@ def test_a_sum_less_the_own_updates_is_what_others_did(make_commit: MakeCommit) 
     assert (whole.last, whole.count) == ([(9, 3)], 6)
     theta.add_sum(theta.read_merged(DeliverMerged(whole, (own(commits[1]),))))
     for commit in (commits[0], commits[2]):
-        others.add(others.decode(commit))
+        others.add(others.decode(commit.payload))
     assert theta.digest() == others.digest()
 
 

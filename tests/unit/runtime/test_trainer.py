@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import PeerError, TrainingError
-from sparkstrom.codec.messages import (
-    BUFFERS,
-    Activity,
-    AskUpdater,
-    Chunk,
-    Committed,
-)
+from sparkstrom.codec.messages import BUFFERS, Activity, AskUpdater, Chunk, Committed, Payload
 from sparkstrom.codec.states import encode_state
 from sparkstrom.encoding.totals import Total
 from sparkstrom.observe.telemetry import WorkerCounters, to_wire
@@ -294,7 +288,7 @@ def test_buffers_are_published_before_an_epochs_last_position(pushing: Callable[
     made = Bench(model, steps(6))
     events = made.run()
     published = [event for event in events if isinstance(event, ev.Published)]
-    assert [(e.form == BUFFERS, e.epoch, e.batch, e.steps) for e in published] == [
+    assert [(e.payload.form == BUFFERS, e.epoch, e.batch, e.steps) for e in published] == [
         (False, 0, 1, 1),
         (False, 0, 2, 2),
         (True, 0, 2, 2),
@@ -304,7 +298,10 @@ def test_buffers_are_published_before_an_epochs_last_position(pushing: Callable[
         (True, 1, 2, 5),
         (False, 2, 0, 6),
     ]
-    assert [e.payload for e in published if e.form == BUFFERS] == [bytes([3]), bytes([6])]
+    assert [e.payload.data for e in published if e.payload.form == BUFFERS] == [
+        bytes([3]),
+        bytes([6]),
+    ]
 
 
 def test_an_epochs_buffers_do_not_keep_its_last_update_back(pushing: Callable[..., Any]) -> None:
@@ -320,14 +317,12 @@ def test_an_epochs_buffers_do_not_keep_its_last_update_back(pushing: Callable[..
 
     made.channel.post = answering  # type: ignore[method-assign]
     published = [event for event in made.run() if isinstance(event, ev.Published)]
-    assert [(e.form == BUFFERS, e.steps) for e in published[2:4]] == [(True, 2), (False, 3)]
+    assert [(e.payload.form == BUFFERS, e.steps) for e in published[2:4]] == [(True, 2), (False, 3)]
 
 
 def test_the_average_is_taken_and_the_models_own_go_on(pushing: Callable[..., Any]) -> None:
     model = type("Model", (Statistics, type(pushing(N))), {})(N, TAU)
-    average = Committed(
-        commit=4, origin=9, seq=1, form=BUFFERS, tau_quanta=0, count=0, payload=b"average"
-    )  # fmt: skip
+    average = Committed(commit=4, origin=9, seq=1, payload=Payload(BUFFERS, 0, 0, b"average"))
     made = Bench(model, [([ev.Deliver(average)], TRAIN)])
     assert ev.Applied(4) in made.run()
     assert (made.replica.theta.commit, made.replica.theta.buffers) == (4, b"average")

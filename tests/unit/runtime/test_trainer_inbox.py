@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sparkstrom.codec.messages import BUFFERS, Committed
+from sparkstrom.codec.messages import BUFFERS, Committed, Payload
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.models.base import Flat
 from sparkstrom.protocol.common.events import Admitted, Deliver, Install, Passed
@@ -29,7 +29,7 @@ def apply(theta: Theta, items: list[Item]) -> list[int]:
     commits = []
     for item in items:
         if isinstance(item, Deliver):
-            theta.add(theta.decode(item.update))
+            theta.add(theta.decode(item.update.payload))
             commits.append(item.update.commit)
         elif isinstance(item, Merged):
             theta.add_sum(item.total)
@@ -102,7 +102,7 @@ def test_buffers_are_in_no_sum(make_commit: MakeCommit) -> None:
     """They replace, and what was own of them passes after them."""
     inbox = TrainerInbox(0, Theta(N, K).begin_sum)
     average = Deliver(
-        Committed(commit=2, origin=9, seq=1, form=BUFFERS, tau_quanta=0, count=0, payload=b"a" * 99)
+        Committed(commit=2, origin=9, seq=1, payload=Payload(BUFFERS, 0, 0, b"a" * 99))
     )
     inbox.put(Deliver(make_commit(1, 1)))
     inbox.put(average)
@@ -146,7 +146,7 @@ def test_merged_is_equal_to_the_singles_bit_by_bit(
     commits: list[int] = []
     for i, indices in enumerate(hits):
         committed = make_commit(i + 1, *indices)
-        singly.add(singly.decode(committed))
+        singly.add(singly.decode(committed.payload))
         inbox.put(Deliver(committed))
         if i in takes:
             commits += apply(merged, inbox.take())

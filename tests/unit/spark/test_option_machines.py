@@ -20,6 +20,7 @@ from sparkstrom.codec.messages import (
     Chunk,
     Heartbeat,
     Join,
+    Payload,
     Phase,
     State,
     Status,
@@ -91,7 +92,7 @@ def run(job: TrainingJob) -> Node:
 
 
 def published(payload_bytes: int, steps: int = 1) -> ev.Published:
-    return ev.Published(1, 2, 1, bytes(payload_bytes), 0, 0, 0, steps)
+    return ev.Published(Payload(1, 2, 1, bytes(payload_bytes)), 0, 0, 0, steps)
 
 
 @pytest.mark.flips("VoidConfiguration.window_bytes")
@@ -271,10 +272,7 @@ def test_log_bytes(log_bytes: int, reaches: bool) -> None:
             epoch=0,
             batch=0,
             steps=seq,
-            form=1,
-            tau_quanta=2,
-            count=1,
-            payload=bytes(1000),
+            payload=Payload(form=1, tau_quanta=2, count=1, data=bytes(1000)),
         )
         master.step(ev.Received(node, update), 0.0)
     assert master.fit.sequencer.head == 20
