@@ -33,6 +33,7 @@ from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.members import Departure
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
+from sparkstrom.runtime.encoded_once import SummedOnce
 from sparkstrom.runtime.message_endpoint import MessageEndpoint, Traffic
 from sparkstrom.runtime.node_thread import OpenTransport
 from sparkstrom.runtime.recovery import Recovery
@@ -124,6 +125,7 @@ class MasterThread(threading.Thread):
     ) -> None:
         super().__init__(name="sparkstrom-master", daemon=True)
         self._clock, self._theta, self._open_transport = clock, theta, open_transport
+        self._sums = SummedOnce(theta.merge)
         self._mail = MessageEndpoint(
             open_transport(None),
             seal,
@@ -261,6 +263,7 @@ class MasterThread(threading.Thread):
         while not self._snapshots.empty():
             self._snapshots.get().set_result(self._copied())
         self._step(ev.Tick())
+        self._sums.forget()
         self._mail.flush()
 
     def _copied(self) -> Snapshot:
@@ -297,7 +300,7 @@ class MasterThread(threading.Thread):
             case ev.SendChunk(to=to, index=index):
                 self._mail.send(to, self._theta.chunk(index))
             case ev.SendMerged(to=to):
-                self._mail.send(to, self._theta.merge(effect))
+                self._mail.send(to, self._sums.of(effect))
             case ev.Answer():
                 self._mail.answer(effect)
             case ev.OpenEdge(node=node, edge=edge, local=local, peer=peer):

@@ -27,6 +27,7 @@ from sparkstrom.codec.frames import (
 from sparkstrom.codec.messages import Address, Direct, Heartbeat, Message, State, Update
 from sparkstrom.codec.wire import Kind, decode_untrusted, encode, is_data
 from sparkstrom.protocol.common.events import LOBBY, Answer
+from sparkstrom.runtime.encoded_once import EncodedOnce
 from sparkstrom.runtime.outbox import Answers, Outbox
 from sparkstrom.transport.contract import Sender, Transport
 
@@ -127,6 +128,7 @@ class MessageEndpoint:
         self._join_stream: int | None = None
         self._answers = Answers(self._open_answer)
         self._direct = Joiner(message_bytes_max)  # the master's own words, whichever stream
+        self.bodies = EncodedOnce()
         self._sealed_seq = (-1, 0)
         self._arriving: dict[int, int] = {}  # neighbour -> bytes of a message that is not whole
 
@@ -252,6 +254,7 @@ class MessageEndpoint:
 
     def flush(self) -> int:
         """Offer what waits on all streams, control first; return how many frames went."""
+        self.bodies.forget()
         return sum([self._answers.flush(), *(box.flush() for box in self._boxes())])
 
     @property
@@ -275,9 +278,8 @@ class MessageEndpoint:
     def _seal_message(
         self, message: Message, *, receiver: int, edge: int, token: int = 0
     ) -> list[bytes]:
-        kind, body = encode(message)
-        data = is_data(message)
-        pieces = pieces_of(body, self._piece_bytes if data else CONTROL_PIECE_BYTES)
+        piece_bytes = self._piece_bytes if is_data(message) else CONTROL_PIECE_BYTES
+        kind, pieces = self.bodies.of(message, piece_bytes)
         frames = []
         for i, piece in enumerate(pieces):
             self._counter += 1

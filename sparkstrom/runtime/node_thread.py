@@ -25,6 +25,7 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Order, Send
 from sparkstrom.protocol.common.performing import perform_all
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
+from sparkstrom.runtime.encoded_once import SummedOnce
 from sparkstrom.runtime.message_endpoint import MessageEndpoint
 from sparkstrom.runtime.recovery import Recovery
 from sparkstrom.runtime.trainer_channel import TrainerChannel
@@ -86,6 +87,7 @@ class NodeThread(threading.Thread):
         super().__init__(name="sparkstrom-node", daemon=True)
         self._clock, self._channel, self._meeting = clock, channel, plan.meeting
         self._open_transport, self._copying = open_transport, copying
+        self._sums = SummedOnce(copying.merge)
         self._machine = Node(plan.identity, plan.limits, clock.monotonic_s())
         self._mail = MessageEndpoint(
             open_transport(None),
@@ -138,6 +140,7 @@ class NodeThread(threading.Thread):
         self._step(ev.Tick())
         self._tell_stats()
         self._report_stuck_trainer()
+        self._sums.forget()
         self._mail.flush()
 
     def _take_trainer_events(self) -> None:
@@ -172,7 +175,7 @@ class NodeThread(threading.Thread):
             case ev.SendChunk(to=to, index=index):
                 self._mail.send(to, self._copying.chunk(index))
             case ev.SendMerged(to=to):
-                self._mail.send(to, self._copying.merge(effect))
+                self._mail.send(to, self._sums.of(effect))
             case ev.SendUpdater(to=to, ask=ask):
                 chunk = self._copying.updater(ask)
                 if chunk is not None:

@@ -1,0 +1,98 @@
+"""What goes to several children is summed, encoded and cut once, until the next flush."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkstrom.base.identity import MASTER
+from sparkstrom.codec.frames import pieces_of
+from sparkstrom.codec.messages import AskAfter, Committed, MergedRange, Message, Payload
+from sparkstrom.codec.wire import Kind, encode
+from sparkstrom.protocol.common.events import SendMerged
+from sparkstrom.runtime import encoded_once
+from sparkstrom.runtime.encoded_once import EncodedOnce, SummedOnce
+from sparkstrom.transport.memory import MemoryNetwork
+from tests.unit.runtime.offices import Office, join
+
+
+def commit(number: int, data: bytes = b"bits") -> Committed:
+    return Committed(commit=number, origin=9, seq=number, payload=Payload(1, 2, 1, data))
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[Message]:
+    """What has been encoded."""
+    out: list[Message] = []
+
+    def noting(message: Message) -> tuple[Kind, bytes]:
+        out.append(message)
+        return encode(message)
+
+    monkeypatch.setattr(encoded_once, "encode", noting)
+    return out
+
+
+def test_a_commit_for_three_children_is_encoded_once(
+    network: MemoryNetwork, encoded: list[Message]
+) -> None:
+    relay = Office(network, 7, 20)
+    children = [Office(network, node, 30 + 10 * node) for node in (8, 9, 10)]
+    for edge, child in enumerate(children, 1):
+        join(relay, child, edge)
+    burst = [commit(1, bytes(100_000 - 36)), commit(2)]
+    for child in children:
+        for one in burst:
+            relay.room.send(child.room.me, one)
+    assert encoded == burst
+    relay.room.flush()
+    assert [child.got() for child in children] == [[(7, one) for one in burst]] * 3
+    relay.room.send(8, burst[0])
+    assert encoded == [*burst, burst[0]]  # it is forgotten with the flush
+
+
+def test_what_goes_to_one_is_not_kept(network: MemoryNetwork, encoded: list[Message]) -> None:
+    node, ask = Office(network, 7, 20), AskAfter(1)
+    join(Office(network, MASTER, 10), node, 3)
+    node.room.send(MASTER, ask)
+    node.room.send(MASTER, ask)
+    assert encoded == [ask, ask]
+
+
+def test_equal_ids_of_messages_that_are_gone_do_not_mix_them_up() -> None:
+    bodies = EncodedOnce()
+    for number in range(1, 50):
+        one = commit(number)
+        assert bodies.of(one, 1000) == (Kind.COMMITTED, [encode(one)[1]])
+        del one
+
+
+def test_another_length_of_pieces_cuts_anew() -> None:
+    """After a media driver's death the next one may take shorter frames."""
+    bodies, one = EncodedOnce(), commit(1, bytes(500))
+    for piece_bytes in (1000, 100):
+        assert bodies.of(one, piece_bytes)[1] == pieces_of(encode(one)[1], piece_bytes)
+
+
+def wanted(to: int, after: int = 0, commit: int = 2, count: int = 5) -> SendMerged:
+    return SendMerged(to, after, commit, [(9, commit)], count, ())
+
+
+def test_a_range_is_summed_once_until_it_is_forgotten() -> None:
+    asked: list[SendMerged] = []
+
+    def merge(one: SendMerged) -> MergedRange:
+        asked.append(one)
+        return MergedRange(
+            after=one.after, commit=one.commit, last=one.last, count=one.count, payload=b"sum"
+        )
+
+    sums = SummedOnce(merge)
+    assert sums.of(wanted(5)) is sums.of(wanted(6))
+    others = [wanted(5, after=1), wanted(5, commit=3), wanted(5, count=6)]
+    for other in others:
+        made = sums.of(other)
+        assert (made.after, made.commit, made.count) == (other.after, other.commit, other.count)
+    assert asked == [wanted(5), *others]
+    sums.forget()
+    sums.of(wanted(6))
+    assert asked[-1] == wanted(6)
