@@ -1,10 +1,13 @@
-"""Who made what: node ids, positions, endpoints."""
+"""Who made what: node ids, numbers of edges, updates and commits; positions, endpoints."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, NewType
 
 NodeId = NewType("NodeId", int)  # u32, fresh at each join, never reused
+EdgeNo = NewType("EdgeNo", int)  # u32, from 1, rises through the whole fit
+Seq = NewType("Seq", int)  # u63, an update's number at its origin, from 1; 0: before the first
+CommitNo = NewType("CommitNo", int)  # u63, a place in the one order, from 1; 0: before the first
 
 MASTER = NodeId(0)  # the driver's node: root of the tree, sequencer, origin of averaged buffers
 

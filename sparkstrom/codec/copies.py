@@ -15,7 +15,7 @@ NUMBER_BITS = 63  # numbers of messages stay below 2^63
 
 
 def number_of(content: bytes) -> int:
-    """The number of the copy with this content: from 1, as 0 asks for any."""
+    """The number of the copy with this content: from 1: 0 is none on the wire."""
     digest = hashlib.sha256(content).digest()
     return max(1, int.from_bytes(digest[:8], "little") >> (64 - NUMBER_BITS))
 

@@ -16,7 +16,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.identity import MASTER
+from sparkstrom.base.identity import MASTER, EdgeNo, NodeId
 
 # 4s magic | u8 version | u8 kind | 2 zero | u64 job | u32 sender | u32 receiver | u32 edge
 # | u64 counter | u32 piece | u32 pieces | u32 body_bytes, sealed: 16 more than in the clear
@@ -29,8 +29,8 @@ VERSION = 1
 TAG_BYTES = 16
 OVERHEAD_BYTES = HEADER.size + TAG_BYTES
 KEY_BYTES = 32
-NOBODY = 0xFFFF_FFFF  # sender or receiver without an id yet
-UNBOUND = 0  # the edge of what the master says directly; edges count from 1
+NOBODY = 0xFFFF_FFFF  # on the wire: sender or receiver without an id yet, which is None in a header
+UNBOUND = EdgeNo(0)  # the edge of what the master says directly; edges count from 1
 STRANGER_BIT = 0x8000_0000  # set in a nonce's first half where the sender has no id
 COUNT_BITS = 32  # of a teller's counter; above them stands the lower half of its token
 COUNT_MAX = (1 << COUNT_BITS) - 1
@@ -69,9 +69,9 @@ class Header:
     """Who sends what to whom; see the layout above ``HEADER``."""
 
     kind: int
-    sender: int
-    receiver: int
-    edge: int
+    sender: NodeId | None
+    receiver: NodeId | None
+    edge: EdgeNo
     counter: int
     piece: int
     pieces: int
@@ -98,8 +98,8 @@ def told_by(token: int, count: int, kind: int, piece: int, pieces: int) -> Heade
     Together they are the nonce, too: 63 random bits per process and a number that rises.
     """
     assert 0 < count <= COUNT_MAX, "a nonce must not repeat"
-    edge, counter = token >> COUNT_BITS, (token & COUNT_MAX) << COUNT_BITS | count
-    return Header(kind, NOBODY, MASTER, edge, counter, piece, pieces)
+    edge, counter = EdgeNo(token >> COUNT_BITS), (token & COUNT_MAX) << COUNT_BITS | count
+    return Header(kind, None, MASTER, edge, counter, piece, pieces)
 
 
 class Seal:
@@ -120,8 +120,8 @@ class Seal:
             VERSION,
             header.kind,
             self._job,
-            header.sender,
-            header.receiver,
+            _to_wire(header.sender),
+            _to_wire(header.receiver),
             header.edge,
             header.counter,
             header.piece,
@@ -136,7 +136,7 @@ class Seal:
             detail = f"at least {OVERHEAD_BYTES} bytes, got {len(frame)}"
             raise FrameError(Rejection.SHORT, detail)
         clear = frame[: HEADER.size]
-        magic, version, kind, job, *fields, body_bytes = HEADER.unpack(clear)
+        magic, version, kind, job, sender, receiver, *fields, body_bytes = HEADER.unpack(clear)
         if (magic, version) != (MAGIC, VERSION):
             raise FrameError(Rejection.FOREIGN)
         if job != self._job:
@@ -144,7 +144,7 @@ class Seal:
         if body_bytes != len(frame) - HEADER.size:
             came = len(frame) - HEADER.size
             raise FrameError(Rejection.LENGTH, f"{body_bytes} bytes announced, {came} came")
-        header = Header(kind, *fields)
+        header = Header(kind, _from_wire(sender), _from_wire(receiver), *fields)
         if not header.piece < header.pieces:
             raise FrameError(Rejection.PIECE, f"piece {header.piece} of {header.pieces}")
         bound = _bound(header, clear, token)
@@ -155,6 +155,14 @@ class Seal:
             raise FrameError(Rejection.SEAL, detail) from None
 
 
+def _to_wire(node: NodeId | None) -> int:
+    return NOBODY if node is None else node
+
+
+def _from_wire(node: int) -> NodeId | None:
+    return None if node == NOBODY else NodeId(node)
+
+
 def _bound(header: Header, clear: bytes, token: int) -> bytes:
     """What is authenticated with the body: a stranger's recording opens for no other process."""
     return clear + TOKEN.pack(token) if header.from_master else clear
@@ -162,7 +170,7 @@ def _bound(header: Header, clear: bytes, token: int) -> bytes:
 
 def _nonce(header: Header) -> bytes:
     """A node's id and counter; beside the edges its process's token and count instead."""
-    if header.sender == NOBODY:
+    if header.sender is None:
         return NONCE.pack(header.edge | STRANGER_BIT, header.counter)
     return NONCE.pack(header.sender, header.counter)
 

@@ -13,11 +13,15 @@ from typing import Annotated
 
 import msgspec
 
-from sparkstrom.base.identity import MASTER
+from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId, Seq
 
 U16 = Annotated[int, msgspec.Meta(ge=0, lt=2**16)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 U63 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]  # u64 on the wire; the top bit stays free
+NodeField = Annotated[NodeId, msgspec.Meta(ge=0, lt=2**32)]
+EdgeField = Annotated[EdgeNo, msgspec.Meta(ge=0, lt=2**32)]
+SeqField = Annotated[Seq, msgspec.Meta(ge=0, le=2**63 - 1)]
+CommitField = Annotated[CommitNo, msgspec.Meta(ge=0, le=2**63 - 1)]
 Text = Annotated[str, msgspec.Meta(max_length=512)]
 Trace = Annotated[str, msgspec.Meta(max_length=16_384)]
 
@@ -65,11 +69,7 @@ class Payload(msgspec.Struct, frozen=True):
 BUFFERS = 6  # the form of an update that replaces a model's buffers, and adds to no parameter
 NOTHING = Payload(form=0, tau_quanta=0, count=0, data=b"")  # its origin has it
 
-EVERYBODY = MASTER  # in ``Again``: no node has that id, so it can mean all of them
-NO_ID_YET = MASTER  # in ``Failed``: the node has none
-ANY_COPY = 0  # in ``AskUpdater``: whichever the lender has
-
-LastSeqs = list[tuple[U32, U63]]  # id -> its newest committed seq
+LastSeqs = list[tuple[NodeField, SeqField]]  # id -> its newest committed seq
 
 
 # -- direct: from a node to the master ---------------------------------------------------------
@@ -101,21 +101,21 @@ class Join(msgspec.Struct, frozen=True, tag="join", kw_only=True):
 class Silent(msgspec.Struct, frozen=True, tag="silent"):
     """A parent has not heard from its child over this edge for a lease."""
 
-    node: U32  # the parent
-    child: U32
-    edge: U32
+    node: NodeField  # the parent
+    child: NodeField
+    edge: EdgeField
 
 
 class Here(msgspec.Struct, frozen=True, tag="here"):
     """The answer to ``Probe``."""
 
-    node: U32
+    node: NodeField
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
     """Training failed here and must end everywhere."""
 
-    node: U32  # or NO_ID_YET
+    node: NodeField | None  # None: it has no id yet
     reason: Trace
     trace: Trace
     host: Text = ""
@@ -128,10 +128,10 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
 class Attach(msgspec.Struct, frozen=True, tag="attach", kw_only=True):
     """The first words over a new edge: what the child holds, and what it needs."""
 
-    have: U63  # newest commit that it holds in order
+    have: CommitField  # newest commit that it holds in order
     whole: bool  # it has a replica as of ``have``; otherwise it needs a snapshot
     catching: bool  # it holds the chunks of a snapshot and every commit since: go on with them
-    ids: list[U32]  # all that its process has had
+    ids: list[NodeField]  # all that its process has had
 
 
 class ResidualCheckpoint(msgspec.Struct, frozen=True):
@@ -144,7 +144,7 @@ class ResidualCheckpoint(msgspec.Struct, frozen=True):
 class AuditAnswer(msgspec.Struct, frozen=True):
     """SHA-256 of the replica's bytes at ``commit``, as hex, and what was kept for the next fit."""
 
-    commit: U63
+    commit: CommitField
     digest: Annotated[str, msgspec.Meta(max_length=64)]
     checkpoint: ResidualCheckpoint | None = msgspec.field(name="kept")
 
@@ -155,15 +155,17 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     The newest counts: that of the newest edge, and there the highest count.
     """
 
-    node: U32
-    edge: U32  # its edge upwards
+    node: NodeField
+    edge: EdgeField  # its edge upwards
     count: U63  # rises with each change
-    after_seq: U63  # ``epoch, batch`` counts once the node's update of this number is committed
+    after_seq: (
+        SeqField  # ``epoch, batch`` counts once the node's update of this number is committed
+    )
     epoch: U32
     batch: U32
     steps: U63
     activity: Activity
-    final: U63 | None = None  # it publishes nothing after this seq
+    final: SeqField | None = None  # it publishes nothing after this seq
     audit: AuditAnswer | None = None
     stats: Annotated[dict[str, float], msgspec.Meta(max_length=256)] | None = None  # cumulative
     lag: U63 = 0  # commits that it has been behind its parent for a while, about
@@ -171,7 +173,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     whole: bool = False  # it has a replica that those below it may copy
 
     @property
-    def age(self) -> tuple[int, int]:
+    def age(self) -> tuple[EdgeNo, int]:
         """Of two of the same node the greater one is newer."""
         return self.edge, self.count
 
@@ -179,7 +181,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 class Heartbeat(msgspec.Struct, frozen=True, tag="report", kw_only=True):
     """Lease renewal, acknowledgement, and news of the subtree; idempotent, the newest counts."""
 
-    received: U63  # every commit up to here has been received in order
+    received: CommitField  # every commit up to here has been received in order
     bytes_received: U63 = msgspec.field(
         name="taken"
     )  # bytes that came from you by this edge, by their weight (``SendWindow``)
@@ -191,7 +193,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="report", kw_only=True):
 class AskAfter(msgspec.Struct, frozen=True, tag="ask-after"):
     """Commits are missing: send again everything after ``commit``."""
 
-    commit: U63
+    commit: CommitField
 
 
 class AskChunk(msgspec.Struct, frozen=True, tag="ask-chunk"):
@@ -203,15 +205,15 @@ class AskChunk(msgspec.Struct, frozen=True, tag="ask-chunk"):
 class AskUpdater(msgspec.Struct, frozen=True, tag="ask-updater"):
     """Send this chunk of the updater's state to ``asker``, of this copy, or find it."""
 
-    asker: U32
-    copy: U63  # or ANY_COPY
+    asker: NodeField
+    copy: U63 | None  # None: whichever the lender has
     index: U32
 
 
 class Leaving(msgspec.Struct, frozen=True, tag="leaving", kw_only=True):
     """A goodbye: to the parent at the end of a fit, to the master before that."""
 
-    node: U32
+    node: NodeField
     reason: Text
     checkpoint: ResidualCheckpoint | None = msgspec.field(name="kept")
 
@@ -225,9 +227,9 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
     token: U63
     count: U32
     request: U32 = msgspec.field(name="knock")  # of the newest join that the master has seen
-    node: U32
-    parent: U32
-    edge: U32  # rises through the whole fit: a higher one replaces a lower one
+    node: NodeField
+    parent: NodeField
+    edge: EdgeField  # rises through the whole fit: a higher one replaces a lower one
     up: Address  # where the parent listens for you
     chunks: U32
     closed: LastSeqs  # former ids of this process and the seq they were closed at
@@ -240,8 +242,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome", kw_only=True):
 class Adopt(msgspec.Struct, frozen=True, tag="adopt", kw_only=True):
     """A node is to stand under you: listen for it at ``local``, send to it at ``peer``."""
 
-    node: U32
-    edge: U32
+    node: NodeField
+    edge: EdgeField
     local: Address
     peer: Address
 
@@ -249,14 +251,14 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt", kw_only=True):
 class Disown(msgspec.Struct, frozen=True, tag="disown"):
     """That node does not stand under you any more, by this edge or an older one."""
 
-    node: U32
-    edge: U32
+    node: NodeField
+    edge: EdgeField
 
 
 class Probe(msgspec.Struct, frozen=True, tag="probe"):
     """Somebody does not hear you: say ``Here``."""
 
-    node: U32
+    node: NodeField
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused", kw_only=True):
@@ -273,8 +275,8 @@ class Closed(msgspec.Struct, frozen=True, tag="closed", kw_only=True):
 
     token: U63
     count: U32
-    node: U32
-    seq: U63  # its last committed update
+    node: NodeField
+    seq: SeqField  # its last committed update
     reason: Text
     free: bool
 
@@ -291,7 +293,7 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
 class Attached(msgspec.Struct, frozen=True, tag="attached", kw_only=True):
     """The answer to ``Attach``: commits after ``base`` follow on the data stream."""
 
-    base: U63
+    base: CommitField
     snapshot: bool  # a replica as of ``base`` or later must be fetched in chunks first
     last: LastSeqs  # with a snapshot: of every id that published, as of ``base``
 
@@ -301,16 +303,16 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
 
     phase: Phase
     beat: U63  # the master is alive: this grows
-    head: U63  # of the parent
-    final: U63  # the audited commit, from AUDIT on
+    head: CommitField  # of the parent
+    final: CommitField  # the audited commit, from AUDIT on
     slowest: U63  # steps of the slowest live, unfinished worker
     nodes: U32  # live ones, in the whole mesh
     training: U32  # live workers that hold a replica and have rows left
     minibatches: U63  # committed in the whole fit
     wait_ms: U32  # what is made now waits so long above you for the slowest link to a child
-    closed: list[U32]  # ids closed a moment ago, whose owners may not know it
+    closed: list[NodeField]  # ids closed a moment ago, whose owners may not know it
     stamp: U63 = msgspec.field(name="heard")  # newest stamp of your reports
-    sent: U63  # you were sent every commit up to here by this edge
+    sent: CommitField  # you were sent every commit up to here by this edge
     bytes_received: U63 = msgspec.field(
         name="taken"
     )  # bytes that came from you by this edge, by their weight (``SendWindow``)
@@ -322,13 +324,13 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
 class Again(msgspec.Struct, frozen=True, tag="again"):
     """``origin`` is to send all its uncommitted updates again."""
 
-    origin: U32  # or EVERYBODY below
+    origin: NodeField | None  # None: everybody below
 
 
 class Behind(msgspec.Struct, frozen=True, tag="behind"):
     """The log no longer reaches back to what you ask for: take a snapshot."""
 
-    base: U63
+    base: CommitField
     last: LastSeqs
 
 
@@ -338,9 +340,9 @@ class Behind(msgspec.Struct, frozen=True, tag="behind"):
 class Update(msgspec.Struct, frozen=True, kw_only=True):
     """One encoded gradient update on its way to the root."""
 
-    origin: U32  # who made it, not who relayed it
-    seq: U63  # from 1 per origin; ids are never reused, so (origin, seq) is the key
-    seen: U63  # newest commit in the replica when the gradient was taken
+    origin: NodeField  # who made it, not who relayed it
+    seq: SeqField  # from 1 per origin; ids are never reused, so (origin, seq) is the key
+    seen: CommitField  # newest commit in the replica when the gradient was taken
     epoch: U32  # position up to which the origin has trained
     batch: U32
     steps: U63
@@ -350,17 +352,17 @@ class Update(msgspec.Struct, frozen=True, kw_only=True):
 class Committed(msgspec.Struct, frozen=True, kw_only=True):
     """An update with its place in the one order. Its origin gets the number with NOTHING."""
 
-    commit: U63
-    origin: U32
-    seq: U63
+    commit: CommitField
+    origin: NodeField
+    seq: SeqField
     payload: Payload
 
 
 class MergedRange(msgspec.Struct, frozen=True, kw_only=True):
     """All commits in (after, commit] as one sum, for a child that is exactly at ``after``."""
 
-    after: U63
-    commit: U63
+    after: CommitField
+    commit: CommitField
     last: LastSeqs  # per id with an update in it: the newest seq in it
     count: U32  # entries in it, about: what a link reckons with
     payload: bytes
@@ -370,14 +372,14 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a snapshot: parameters of one index range, with all commits up to ``commit``."""
 
     index: U32
-    commit: U63
+    commit: CommitField
     payload: bytes
 
 
 class UpdaterChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Part of a worker's updater state on its way to who joins in mid-training."""
 
-    asker: U32
+    asker: NodeField
     copy: U63  # above 0: a hash of the whole copy
     index: U32
     count: U32

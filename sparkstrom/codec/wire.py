@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import enum
 import struct
+from typing import Any
 
 import msgspec
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec.messages import (
+    Again,
+    AskUpdater,
     Chunk,
     Committed,
     Control,
     Data,
+    Failed,
     MergedRange,
     Message,
     Payload,
@@ -56,6 +60,9 @@ LAST_SEQ = struct.Struct("<IQ")
 
 # u32 asker | u64 copy | u32 index | u32 count | u32 payload_bytes | payload
 UPDATER_HEADER = struct.Struct("<IQIII")
+
+# None in a message is 0 on the wire: no such node could be meant, and no copy has that number.
+ZERO_FOR_NONE: dict[type[Message], str] = {Again: "origin", AskUpdater: "copy", Failed: "node"}
 
 CONTROL_BYTES_MAX = 1 << 20  # the longest lists how far each of 40,000 origins is
 
@@ -100,7 +107,27 @@ def encode(message: Message) -> tuple[Kind, bytes]:
             head = UPDATER_HEADER.pack(*fields, len(message.payload))
             return Kind.UPDATER, head + message.payload
         case _:
-            return Kind.CONTROL, _to_msgpack(message)
+            return Kind.CONTROL, _to_msgpack(_with_zero(message))
+
+
+def _with_zero(message: Control) -> Control:
+    field = ZERO_FOR_NONE.get(type(message))
+    if field is None:
+        return message
+    value = getattr(message, field)
+    assert value != 0, f"a {field} of 0 is None"
+    return message if value is not None else msgspec.structs.replace(message, **{field: 0})
+
+
+def _with_none(message: Control) -> Control:
+    """Raise WireError where it has a None already."""
+    field = ZERO_FOR_NONE.get(type(message))
+    if field is None:
+        return message
+    value = getattr(message, field)
+    if value is None:
+        raise WireError(f"control message: its {field} is null")
+    return message if value != 0 else msgspec.structs.replace(message, **{field: None})
 
 
 def _figures(payload: Payload) -> tuple[int, int, int, int]:
@@ -137,11 +164,14 @@ def _decode_control(body: bytes) -> Control:
         message: Control = _control.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WireError(f"control message: {error}") from None
-    return message
+    return _with_none(message)
 
 
-def _split(header: struct.Struct, body: bytes, what: str) -> tuple[list[int], bytes]:
-    """The header's fields without the last, which is the payload's length, and the payload."""
+def _split(header: struct.Struct, body: bytes, what: str) -> tuple[list[Any], bytes]:
+    """The header's fields without the last, which is the payload's length, and the payload.
+
+    What each number is, the message's fields say.
+    """
     if len(body) < header.size:
         raise WireError(f"{what} header needs {header.size} bytes, got {len(body)}")
     *fields, payload_bytes = header.unpack_from(body)

@@ -256,8 +256,8 @@ class MasterThread(threading.Thread):
         wait_s = self._mail.patience_s(self._machine.fit.children.is_brief)
         for sender, message in self._mail.receive(wait_s):
             self._step(ev.Received(sender, message))
-        for sender, size in self._mail.arriving():
-            self._step(ev.Arriving(sender, size))
+        for node, size in self._mail.arriving():
+            self._step(ev.Arriving(node, size))
         while not self._wishes.empty():
             self._step(self._wishes.get())
         while not self._snapshots.empty():
@@ -355,4 +355,5 @@ def failure_of(abort: ev.Abort) -> SparkstromError:
         case ev.Failure.SETUP:
             return SetupError(abort.reason)
         case ev.Failure.TRAINING:
-            return TrainingError(abort.reason, abort.host, abort.partition, abort.trace)
+            partition = -1 if abort.partition is None else abort.partition  # as users see it
+            return TrainingError(abort.reason, abort.host, partition, abort.trace)

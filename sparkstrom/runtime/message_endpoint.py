@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.identity import Endpoint
+from sparkstrom.base.identity import EdgeNo, Endpoint, NodeId
 from sparkstrom.codec.frames import (
-    NOBODY,
     OVERHEAD_BYTES,
     UNBOUND,
     FrameError,
@@ -26,7 +25,7 @@ from sparkstrom.codec.frames import (
 )
 from sparkstrom.codec.messages import Address, Direct, Heartbeat, Message, State, Update
 from sparkstrom.codec.wire import Kind, decode_untrusted, encode, is_data
-from sparkstrom.protocol.common.events import LOBBY, Answer
+from sparkstrom.protocol.common.events import Answer
 from sparkstrom.runtime.encoded_once import EncodedOnce
 from sparkstrom.runtime.outbox import Answers, Outbox
 from sparkstrom.transport.contract import Sender, Transport
@@ -43,8 +42,8 @@ LOCAL = 2  # streams of an edge inside one media driver: so much above those for
 class Peer:
     """The outgoing half of an edge."""
 
-    node: int
-    edge: int
+    node: NodeId
+    edge: EdgeNo
     control: Outbox
     data: Outbox
 
@@ -53,8 +52,8 @@ class Peer:
 class IncomingEdge:
     """The incoming half of an edge: one local stream. Unbound until the edge is agreed."""
 
-    node: int | None
-    edge: int
+    node: NodeId | None
+    edge: EdgeNo
     joiner: Joiner
 
 
@@ -98,7 +97,7 @@ class Traffic:
 
 
 class MessageEndpoint:
-    """Sends and receives for one node. ``me`` is its id, NOBODY until it has one.
+    """Sends and receives for one node. ``me`` is its id, None until it has one.
 
     ``token``: of its process; the master has none. What is said directly is bound to it.
     ``chunk_bytes_max``: of a message in one data frame, where the transport takes so much.
@@ -109,7 +108,7 @@ class MessageEndpoint:
         transport: Transport,
         seal: Seal,
         *,
-        me: int,
+        me: NodeId | None,
         token: int,
         message_bytes_max: int,
         chunk_bytes_max: int,
@@ -119,7 +118,7 @@ class MessageEndpoint:
         self._message_bytes_max, self._chunk_bytes_max = message_bytes_max, chunk_bytes_max
         self.traffic = traffic or Traffic()
         self._counter = self._told = 0
-        self._peers: dict[int, Peer] = {}
+        self._peers: dict[NodeId, Peer] = {}
         self._slots: dict[int, IncomingEdge] = {}
         self._own: Address | None = None  # where this node listens for its parent
         self._master: tuple[Endpoint, int] | None = None
@@ -130,7 +129,7 @@ class MessageEndpoint:
         self._direct = Joiner(message_bytes_max)  # the master's own words, whichever stream
         self.bodies = EncodedOnce()
         self._sealed_seq = (-1, 0)
-        self._arriving: dict[int, int] = {}  # neighbour -> bytes of a message that is not whole
+        self._arriving: dict[NodeId, int] = {}  # neighbour -> bytes of a message that is not whole
 
     # -- edges -----------------------------------------------------------------------------------
 
@@ -149,7 +148,7 @@ class MessageEndpoint:
         self._join_stream = stream
         self.transport.open_receiver(stream)
 
-    def open_edge(self, node: int, edge: int, local: Address, peer: Address) -> None:
+    def open_edge(self, node: NodeId, edge: EdgeNo, local: Address, peer: Address) -> None:
         """Hear this neighbour at ``local`` and send to it at ``peer``; an older edge is dropped.
 
         Neighbours on one media driver speak by shared memory, on streams of their own.
@@ -166,13 +165,13 @@ class MessageEndpoint:
                 self._forget(stream)
         self._connect(node, edge, peer, local=same)
 
-    def close_edge(self, node: int) -> None:
+    def close_edge(self, node: NodeId) -> None:
         """Neither hear this neighbour nor send to it."""
         for stream in [s for s, slot in self._slots.items() if slot.node == node]:
             self._forget(stream)
         self._disconnect(node)
 
-    def _slot(self, node: int | None, edge: int) -> IncomingEdge:
+    def _slot(self, node: NodeId | None, edge: EdgeNo) -> IncomingEdge:
         return IncomingEdge(node, edge, Joiner(self._message_bytes_max))
 
     def _forget(self, stream: int) -> None:
@@ -186,14 +185,14 @@ class MessageEndpoint:
         if self._slots.pop(stream, None) is not None:
             self.transport.close_receiver(stream)
 
-    def _connect(self, node: int, edge: int, address: Address, *, local: bool) -> None:
+    def _connect(self, node: NodeId, edge: EdgeNo, address: Address, *, local: bool) -> None:
         self._disconnect(node)
         there, opening = Endpoint(address.host, address.port), self.transport.open_sender
         control = opening(there, address.control_stream, control=True, local=local)
         data = opening(there, address.data_stream, control=False, local=local)
         self._peers[node] = Peer(node, edge, Outbox(control), Outbox(data))
 
-    def _disconnect(self, node: int) -> None:
+    def _disconnect(self, node: NodeId) -> None:
         """Drop the connection, with what waits on it."""
         peer = self._peers.pop(node, None)
         if peer is not None:
@@ -202,7 +201,7 @@ class MessageEndpoint:
 
     # -- sending ---------------------------------------------------------------------------------
 
-    def send(self, node: int, message: Message) -> None:
+    def send(self, node: NodeId, message: Message) -> None:
         """Queue for a neighbour; where there is no edge, it is lost."""
         peer = self._peers.get(node)
         if peer is None:
@@ -239,9 +238,8 @@ class MessageEndpoint:
 
     def answer(self, answer: Answer) -> None:
         """Queue something that the master says directly, whoever stands between."""
-        receiver = NOBODY if answer.node is None else answer.node
         frames = self._seal_message(
-            answer.message, receiver=receiver, edge=UNBOUND, token=answer.token
+            answer.message, receiver=answer.node, edge=UNBOUND, token=answer.token
         )
         if self._answers.put(answer.address, frames):
             self._count(frames)
@@ -276,7 +274,7 @@ class MessageEndpoint:
         self.traffic.wire_bytes += sum(map(len, frames))
 
     def _seal_message(
-        self, message: Message, *, receiver: int, edge: int, token: int = 0
+        self, message: Message, *, receiver: NodeId | None, edge: EdgeNo, token: int = 0
     ) -> list[bytes]:
         piece_bytes = self._piece_bytes if is_data(message) else CONTROL_PIECE_BYTES
         kind, pieces = self.bodies.of(message, piece_bytes)
@@ -299,9 +297,10 @@ class MessageEndpoint:
         """How long to wait for messages: what waits to be sent is offered again soon."""
         return BRIEF_WAIT_S if brief or self.waiting else IDLE_WAIT_S
 
-    def receive(self, wait_s: float) -> Iterator[tuple[int, Message]]:
+    def receive(self, wait_s: float) -> Iterator[tuple[NodeId | None, Message]]:
         """Messages that came in, with their senders' ids; waits at most ``wait_s``, or for a wake.
 
+        None for who told it directly.
         One by one: what a message changes (``me``, slots) holds for the next one.
         """
         for stream, frame in self.transport.poll(wait_s):
@@ -314,7 +313,7 @@ class MessageEndpoint:
             if taken is not None:
                 yield taken
 
-    def _open(self, stream: int, frame: bytes) -> tuple[int, Message] | None:
+    def _open(self, stream: int, frame: bytes) -> tuple[NodeId | None, Message] | None:
         if stream == self._join_stream:
             return self._open_direct(frame)
         slot = self._slots.get(stream)
@@ -322,10 +321,12 @@ class MessageEndpoint:
             return None  # of an edge that was closed a moment ago
         header, body = self._seal.open_untrusted(frame, self._token)
         direct = header.from_master
-        if not direct and (header.sender, header.edge) != (slot.node, slot.edge):
+        agreed = slot.node is not None and (header.sender, header.edge) == (slot.node, slot.edge)
+        if not (direct or agreed):
             raise FrameError(Rejection.OTHER_EDGE)
-        if header.receiver != self.me and not (direct and header.receiver == NOBODY):
+        if header.receiver != self.me and not (direct and header.receiver is None):
             raise FrameError(Rejection.OTHER_RECEIVER)
+        assert header.sender is not None, "a neighbour, or the master"
         joiner = self._direct if direct else slot.joiner
         whole = joiner.take(header, body)
         if whole is None:
@@ -339,14 +340,14 @@ class MessageEndpoint:
         """Let who waits for messages wait no longer: there is something to do. From any thread."""
         self.transport.wake()
 
-    def arriving(self) -> list[tuple[int, int]]:
+    def arriving(self) -> list[tuple[NodeId, int]]:
         """Since the last call: neighbours with a data message under way, and its bytes so far."""
         arriving, self._arriving = list(self._arriving.items()), {}
         return arriving
 
-    def _open_direct(self, frame: bytes) -> tuple[int, Message] | None:
+    def _open_direct(self, frame: bytes) -> tuple[None, Message] | None:
         header, body = self._seal.open_untrusted(frame)
-        if header.sender != NOBODY:
+        if header.sender is not None:
             raise FrameError(Rejection.NOT_DIRECT)
         whole = self._direct_messages.take(header, body)
         if whole is None:
@@ -354,7 +355,7 @@ class MessageEndpoint:
         message = decode_untrusted(header.kind, whole)
         if not isinstance(message, Direct):
             raise FrameError(Rejection.NOT_DIRECT)
-        return LOBBY, message
+        return None, message
 
     # -- the transport's life --------------------------------------------------------------------
 

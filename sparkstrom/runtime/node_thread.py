@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from sparkstrom.base.clock import Clock
 from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.codec.frames import NOBODY, Seal
+from sparkstrom.codec.frames import Seal
 from sparkstrom.codec.messages import Address, AskUpdater, Chunk, MergedRange, UpdaterChunk
 from sparkstrom.observe.telemetry import NodeCounters, WorkerCounters
 from sparkstrom.protocol.common import events as ev
@@ -92,7 +92,7 @@ class NodeThread(threading.Thread):
         self._mail = MessageEndpoint(
             open_transport(None),
             seal,
-            me=NOBODY,
+            me=None,
             token=plan.identity.token,
             message_bytes_max=plan.message_bytes_max,
             chunk_bytes_max=plan.chunk_bytes_max,
@@ -134,8 +134,8 @@ class NodeThread(threading.Thread):
         """With the others and the trainer; over a media driver, which may die at any point."""
         for sender, message in self._mail.receive(self._mail.patience_s(self._machine.is_brief)):
             self._step(ev.Received(sender, message))
-        for sender, size in self._mail.arriving():
-            self._step(ev.Arriving(sender, size))
+        for node, size in self._mail.arriving():
+            self._step(ev.Arriving(node, size))
         self._take_trainer_events()
         self._step(ev.Tick())
         self._tell_stats()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkstrom.base.errors import TrainingError
+from sparkstrom.base.identity import CommitNo
 from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, Payload
 from sparkstrom.codec.payload import Bitmap
 from sparkstrom.encoding.encoder import Encoder
@@ -57,7 +58,7 @@ class Replica:
         return self._working if self._trains_local else None
 
     @property
-    def commit(self) -> int:
+    def commit(self) -> CommitNo:
         """Up to where theta has all commits."""
         return self.theta.commit
 
@@ -77,7 +78,7 @@ class Replica:
             own.hits = self.theta.decode(own.payload)
         return own.hits
 
-    def apply(self, hits: Hits | Bitmap, commit: int) -> None:
+    def apply(self, hits: Hits | Bitmap, commit: CommitNo) -> None:
         """Somebody else's update."""
         with self._lock:
             self.theta.add(hits, self.local)
@@ -87,7 +88,7 @@ class Replica:
         """The same, as it came."""
         self.apply(self.theta.read(update.payload), update.commit)
 
-    def passed(self, commit: int) -> None:
+    def passed(self, commit: CommitNo) -> None:
         """The oldest own update is committed."""
         with self._lock:
             self._own.popleft()
@@ -101,7 +102,7 @@ class Replica:
         """Many updates, summed by a neighbour, with own ones among them."""
         self._apply_sum(self.theta.read_merged(item), len(item.own), item.merged.commit)
 
-    def _apply_sum(self, total: Total, passed: int, commit: int) -> None:
+    def _apply_sum(self, total: Total, passed: int, commit: CommitNo) -> None:
         with self._lock:
             self.theta.add_sum(total, self.local)
             for _ in range(passed):
@@ -127,7 +128,7 @@ class Replica:
             self.model.load_buffers_bytes(self.theta.buffers)
         self._installed = True
 
-    def take_buffers(self, buffers: bytes, commit: int) -> None:
+    def take_buffers(self, buffers: bytes, commit: CommitNo) -> None:
         """The average of all workers' buffers; the model goes on with its own."""
         with self._lock:
             self.theta.buffers, self.theta.commit = buffers, commit

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from sparkstrom.base.identity import CommitNo
 from sparkstrom.codec.messages import Chunk, Committed, MergedRange, Payload, Update
 from sparkstrom.codec.payload import (
     BITMAPS,
@@ -45,7 +46,7 @@ class Theta:
         self.values: Flat = np.zeros(n_params, np.float32)
         self.layers = layers  # whose thresholds are multiples of an update's tau
         self.k, self.q = k, quantum(k)
-        self.commit = 0  # newest commit applied
+        self.commit = CommitNo(0)  # newest commit applied
         self.breaches = 0  # parameters that left the exact range, counted
         self.first_breach = -1
         self.buffers = b""  # arrays beside the parameters, as the model lays them out
@@ -116,7 +117,7 @@ class Theta:
         chunks: Sequence[Chunk],
         held: Sequence[Committed | MergedRange],
         own: Sequence[Update],
-        commit: int,
+        commit: CommitNo,
     ) -> None:
         """Become the snapshot, plus what each chunk lacks of ``held``, plus ``own``.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from sparkstrom.base.identity import CommitNo
 from sparkstrom.codec.messages import BUFFERS, Committed
 from sparkstrom.protocol.common.events import (
     Admitted,
@@ -38,7 +39,7 @@ class Merged(Generic[Sum]):
     """Several commits in one, up to and with ``commit``."""
 
     total: Sum
-    commit: int
+    commit: CommitNo
     passed: int  # how many of the commits are the node's own
 
 

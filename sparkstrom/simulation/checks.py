@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from sparkstrom.base.identity import NodeId, Seq
 from sparkstrom.codec.messages import BUFFERS, Committed, Phase
 from sparkstrom.protocol.common.endings import Ending, Vain
 from sparkstrom.protocol.common.events import Abort, Directive
@@ -43,7 +44,7 @@ class Checks:
         self._sums: list[Theta] = [list(INITIAL)]  # theta at each commit
         self._reports: dict[int, bytes] = {}  # partition -> its newest buffers
         self.buffers = b""  # of all
-        self._numbered: dict[int, int] = {}
+        self._numbered: dict[NodeId, Seq] = {}
         self._taken: dict[SimProcess, int] = {}  # how many of its updates are committed
         self._below: dict[SimProcess, int] = {}  # how many of them its replica's commit covers
         self._trained: dict[int, Trained] = defaultdict(lambda: Trained([], []))

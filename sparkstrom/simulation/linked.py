@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 
+from sparkstrom.base.identity import EdgeNo, NodeId
 from sparkstrom.codec.messages import Message
 from sparkstrom.codec.wire import is_data
 from sparkstrom.protocol.common import events as ev
@@ -45,7 +46,7 @@ class LinkedNetwork(Network):
         self,
         time: Timeline,
         faults: Faults,
-        to_master: Callable[[int, Message], None],
+        to_master: Callable[[NodeId | None, Message], None],
         step_master: Callable[[ev.Event], None],
         flow: Flow,
         *,
@@ -99,11 +100,13 @@ class LinkedNetwork(Network):
         for key in [key for key in self._streams if key[0] == effect.edge]:
             self._streams[key].outbox.flush()  # the other end may have waited for this one
 
-    def close(self, owner: SimProcess | None, node: int) -> None:
+    def close(self, owner: SimProcess | None, node: NodeId) -> None:
         self._close_streams(owner, node)
         super().close(owner, node)
 
-    def _close_streams(self, owner: SimProcess | None, node: int, but: int = 0) -> None:
+    def _close_streams(
+        self, owner: SimProcess | None, node: NodeId, but: EdgeNo | None = None
+    ) -> None:
         slot = (self._master_slots if owner is None else owner.slots).get(node)
         if slot is None or slot.edge == but:
             return
@@ -159,7 +162,7 @@ class LinkedNetwork(Network):
         owner: SimProcess | None,
         target: SimProcess | None,
         arrive: Arrive,
-        sender: int,
+        sender: NodeId | None,
         edge: int,
         message: Message,
         *,
@@ -212,9 +215,10 @@ class LinkedNetwork(Network):
         self.flow.came(stream, target, frame.message)
         arrive(target, frame.sender, edge, frame.message)
 
-    def _tell_arriving(self, stream: Stream, sender: int) -> None:
+    def _tell_arriving(self, stream: Stream, sender: NodeId | None) -> None:
         """Part of a message is here."""
         target, _, edge = self._ways[stream]
+        assert sender is not None, "who has an edge has an id"
         slot = (self._master_slots if target is None else target.slots).get(sender)
         if slot is None or slot.edge != edge or (edge, slot.target, True) in self._broken:
             return
@@ -230,7 +234,7 @@ def new_network(
     size: Size,
     faults: Faults,
     *,
-    to_master: Callable[[int, Message], None],
+    to_master: Callable[[NodeId | None, Message], None],
     step_master: Callable[[ev.Event], None],
     violation: Callable[[str], None],
 ) -> Network:

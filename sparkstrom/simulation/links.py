@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
+from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.frames import OVERHEAD_BYTES
 from sparkstrom.codec.messages import Data, Message
 from sparkstrom.codec.wire import encode
@@ -38,7 +39,7 @@ class Frame(bytes):
 
     message: Message
     size: int
-    sender: int
+    sender: NodeId | None
     last: bool
 
     def __len__(self) -> int:
@@ -55,7 +56,7 @@ def body_bytes(message: Message) -> int:
     return len(encode(message)[1])
 
 
-def frames_of(message: Message, size: int, sender: int, *, data: bool) -> list[Frame]:
+def frames_of(message: Message, size: int, sender: NodeId | None, *, data: bool) -> list[Frame]:
     """The frames that a message endpoint cuts a body of so many bytes into."""
     piece = DATA_PIECE_BYTES if data else CONTROL_PIECE_BYTES
     count = max(1, -(-size // piece))

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sparkstrom.base.identity import MASTER
+from sparkstrom.base.identity import MASTER, EdgeNo, NodeId
 from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.protocol.master.master import Master
@@ -36,10 +36,10 @@ class Shape:
         self._patience_s = CALM_LEASES * lease_s + CALM_MARGIN_S
         self._courses: dict[SimProcess, Course] = {}
         self._closed_s: dict[SimProcess, float] = {}  # since when it goes by an id that is closed
-        self._placed: set[int] = set()  # who has confirmed its place
+        self._placed: set[NodeId] = set()  # who has confirmed its place
         self._placed_s = 0.0  # when somebody was last added to them
         self._moving: set[int] = set()  # tokens of those whose place is not confirmed, or above
-        self._ids: dict[int, int] = {}  # token -> the live id that the master has for it
+        self._ids: dict[int, NodeId] = {}  # token -> the live id that the master has for it
         self._tree: Topology | None = None
         self.pace_s = 0.0  # beside that: what narrow links may take, see ``Flow.pace_s``
         self.trouble_s = 0.0  # until then something went wrong, or was on its way back
@@ -69,10 +69,10 @@ class Shape:
         """Nobody stands under itself, whatever the master believes; windows hold."""
         alive = {p.node.node: p.node for p in processes if p.alive and p.node.node is not None}
         parents = {node: me.link.parent for node, me in alive.items() if me.link.attached}
-        good: set[int] = set()
+        good: set[NodeId] = set()
         for node in parents:
-            seen: set[int] = set()
-            at: int | None = node
+            seen: set[NodeId] = set()
+            at: NodeId | None = node
             while at is not None and at in parents and at not in good:
                 if at in seen:
                     self._violation(f"I4: a circle of edges through {sorted(seen)}")
@@ -88,7 +88,7 @@ class Shape:
                     self._violation(f"I4: node {node} has {size} bytes under way to {child.node}")
 
     def transports(
-        self, processes: list[SimProcess], master: Master, masters_edges: dict[int, int]
+        self, processes: list[SimProcess], master: Master, masters_edges: dict[NodeId, EdgeNo]
     ) -> None:
         """Each machine goes by the id and the edges that its transport has; ``masters_edges``."""
         believed = {node: child.edge for node, child in master.fit.children.by_node.items()}
@@ -167,14 +167,14 @@ class Shape:
                 when = f"{quiet_s:.1f} s after the last trouble"
                 self._violation(f"I4: the closed id {node} is still {process.name}'s, {when}")
 
-    def _by_id(self, alive: list[SimProcess]) -> dict[int | None, SimProcess]:
+    def _by_id(self, alive: list[SimProcess]) -> dict[NodeId | None, SimProcess]:
         """By the ids that they go by, and by those that the master has for them."""
-        ids: dict[int | None, SimProcess] = {process.node.node: process for process in alive}
+        ids: dict[NodeId | None, SimProcess] = {process.node.node: process for process in alive}
         tokens = {process.identity.token: process for process in alive}
         return ids | {self._ids[token]: tokens[token] for token in tokens.keys() & self._ids.keys()}
 
     def _copies_above(
-        self, parent: int | None, by_id: dict[int | None, SimProcess], now_s: float
+        self, parent: NodeId | None, by_id: dict[NodeId | None, SimProcess], now_s: float
     ) -> bool:
         """Is this one, or one of those above it, on its way to a whole replica?"""
         above = by_id.get(parent)
@@ -189,12 +189,12 @@ class Shape:
             above = by_id.get(self._parent(above))
         return False
 
-    def _parent(self, process: SimProcess) -> int | None:
+    def _parent(self, process: SimProcess) -> NodeId | None:
         """Its own word, or, while it has no edge, the place that the master has for it."""
         parent = process.node.link.parent
         return self._place_above(process) if parent is None else parent
 
-    def _place_above(self, process: SimProcess) -> int | None:
+    def _place_above(self, process: SimProcess) -> NodeId | None:
         """Who has the place above the one that the master has for this process."""
         node = self._ids.get(process.identity.token)
         tree = self._tree

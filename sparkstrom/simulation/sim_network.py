@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from sparkstrom.base.identity import MASTER
+from sparkstrom.base.identity import MASTER, EdgeNo, NodeId
 from sparkstrom.codec.messages import Attach, Attached, Direct, Heartbeat, Message, State
 from sparkstrom.codec.wire import decode_untrusted, encode, is_data
 from sparkstrom.protocol.common import events as ev
@@ -30,7 +30,9 @@ CONTROL_BYTES = 100  # of a message without payload, about
 LIVENESS_S = 1.0  # a stream without a sign for so long breaks: half a lease, as Aeron's 5 s of 10 s
 REPEATED = (Attach, Attached, Heartbeat, State)  # on edges, until they are answered or for ever
 
-Arrive = Callable[[SimProcess | None, int, int, Message], None]  # target, sender, edge, message
+Arrive = Callable[
+    [SimProcess | None, NodeId | None, int, Message], None
+]  # target, sender, edge, message
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Network:
         self,
         time: Timeline,
         faults: Faults,
-        to_master: Callable[[int, Message], None],
+        to_master: Callable[[NodeId | None, Message], None],
         *,
         coded: bool = False,
         measured: bool = False,
@@ -62,7 +64,7 @@ class Network:
     ) -> None:
         self._time, self._faults, self._to_master = time, faults, to_master
         self._processes: dict[str, SimProcess] = {}  # by the host part of their addresses
-        self._master_slots: dict[int, EdgeEnd] = {}
+        self._master_slots: dict[NodeId, EdgeEnd] = {}
         self._random = time.chance.random
         self._measured, self._poll_s, self._liveness_s = measured, poll_s, liveness_s
         self._coded = coded
@@ -70,7 +72,7 @@ class Network:
         self._sized: tuple[Message | None, int] = None, 0
         self.masters_links: dict[SimProcess | None, SentCount] = {}
         self._free_s: dict[SimProcess | None, float] = {}  # when what one has sent is on its way
-        self._broken: set[tuple[int, SimProcess | None, bool]] = set()  # edge, sender, data
+        self._broken: set[tuple[EdgeNo, SimProcess | None, bool]] = set()  # edge, sender, data
         self._splits: list[Split] = []
         self.quiet = not (faults.loss or faults.repeat or faults.late)
 
@@ -90,7 +92,7 @@ class Network:
         target = None if host == MASTERS_HOST else self._processes[host]
         slots[effect.node] = EdgeEnd(effect.edge, target, self._time.now_s)
 
-    def close(self, owner: SimProcess | None, node: int) -> None:
+    def close(self, owner: SimProcess | None, node: NodeId) -> None:
         slots = self._master_slots if owner is None else owner.slots
         slots.pop(node, None)
 
@@ -100,7 +102,7 @@ class Network:
         (self._master_slots if owner is None else owner.slots).clear()
 
     @property
-    def masters_edges(self) -> dict[int, int]:
+    def masters_edges(self) -> dict[NodeId, EdgeNo]:
         """By node, as they are open."""
         return {node: slot.edge for node, slot in self._master_slots.items()}
 
@@ -117,7 +119,7 @@ class Network:
             self._break(slot.edge, owner)
             self._break(slot.edge, slot.target)
 
-    def _break(self, edge: int, sender: SimProcess | None) -> None:
+    def _break(self, edge: EdgeNo, sender: SimProcess | None) -> None:
         """Both streams of this edge from ``sender``."""
         self._broken |= {(edge, sender, False), (edge, sender, True)}
 
@@ -129,7 +131,7 @@ class Network:
 
     # -- messages --------------------------------------------------------------------------------
 
-    def send(self, owner: SimProcess | None, to: int, message: Message) -> None:
+    def send(self, owner: SimProcess | None, to: NodeId, message: Message) -> None:
         """To a neighbour, if there is an edge."""
         slot = (self._master_slots if owner is None else owner.slots).get(to)
         if slot is None:
@@ -143,7 +145,7 @@ class Network:
 
     def tell(self, process: SimProcess, message: Direct) -> None:
         """To the master's join stream."""
-        self._transmit(process, None, self._deliver_to_master, ev.LOBBY, 0, message, direct=True)
+        self._transmit(process, None, self._deliver_to_master, None, 0, message, direct=True)
 
     def answer(self, answer: ev.Answer) -> None:
         """From the master, directly: for one process, and for its id where that is named."""
@@ -220,7 +222,7 @@ class Network:
         owner: SimProcess | None,
         target: SimProcess | None,
         arrive: Arrive,
-        sender: int,
+        sender: NodeId | None,
         edge: int,
         message: Message,
         *,
@@ -284,14 +286,15 @@ class Network:
     # -- arriving --------------------------------------------------------------------------------
 
     def _deliver_to_master(
-        self, target: SimProcess | None, sender: int, edge: int, message: Message
+        self, target: SimProcess | None, sender: NodeId | None, edge: int, message: Message
     ) -> None:
-        self._to_master(ev.LOBBY, message)
+        self._to_master(None, message)
 
     def _arrive_at_root(
-        self, target: SimProcess | None, sender: int, edge: int, message: Message
+        self, target: SimProcess | None, sender: NodeId | None, edge: int, message: Message
     ) -> None:
         """Only where both ends mean the same edge, and its stream lives."""
+        assert sender is not None, "who has an edge has an id"
         slot = self._master_slots.get(sender)
         if slot is None or slot.edge != edge:
             return
@@ -299,7 +302,7 @@ class Network:
             self._to_master(sender, message)
 
     def _arrive_at_edge(
-        self, target: SimProcess | None, sender: int, edge: int, message: Message
+        self, target: SimProcess | None, sender: NodeId | None, edge: int, message: Message
     ) -> None:
         """The same below the root; what is cut off or asleep takes it afterwards."""
         if target is None or not target.alive:
@@ -311,6 +314,7 @@ class Network:
             if ready_s < math.inf:
                 self._time.at(ready_s, self._arrive_at_edge, target, sender, edge, message)
             return
+        assert sender is not None, "who has an edge has an id"
         slot = target.slots.get(sender)
         if slot is None or slot.edge != edge:
             return
@@ -320,9 +324,9 @@ class Network:
     def _arrive_directly(
         self,
         token: int,
-        node: int | None,
+        node: NodeId | None,
         target: SimProcess | None,
-        sender: int,
+        sender: NodeId | None,
         port: int,
         message: Message,
     ) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from sparkstrom.base.clock import Clock
-from sparkstrom.base.identity import Position
+from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId, Position
 from sparkstrom.codec.messages import Heartbeat, Payload, ResidualCheckpoint
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Order
@@ -43,7 +43,7 @@ class Made:
     first: int
     last: int
     payload: bytes
-    commit: int | None = None  # once it has one
+    commit: CommitNo | None = None  # once it has one
     buffers: bool = False
 
 
@@ -51,7 +51,7 @@ class Made:
 class EdgeEnd:
     """One end of an edge."""
 
-    edge: int
+    edge: EdgeNo
     target: SimProcess | None  # who is at the other end; None: the master
     opened_s: float
 
@@ -142,7 +142,7 @@ class SimProcess:
         self.failing = False
         self.port = 0  # a new one with each media driver, and each time it listens anew
         self.me = self.node.node  # by which id it sends and receives
-        self.slots: dict[int, EdgeEnd] = {}  # its neighbours
+        self.slots: dict[NodeId, EdgeEnd] = {}  # its neighbours
         self.links: dict[SimProcess | None, SentCount] = {}  # to whomever it has sent
         self.cut: Cut | None = None
         self.awake_s = now_s
@@ -180,7 +180,7 @@ class SimProcess:
         else:
             self._perform(self, effect)
 
-    def answers_to(self, token: int, node: int | None) -> bool:
+    def answers_to(self, token: int, node: NodeId | None) -> bool:
         """Is what the master says directly to these for it? Its endpoint opens nothing else."""
         return token == self.identity.token and node in (None, self.me)
 

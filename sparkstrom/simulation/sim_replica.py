@@ -12,6 +12,7 @@ import struct
 from collections import deque
 from collections.abc import Iterable
 
+from sparkstrom.base.identity import CommitNo
 from sparkstrom.codec.messages import BUFFERS, Chunk, Committed, MergedRange
 from sparkstrom.protocol.common.events import DeliverMerged, Install, SendMerged
 from sparkstrom.runtime.trainer_inbox import Merged
@@ -103,7 +104,7 @@ class SimReplica:
     def __init__(self, chunk_bytes: int = 0, *, whole: bool = True) -> None:
         self._chunk_bytes = chunk_bytes
         self.theta: Theta = list(INITIAL) if whole else [0] * SIZE
-        self.commit = 0
+        self.commit = CommitNo(0)
         self.own: deque[bytes] = deque()
         self.buffers = b""
 
@@ -112,7 +113,7 @@ class SimReplica:
         add(self.theta, update.payload.data)
         self.commit = update.commit
 
-    def take_buffers(self, buffers: bytes, commit: int) -> None:
+    def take_buffers(self, buffers: bytes, commit: CommitNo) -> None:
         """The next commit is the average of all workers' buffers."""
         self.buffers, self.commit = buffers, commit
 
@@ -125,7 +126,7 @@ class SimReplica:
         add(self.theta, payload)
         self.own.append(payload)
 
-    def passed(self, commit: int) -> None:
+    def passed(self, commit: CommitNo) -> None:
         """Its oldest own update is committed."""
         self.own.popleft()
         self.commit = commit
@@ -141,7 +142,7 @@ class SimReplica:
         others = [all_of_it - mine for all_of_it, mine in zip(merged, total_of_own, strict=True)]
         self._add_sum(others, len(item.own), item.merged.commit)
 
-    def _add_sum(self, others: Theta, passed: int, commit: int) -> None:
+    def _add_sum(self, others: Theta, passed: int, commit: CommitNo) -> None:
         for i in range(SIZE):
             self.theta[i] += others[i]
         for _ in range(passed):

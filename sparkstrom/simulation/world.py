@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 
+from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import BUFFERS, Address, Failed, MergedRange, Message, Phase, Release
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Order, Send
@@ -109,7 +110,7 @@ class World:
         late = self.phase is Phase.GATHERING and bool(self.time.faults)
         return late or not (self._has_worker() or self.faults.rate)
 
-    def _process_of(self, node: int) -> SimProcess:
+    def _process_of(self, node: NodeId) -> SimProcess:
         """Whose id this is."""
         return self.network.process(self.master.fit.members.live[node].join.address.host)
 
@@ -223,11 +224,10 @@ class World:
     def _tick(self, process: SimProcess, number: int) -> None:
         if not process.alive or number != process.ticks:
             return
-        now_s = self.time.now_s
-        if now_s < process.awake_s:
+        if self.time.now_s < process.awake_s:
             self.time.at(process.awake_s, self._tick, process, number)
             return
-        process.feed(TICK, now_s)
+        process.feed(TICK, self.time.now_s)
         busy = process.node.has_news
         self._plan_tick(process, self.size.busy_tick_s if busy else self.size.tick_s)
 
@@ -376,7 +376,7 @@ class World:
         else:
             self.time.over = True
 
-    def _arrive_at_master(self, sender: int, message: Message) -> None:
+    def _arrive_at_master(self, sender: NodeId | None, message: Message) -> None:
         """A driver program that stands still finds the message when it goes on."""
         if self.master_is_lost:
             return

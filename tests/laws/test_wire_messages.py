@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec import messages as m
-from sparkstrom.codec.wire import Kind, decode_untrusted, encode, is_data
+from sparkstrom.codec.wire import ZERO_FOR_NONE, Kind, decode_untrusted, encode, is_data
 
 U8, U16, U32 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32))
 U63 = st.integers(0, 2**63 - 1)
@@ -86,7 +86,10 @@ def values(annotation: msgspec.inspect.Type) -> st.SearchStrategy[Any]:
 def structs(cls: type) -> st.SearchStrategy[Any]:
     described = msgspec.inspect.type_info(cls)
     assert isinstance(described, msgspec.inspect.StructType)
-    return st.builds(cls, **{field.name: values(field.type) for field in described.fields})
+    fields = {field.name: values(field.type) for field in described.fields}
+    if (name := ZERO_FOR_NONE.get(cls)) is not None:
+        fields[name] = fields[name].filter(lambda value: value != 0)
+    return st.builds(cls, **fields)
 
 
 def everything() -> st.SearchStrategy[m.Message]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId, Seq
 from sparkstrom.codec.messages import Address, Attached
 from sparkstrom.protocol.common.send_window import SendWindow
 from sparkstrom.protocol.common.slow_links import Backlog
@@ -27,7 +28,7 @@ SERVING = Serving(4 << 20, 64 << 20, 1 << 62, 256 << 10)  # where the model is n
 class ResendRequest:
     """An origin was asked for its updates: not again before ``next_s``, unless it answered."""
 
-    after: int  # its newest seq that is numbered
+    after: Seq  # its newest seq that is numbered
     next_s: float
     wait_s: float
 
@@ -36,17 +37,17 @@ class ResendRequest:
 class Child:
     """One child and the edge to it."""
 
-    node: int
-    edge: int
+    node: NodeId
+    edge: EdgeNo
     peer: Address
     link: SendWindow
     answer: Attached | None = None  # to what it said it holds
-    sent: int = 0  # it was handed everything up to this commit
-    received: int = 0  # and has this much
-    base: int = 0  # where the copy that it takes begins
-    summed: int = 0  # the newest commit that it was sent inside of a sum
+    sent: CommitNo = CommitNo(0)  # it was handed everything up to this commit
+    received: CommitNo = CommitNo(0)  # and has this much
+    base: CommitNo = CommitNo(0)  # where the copy that it takes begins
+    summed: CommitNo = CommitNo(0)  # the newest commit that it was sent inside of a sum
     chunk_requests: deque[int] = field(default_factory=deque)  # chunks that it has asked for
-    own: frozenset[int] = frozenset()  # every id that its process has had
+    own: frozenset[NodeId] = frozenset()  # every id that its process has had
     catching: bool = False  # it takes a snapshot
     stamp: int = 0  # stamp of its news
     bytes_received: int = 0  # bytes that came by this edge
@@ -54,5 +55,5 @@ class Child:
     bytes_forwarded: int = 0  # of what came, what has gone on from here
     state_due: bool = True
     state_s: float = -1.0
-    resend_requests: dict[int, ResendRequest] = field(default_factory=dict)  # by origin
+    resend_requests: dict[NodeId, ResendRequest] = field(default_factory=dict)  # by origin
     backlog: Backlog = field(default_factory=Backlog)

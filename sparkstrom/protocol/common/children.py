@@ -13,6 +13,7 @@ from typing import TypeGuard
 
 import msgspec
 
+from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId, Seq
 from sparkstrom.codec.messages import (
     NOTHING,
     Adopt,
@@ -51,7 +52,7 @@ class Children:
 
     def __init__(self, serving: Serving, history: History, leases: Leases) -> None:
         self._serving, self._history, self.leases = serving, history, leases
-        self.by_node: dict[int, Child] = {}
+        self.by_node: dict[NodeId, Child] = {}
         self._under_way = 0  # bytes, to all
         self.narrow: list[SlowLink] = []  # found so far; whoever tells takes them out
         self.is_brief = False  # some child hears the state within STATE_SPACING_S, by the next tick
@@ -70,7 +71,7 @@ class Children:
         self.leases.renew(order.node, now_s)
         return [ev.OpenEdge(order.node, order.edge, order.local, order.peer)]
 
-    def disown(self, node: int, edge: int | None = None) -> list[Effect]:
+    def disown(self, node: NodeId, edge: EdgeNo | None = None) -> list[Effect]:
         """Close the edge, if it is this one or an older one."""
         child = self.by_node.get(node)
         if child is None or (edge is not None and child.edge > edge):
@@ -79,7 +80,7 @@ class Children:
         self.leases.drop(node)
         return [ev.CloseEdge(node)]
 
-    def _forget(self, node: int) -> None:
+    def _forget(self, node: NodeId) -> None:
         child = self.by_node.pop(node, None)
         if child is not None:
             self._under_way -= child.link.under_way
@@ -111,7 +112,7 @@ class Children:
         child.state_due = True
         return self._feed_in_turn(child, now_s)
 
-    def on_ask_after(self, child: Child, commit: int, now_s: float) -> list[Effect]:
+    def on_ask_after(self, child: Child, commit: CommitNo, now_s: float) -> list[Effect]:
         """A gap that the child names: a stream broke off, and what was on it is gone."""
         child.sent = commit
         return self._feed_in_turn(child, now_s)
@@ -194,7 +195,7 @@ class Children:
         child.sent = entry.commit
         return Send(child.node, entry)
 
-    def _cheaper_summed(self, child: Child, upto: int) -> tuple[Entry, ...] | None:
+    def _cheaper_summed(self, child: Child, upto: CommitNo) -> tuple[Entry, ...] | None:
         """What waits for this child up to a commit, if it is more than its link takes soon and
         one sum takes less."""
         log = self._history.log
@@ -206,7 +207,7 @@ class Children:
             return None
         return entries
 
-    def _summable(self, after: int, upto: int) -> Iterator[Entry]:
+    def _summable(self, after: CommitNo, upto: CommitNo) -> Iterator[Entry]:
         """From there on, up to the first entry that does not add to parameters."""
         waiting = self._history.log.after(after)
         return takewhile(lambda entry: adds(entry) and entry.commit <= upto, waiting)
@@ -276,7 +277,7 @@ class Children:
         """So much of a message is here: its stream lives."""
         child.arriving, child.state_due = size, True
 
-    def again(self, child: Child, origin: int, after: int, now_s: float) -> list[Effect]:
+    def again(self, child: Child, origin: NodeId, after: Seq, now_s: float) -> list[Effect]:
         """Ask for what an origin has not committed: its updates came with a gap.
 
         Those that were under way come with the same gap, so the same question waits, and longer

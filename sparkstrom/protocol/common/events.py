@@ -11,6 +11,7 @@ import enum
 
 import msgspec
 
+from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId
 from sparkstrom.codec.messages import (
     Address,
     AskUpdater,
@@ -27,20 +28,18 @@ from sparkstrom.codec.messages import (
 from sparkstrom.observe.telemetry import WorkerCounters
 from sparkstrom.protocol.common.endings import Ending, Lack, Vain
 
-LOBBY = -1  # the sender of what is told to the master directly, by whoever it is
-
 
 class Received(msgspec.Struct, frozen=True):
-    """A message whose seal was good; ``sender`` may be MASTER, or LOBBY."""
+    """A message whose seal was good. ``sender``: None where it was told to the master directly."""
 
-    sender: int
+    sender: NodeId | None
     message: Message
 
 
 class Arriving(msgspec.Struct, frozen=True):
     """So many bytes of a data message from a neighbour are here; it is not whole yet."""
 
-    sender: int
+    sender: NodeId
     bytes: int
 
 
@@ -62,7 +61,7 @@ class Published(msgspec.Struct, frozen=True):
     """The trainer made an update; it is in theta already."""
 
     payload: Payload
-    seen: int
+    seen: CommitNo
     epoch: int
     batch: int
     steps: int
@@ -98,7 +97,7 @@ class Installed(msgspec.Struct, frozen=True):
 class Applied(msgspec.Struct, frozen=True):
     """The trainer's replica has this commit now."""
 
-    commit: int
+    commit: CommitNo
 
 
 class Drained(msgspec.Struct, frozen=True):
@@ -108,7 +107,7 @@ class Drained(msgspec.Struct, frozen=True):
 class Hashed(msgspec.Struct, frozen=True):
     """The hash of the replica at ``commit`` and what was kept for the next fit."""
 
-    commit: int
+    commit: CommitNo
     digest: str
     checkpoint: ResidualCheckpoint | None
 
@@ -160,7 +159,7 @@ Event = (
 class Send(msgspec.Struct, frozen=True):
     """Send to a neighbour over its edge; may be lost."""
 
-    to: int
+    to: NodeId
     message: Message
 
 
@@ -180,7 +179,7 @@ class Answer(msgspec.Struct, frozen=True):
     address: Address
     token: int
     message: Message
-    node: int | None = None
+    node: NodeId | None = None
 
 
 class OpenEdge(msgspec.Struct, frozen=True):
@@ -189,8 +188,8 @@ class OpenEdge(msgspec.Struct, frozen=True):
     A node listens for its parent where it said it listens.
     """
 
-    node: int
-    edge: int
+    node: NodeId
+    edge: EdgeNo
     local: Address
     peer: Address
 
@@ -198,7 +197,7 @@ class OpenEdge(msgspec.Struct, frozen=True):
 class CloseEdge(msgspec.Struct, frozen=True):
     """Forget the edge to this neighbour."""
 
-    node: int
+    node: NodeId
 
 
 class Reopen(msgspec.Struct, frozen=True):
@@ -214,7 +213,7 @@ class Deliver(msgspec.Struct, frozen=True):
 class Passed(msgspec.Struct, frozen=True):
     """The node's oldest own update is committed: it is in the replica, which is at ``commit``."""
 
-    commit: int
+    commit: CommitNo
 
 
 class DeliverMerged(msgspec.Struct, frozen=True):
@@ -233,7 +232,7 @@ class Install(msgspec.Struct, frozen=True):
     chunks: tuple[Chunk, ...]
     held: tuple[Committed | MergedRange, ...]
     own: tuple[Update, ...]
-    commit: int
+    commit: CommitNo
 
 
 class Begin(msgspec.Struct, frozen=True):
@@ -243,7 +242,7 @@ class Begin(msgspec.Struct, frozen=True):
 class Admitted(msgspec.Struct, frozen=True):
     """This node has its id now; where its training begins and which kept files it may add."""
 
-    node: int
+    node: NodeId
     epoch: int
     batch: int
     steps: int
@@ -254,16 +253,16 @@ class Admitted(msgspec.Struct, frozen=True):
 class SendChunk(msgspec.Struct, frozen=True):
     """Read chunk ``index`` of the live replica, now, and send it."""
 
-    to: int
+    to: NodeId
     index: int
 
 
 class SendMerged(msgspec.Struct, frozen=True):
     """Sum what ``entries`` hold and send it as all of (after, commit]."""
 
-    to: int
-    after: int
-    commit: int
+    to: NodeId
+    after: CommitNo
+    commit: CommitNo
     last: LastSeqs
     count: int  # entries of the sum, about
     entries: tuple[Committed | MergedRange, ...]
@@ -272,7 +271,7 @@ class SendMerged(msgspec.Struct, frozen=True):
 class SendUpdater(msgspec.Struct, frozen=True):
     """Answer with a chunk of this worker's updater state, if there is a copy yet."""
 
-    to: int
+    to: NodeId
     ask: AskUpdater
 
 
@@ -285,13 +284,13 @@ class InstallUpdater(msgspec.Struct, frozen=True):
 class Hash(msgspec.Struct, frozen=True):
     """Hash the replica at ``commit``, all of it applied, and answer ``Hashed``."""
 
-    commit: int
+    commit: CommitNo
 
 
 class Observed(msgspec.Struct, frozen=True):
     """A worker's counters, for the summary and the progress line."""
 
-    node: int
+    node: NodeId
     counters: WorkerCounters
 
 
@@ -315,7 +314,7 @@ class Abort(msgspec.Struct, frozen=True):
     reason: str
     trace: str = ""
     host: str = ""
-    partition: int = -1
+    partition: int | None = None
     kind: Failure = Failure.TRAINING
     lack: Lack | None = None  # of workers, where that is the reason
 
@@ -358,5 +357,5 @@ class Directive(msgspec.Struct, frozen=True):
     round_s: float = 0.0  # with TRAIN: from a publication to its commit, lately
     workers: int = 1  # with TRAIN: so many train now
     minibatches: int = 0  # with TRAIN: committed in the whole fit
-    commit: int = 0  # with AUDIT
+    commit: CommitNo = CommitNo(0)  # with AUDIT
     number: int = 0  # with PAUSE: an answer to an older one does not count

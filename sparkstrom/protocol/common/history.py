@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from sparkstrom.base.identity import CommitNo, NodeId, Seq
 from sparkstrom.codec.messages import BUFFERS, Committed, LastSeqs, MergedRange
 from sparkstrom.protocol.common.send_window import HEADER_BYTES, LAST_SEQ_BYTES
 
 Entry = Committed | MergedRange
 
 
-def before(entry: Entry) -> int:
+def before(entry: Entry) -> CommitNo:
     """The commit that a replica must be at to take this one."""
-    return entry.after if isinstance(entry, MergedRange) else entry.commit - 1
+    return entry.after if isinstance(entry, MergedRange) else CommitNo(entry.commit - 1)
 
 
 def cost(entry: Entry) -> int:
@@ -45,9 +46,11 @@ class Log:
     can be served from inside of that.
     """
 
-    def __init__(self, bytes_max: int, base: int = 0) -> None:
+    def __init__(self, bytes_max: int, base: CommitNo = CommitNo(0)) -> None:
         self.bytes_max = bytes_max
-        self._entries: dict[int, tuple[Entry, int]] = {}  # by ``before``; with the offset in bytes
+        self._entries: dict[
+            CommitNo, tuple[Entry, int]
+        ] = {}  # by ``before``; with the offset in bytes
         self._begin = self._end = 0  # offsets, in bytes ever appended
         self.base = base  # the newest commit that is not in the log any more
         self.head = base
@@ -71,19 +74,19 @@ class Log:
             self._begin += cost(oldest)
             self.base = oldest.commit
 
-    def next(self, commit: int) -> Entry:
+    def next(self, commit: CommitNo) -> Entry:
         """What follows ``commit``, which the log reaches and is not its head."""
         return self._entries[commit][0]
 
-    def reaches(self, commit: int) -> bool:
+    def reaches(self, commit: CommitNo) -> bool:
         """Could somebody who is at ``commit`` go on from here?"""
         return commit >= self.head or commit in self._entries
 
-    def bytes_after(self, commit: int) -> int:
+    def bytes_after(self, commit: CommitNo) -> int:
         """Of all that follows ``commit``, which the log reaches."""
         return self._end - self._entries[commit][1] if commit < self.head else 0
 
-    def after(self, commit: int) -> Iterator[Entry]:
+    def after(self, commit: CommitNo) -> Iterator[Entry]:
         """All that follows ``commit``, which the log reaches."""
         while commit < self.head:
             entry = self.next(commit)
@@ -96,13 +99,13 @@ class History:
     """What a node can tell others of the past: its log, and how far every origin's updates got."""
 
     log: Log
-    last: dict[int, int] = field(default_factory=dict)  # id -> newest committed seq
-    applied: int = 0  # its replica has this commit at least
+    last: dict[NodeId, Seq] = field(default_factory=dict)  # id -> newest committed seq
+    applied: CommitNo = CommitNo(0)  # its replica has this commit at least
     whole: bool = False  # it holds a replica that others may copy
-    merged: int = 0  # newest commit that came inside of a sum
+    merged: CommitNo = CommitNo(0)  # newest commit that came inside of a sum
 
     @property
-    def base(self) -> int:
+    def base(self) -> CommitNo:
         """From where a copy of this replica goes on."""
         return max(self.applied, self.log.base, self.merged)
 
@@ -115,23 +118,23 @@ class History:
         else:
             self.last[entry.origin] = entry.seq
 
-    def begin_at(self, base: int, last: LastSeqs) -> None:
+    def begin_at(self, base: CommitNo, last: LastSeqs) -> None:
         """Start again from a snapshot as of ``base``."""
         self.log, self.last = Log(self.log.bytes_max, base), dict(last)
         self.applied, self.whole = base, False
 
-    def last_at(self, base: int) -> LastSeqs:
+    def last_at(self, base: CommitNo) -> LastSeqs:
         """How far every origin was at ``base``: the newest, less what the log has after it."""
         last = dict(self.last)
         for entry in self.log.after(base):
             assert isinstance(entry, Committed), "a copy never begins before a sum"
-            last[entry.origin] = min(last[entry.origin], entry.seq - 1)
+            last[entry.origin] = min(last[entry.origin], Seq(entry.seq - 1))
         return list(last.items())
 
 
 def last_of(entries: Iterable[Entry]) -> LastSeqs:
     """Per id with an update among these: the newest seq."""
-    last: dict[int, int] = {}
+    last: dict[NodeId, Seq] = {}
     for entry in entries:
         if isinstance(entry, MergedRange):
             last.update(entry.last)

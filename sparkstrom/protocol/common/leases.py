@@ -6,37 +6,39 @@ gone; a holder that was itself asleep renews everybody, since it cannot know who
 
 from __future__ import annotations
 
+from sparkstrom.base.identity import NodeId
+
 
 class Leases:
     """Deadlines by node."""
 
     def __init__(self, lease_s: float, now_s: float) -> None:
         self._lease_s = lease_s
-        self._heard_s: dict[int, float] = {}
+        self._heard_s: dict[NodeId, float] = {}
         self._awake_s = now_s
 
-    def renew(self, node: int, now_s: float) -> None:
+    def renew(self, node: NodeId, now_s: float) -> None:
         self._heard_s[node] = now_s
 
-    def holds(self, node: int) -> bool:
+    def holds(self, node: NodeId) -> bool:
         return node in self._heard_s
 
-    def remind(self, node: int, now_s: float) -> None:
+    def remind(self, node: NodeId, now_s: float) -> None:
         """Its lease is over and somebody was told; bring it up again in a quarter of one."""
         self._heard_s[node] = now_s - 3 / 4 * self._lease_s
 
-    def silent_for(self, seconds: float, now_s: float) -> list[int]:
+    def silent_for(self, seconds: float, now_s: float) -> list[NodeId]:
         """Who has not been heard of for so long, each time it has been so long again."""
         return [n for n, at_s in self._heard_s.items() if now_s - at_s > seconds]
 
-    def silence(self, node: int, now_s: float) -> float:
+    def silence(self, node: NodeId, now_s: float) -> float:
         """Seconds since this node was heard of."""
         return now_s - self._heard_s.get(node, now_s)
 
-    def drop(self, node: int) -> None:
+    def drop(self, node: NodeId) -> None:
         self._heard_s.pop(node, None)
 
-    def expire(self, now_s: float) -> list[tuple[int, float]]:
+    def expire(self, now_s: float) -> list[tuple[NodeId, float]]:
         """Nodes whose lease is over, and for how long they have been silent."""
         asleep = now_s - self._awake_s > self._lease_s / 4
         self._awake_s = now_s

@@ -7,6 +7,7 @@ report is as long as there is news.
 
 from __future__ import annotations
 
+from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import Status
 
 AUDIT_COST, COUNTERS_PER_COST = 6, 2  # a plain status, of about 30 bytes, costs 1
@@ -17,12 +18,14 @@ class StatusTable:
     """Statuses by node, each with a stamp that grows with every change."""
 
     def __init__(self) -> None:
-        self._known: dict[int, Status] = {}
-        self._via: dict[int, int] = {}  # node -> the child that it stands under; itself for a child
-        self._unheard: dict[int, int] = {}  # node -> stamp, the oldest first
+        self._known: dict[NodeId, Status] = {}
+        self._via: dict[
+            NodeId, NodeId
+        ] = {}  # node -> the child that it stands under; itself for a child
+        self._unheard: dict[NodeId, int] = {}  # node -> stamp, the oldest first
         self._stamp = 0
 
-    def put(self, status: Status, via: int) -> bool:
+    def put(self, status: Status, via: NodeId) -> bool:
         """Take this in; False if a newer one is known."""
         known = self._known.get(status.node)
         if known is not None and known.age >= status.age:
@@ -35,11 +38,11 @@ class StatusTable:
         self._unheard[status.node] = self._stamp
         return True
 
-    def via(self, node: int) -> int | None:
+    def via(self, node: NodeId) -> NodeId | None:
         """The child that leads to ``node``."""
         return self._via.get(node)
 
-    def forget(self, child: int) -> None:
+    def forget(self, child: NodeId) -> None:
         """Nothing below this child is ours to tell any more."""
         for node in [n for n, via in self._via.items() if via == child]:
             del self._known[node], self._via[node]

@@ -13,11 +13,14 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.identity import MASTER
+from sparkstrom.base.identity import MASTER, NodeId
 from sparkstrom.protocol.common.persistent_map import PersistentMap
 
 FAN_OUT, DEPTH = 8, 5  # of a mesh: 37,448 workers, each at most five hops from the master
 FLAT = (1 << 20, 1)  # PLAIN: everybody under the master
+
+NodesByPlace = PersistentMap[int, NodeId]
+PlacesByNode = PersistentMap[NodeId, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,8 @@ class Topology:
     fan_out: int = FAN_OUT
     depth_max: int = DEPTH
     version: int = 0
-    nodes: PersistentMap = field(default_factory=lambda: PersistentMap().put(0, MASTER))
-    places: PersistentMap = field(default_factory=lambda: PersistentMap().put(MASTER, 0))
+    nodes: NodesByPlace = field(default_factory=lambda: NodesByPlace().put(0, MASTER))
+    places: PlacesByNode = field(default_factory=lambda: PlacesByNode().put(MASTER, 0))
     open_from: int = 1  # no place below this one is free
 
     # -- looking ---------------------------------------------------------------------------------
@@ -38,18 +41,18 @@ class Topology:
         """Nodes beside the master."""
         return sum(self.fan_out**level for level in range(1, self.depth_max + 1))
 
-    def __contains__(self, node: int) -> bool:
+    def __contains__(self, node: NodeId) -> bool:
         return node in self.places
 
     def __len__(self) -> int:
         """Nodes beside the master."""
         return len(self.places) - 1
 
-    def parent(self, node: int) -> int:
+    def parent(self, node: NodeId) -> NodeId:
         """Whom the node stands under."""
         return self.nodes[(self.places[node] - 1) // self.fan_out]
 
-    def children(self, node: int) -> Iterator[int]:
+    def children(self, node: NodeId) -> Iterator[NodeId]:
         """Those right under the node."""
         if self.fan_out > len(self.nodes):  # as in a flat one: look at who is there instead
             first = self.fan_out * self.places[node] + 1
@@ -58,25 +61,25 @@ class Topology:
             places = [p for p in self._below(self.places[node]) if p in self.nodes]
         return iter([self.nodes[p] for p in places])
 
-    def depth(self, node: int) -> int:
+    def depth(self, node: NodeId) -> int:
         """Hops from the master."""
         place, hops = self.places[node], 0
         while place:
             place, hops = (place - 1) // self.fan_out, hops + 1
         return hops
 
-    def below(self, node: int) -> list[int]:
+    def below(self, node: NodeId) -> list[NodeId]:
         """All under the node, the nearest first."""
-        out: list[int] = []
+        out: list[NodeId] = []
         level = [node]
         while level:
             level = [child for above in level for child in self.children(above)]
             out += level
         return out
 
-    def path(self, node: int) -> list[int]:
+    def path(self, node: NodeId) -> list[NodeId]:
         """From right under the master down to the node."""
-        out: list[int] = []
+        out: list[NodeId] = []
         while node != MASTER:
             out.append(node)
             node = self.parent(node)
@@ -88,7 +91,7 @@ class Topology:
 
     # -- changing --------------------------------------------------------------------------------
 
-    def attach(self, node: int, near: int | None = None) -> Topology:
+    def attach(self, node: NodeId, near: NodeId | None = None) -> Topology:
         """With one more node: right under ``near`` where that has room, else as high as possible.
 
         Raise UsageError where the tree is full.
@@ -100,7 +103,7 @@ class Topology:
             place = first = self._first_free()
         return self._with(self.nodes.put(place, node), self.places.put(node, place), first)
 
-    def detach(self, gone: Iterable[int], suspects: Collection[int] = ()) -> Topology:
+    def detach(self, gone: Iterable[NodeId], suspects: Collection[NodeId] = ()) -> Topology:
         """Without these nodes. Whoever stood under one of them stays under its successor.
 
         That is none of the ``suspects``, unless there is no other leaf below.
@@ -110,7 +113,7 @@ class Topology:
             tree = tree._without(node, suspects)
         return tree
 
-    def _without(self, node: int, suspects: Collection[int]) -> Topology:
+    def _without(self, node: NodeId, suspects: Collection[NodeId]) -> Topology:
         below, freed = self.below(node), self.places[node]
         nodes, places = self.nodes.without(freed), self.places.without(node)
         if below:
@@ -121,11 +124,11 @@ class Topology:
             nodes = nodes.put(place, successor)
         return self._with(nodes, places, min(self.open_from, freed))
 
-    def _with(self, nodes: PersistentMap, places: PersistentMap, open_from: int) -> Topology:
+    def _with(self, nodes: NodesByPlace, places: PlacesByNode, open_from: int) -> Topology:
         version = self.version + 1
         return replace(self, version=version, nodes=nodes, places=places, open_from=open_from)
 
-    def _free_under(self, near: int) -> int | None:
+    def _free_under(self, near: NodeId) -> int | None:
         if near not in self.places or self.depth(near) >= self.depth_max:
             return None
         return next((p for p in self._below(self.places[near]) if p not in self.nodes), None)

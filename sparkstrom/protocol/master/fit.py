@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from sparkstrom.base.identity import MASTER, Endpoint
+from sparkstrom.base.identity import MASTER, CommitNo, EdgeNo, Endpoint, NodeId
 from sparkstrom.codec.messages import Join, State
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import SERVING, Serving
@@ -44,8 +44,8 @@ class Goodbye:
     """To somebody whose id is closed, and to the parent that may still have it."""
 
     join: Join
-    parent: int | None  # None: nobody knows who still has it
-    edge: int
+    parent: NodeId | None  # None: nobody knows who still has it
+    edge: EdgeNo
     until_s: float
     next_s: float
 
@@ -69,17 +69,19 @@ class Fit:
     tree: Topology
     members: Members = field(default_factory=Members)
     staleness: Staleness = field(default_factory=Staleness)
-    edges: int = 0  # ordered so far
+    edges: EdgeNo = EdgeNo(0)  # ordered so far
     released_s: float = 0.0  # when a finished worker was last asked to give up its slot
     slowest: int = 0  # steps of the slowest live, unfinished worker, as last told
     training: int = 0  # live, unfinished workers with a replica, as last told
     minibatches: int = 0  # committed, as last told
     beat: int = 0
-    moving: dict[int, None] = field(default_factory=dict)  # nodes whose place is not confirmed
-    suspects: dict[int, float] = field(default_factory=dict)  # node -> when it was last asked
-    goodbyes: dict[int, Goodbye] = field(default_factory=dict)
-    narrow: set[int] = field(default_factory=set)  # whose links upwards are told to be too slow
-    lenders: dict[int, int] = field(default_factory=dict)  # who wants an updater's state -> whose
+    moving: dict[NodeId, None] = field(default_factory=dict)  # nodes whose place is not confirmed
+    suspects: dict[NodeId, float] = field(default_factory=dict)  # node -> when it was last asked
+    goodbyes: dict[NodeId, Goodbye] = field(default_factory=dict)
+    narrow: set[NodeId] = field(default_factory=set)  # whose links upwards are told to be too slow
+    lenders: dict[NodeId, NodeId] = field(
+        default_factory=dict
+    )  # who wants an updater's state -> whose
 
     def partition_of(self, member: Member) -> Partition:
         return self.partitions[member.join.partition]
@@ -107,19 +109,19 @@ class Fit:
             wait_ms=0,
             closed=list(self.goodbyes),
             stamp=0,
-            sent=0,
+            sent=CommitNo(0),
             bytes_received=0,
             bytes_forwarded=0,
         )
 
     def close(
-        self, node: int, reason: str, now_s: float, *, released: bool = False
+        self, node: NodeId, reason: str, now_s: float, *, released: bool = False
     ) -> list[ev.Effect]:
         """End one membership."""
         return self.close_all({node: reason}, now_s, released=released)
 
     def close_all(
-        self, reasons: Mapping[int, str], now_s: float, *, released: bool = False
+        self, reasons: Mapping[NodeId, str], now_s: float, *, released: bool = False
     ) -> list[ev.Effect]:
         """End these: each one's last seq and its partition's position are read in the same act.
 
@@ -139,7 +141,7 @@ class Fit:
             self.move(node, now_s)
         return effects
 
-    def still_speaks(self, node: int, now_s: float) -> None:
+    def still_speaks(self, node: NodeId, now_s: float) -> None:
         """Its id is closed, and whoever still has it below goes on feeding it: tell it again.
 
         All goodbyes may have been lost, and a node that hears of the master does not ask.
@@ -148,9 +150,9 @@ class Fit:
         if join is None or node in self.goodbyes or self.members.newest[join.token] > join.count:
             return
         until_s = now_s + 2 * self.limits.lease_s
-        self.goodbyes[node] = Goodbye(join, None, 0, until_s, now_s)
+        self.goodbyes[node] = Goodbye(join, None, EdgeNo(0), until_s, now_s)
 
-    def move(self, node: int, now_s: float) -> None:
+    def move(self, node: NodeId, now_s: float) -> None:
         """Its edge upwards is gone, or leads to somebody else now: it needs another one."""
         member = self.members.live[node]
         self.leases.renew(node, now_s)
@@ -180,7 +182,7 @@ class Fit:
         return effects
 
 
-def _moved(before: Topology, after: Topology, gone: Iterable[int]) -> list[int]:
+def _moved(before: Topology, after: Topology, gone: Iterable[NodeId]) -> list[NodeId]:
     """Who has another parent once these are gone: their children and their successors."""
     near = {child for node in gone for child in before.children(node)}
     freed = [before.places[node] for node in gone]

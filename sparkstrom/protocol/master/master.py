@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from sparkstrom.base.identity import MASTER, Endpoint, Position
+from sparkstrom.base.identity import MASTER, Endpoint, NodeId, Position, Seq
 from sparkstrom.codec.messages import (
     BUFFERS,
-    NO_ID_YET,
     AskAfter,
     AskChunk,
     AskUpdater,
@@ -122,10 +121,10 @@ class Master:
         fit = self.fit
         match event:
             case ev.Received(sender=sender, message=message):
-                child = fit.children.by_node.get(sender)
+                child = None if sender is None else fit.children.by_node.get(sender)
                 if child is None:
                     return self._on_direct(message, now_s)
-                fit.leases.renew(sender, now_s)
+                fit.leases.renew(child.node, now_s)
                 return self._on_child(child, message, now_s)
             case ev.Arriving(sender=sender, bytes=size):
                 if (child := fit.children.by_node.get(sender)) is not None:
@@ -159,14 +158,14 @@ class Master:
     def _on_direct(self, message: Message, now_s: float) -> list[Effect]:
         fit = self.fit
         if isinstance(message, Join):
-            known = fit.members.live.get(fit.members.of(message) or MASTER)
-            if known is not None and fit.phases.phase is Phase.DONE:
+            known = fit.members.of(message)
+            if known in fit.members.live and fit.phases.phase is Phase.DONE:
                 return [answer(message, self.fit.state())]
             return on_join(fit, message, now_s)
-        node = getattr(message, "node", MASTER)
-        member = fit.members.live.get(node)
+        node: NodeId | None = getattr(message, "node", None)
+        member = None if node is None else fit.members.live.get(node)
         match message:
-            case Failed() if node == NO_ID_YET and fit.phases.phase is not Phase.DONE:
+            case Failed(node=None) if fit.phases.phase is not Phase.DONE:
                 where = (message.host, message.partition)
                 return [ev.Abort(message.reason, message.trace, *where)]
             case _ if member is None:
@@ -174,7 +173,7 @@ class Master:
                 return []
         match message:
             case Silent(child=child, edge=edge):
-                return on_silent(fit, node, child, edge, now_s)
+                return on_silent(fit, member.node, child, edge, now_s)
             case Here():
                 is_here(fit, member, now_s)
             case Failed(reason=reason, trace=trace):
@@ -208,15 +207,15 @@ class Master:
         """
         live = self.fit.members.live
         match event:
-            case ev.Received(message=Heartbeat(news=news)):
-                told = {s.node for s in news} | {getattr(event, "sender", MASTER)}
+            case ev.Received(sender=sender, message=Heartbeat(news=news)):
+                told = {sender, *(status.node for status in news)}
             case ev.Received(sender=sender, message=Join() as join):
-                told = {sender, self.fit.members.of(join) or MASTER}
+                told = {sender, self.fit.members.of(join)}
             case ev.Received(sender=sender, message=message):
-                told = {sender, getattr(message, "node", MASTER)}
+                told = {sender, getattr(message, "node", None)}
             case _:
                 return []
-        return [self._farewell(live[node]) for node in sorted(told) if node in live]
+        return [self._farewell(live[node]) for node in sorted(live.keys() & told)]
 
     def _farewell(self, member: Member) -> Effect:
         return answer(member.join, farewell(member, Ending.FIT_FAILED.value))
@@ -375,4 +374,6 @@ class Master:
 def farewell(member: Member, reason: str) -> Closed:
     """To a node that failed or leaves, and may not know its id: it was heard, and may end."""
     join, node = member.join, member.node
-    return Closed(token=join.token, count=join.count, node=node, seq=0, reason=reason, free=False)
+    return Closed(
+        token=join.token, count=join.count, node=node, seq=Seq(0), reason=reason, free=False
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sparkstrom.base.identity import Position
+from sparkstrom.base.identity import EdgeNo, NodeId, Position, Seq
 from sparkstrom.codec.messages import Activity, AuditAnswer, Join, Message, Welcome
 from sparkstrom.protocol.common.events import Answer
 
@@ -13,9 +13,9 @@ from sparkstrom.protocol.common.events import Answer
 class Member:
     """One live node."""
 
-    node: int
+    node: NodeId
     join: Join  # its newest
-    own: frozenset[int]  # every id that its process has had
+    own: frozenset[NodeId]  # every id that its process has had
 
     # its place
     order: Welcome | None = None  # the newest, with the edge that it is to open
@@ -24,11 +24,11 @@ class Member:
     broken: bool = False  # its parent does not hear it over that edge
 
     # what it said of itself
-    age: tuple[int, int] = (0, 0)
-    pending: tuple[int, Position] | None = None  # counts once this seq is committed
+    age: tuple[EdgeNo, int] = (EdgeNo(0), 0)
+    pending: tuple[Seq, Position] | None = None  # counts once this seq is committed
     steps: int = 0
     activity: Activity = Activity.CATCHING_UP
-    final: int | None = None
+    final: Seq | None = None
     audit: AuditAnswer | None = None
     releasing: str | None = None
     lends: bool = False  # its updater's state
@@ -58,7 +58,7 @@ def answer(join: Join, message: Message) -> Answer:
 class Departure:
     """Somebody who is no member any more, for the summary."""
 
-    node: int
+    node: NodeId
     partition: int
     host: str
     reason: str
@@ -68,24 +68,26 @@ class Departure:
 class Members:
     """Live nodes by id, and every (token, count) that ever joined."""
 
-    live: dict[int, Member] = field(default_factory=dict)
-    joins: dict[tuple[int, int], int] = field(default_factory=dict)  # (token, count) -> id
-    executors: dict[int, str] = field(default_factory=dict)  # of every id: where it ran
+    live: dict[NodeId, Member] = field(default_factory=dict)
+    joins: dict[tuple[int, int], NodeId] = field(default_factory=dict)  # (token, count) -> id
+    executors: dict[NodeId, str] = field(default_factory=dict)  # of every id: where it ran
     newest: dict[int, int] = field(default_factory=dict)  # token -> its highest count
-    tokens: dict[int, list[int]] = field(default_factory=dict)  # token -> its ids
-    neighbours: dict[str, list[int]] = field(default_factory=dict)  # executor -> live nodes there
-    closed_joins: dict[int, Join] = field(
+    tokens: dict[int, list[NodeId]] = field(default_factory=dict)  # token -> its ids
+    neighbours: dict[str, list[NodeId]] = field(
+        default_factory=dict
+    )  # executor -> live nodes there
+    closed_joins: dict[NodeId, Join] = field(
         default_factory=dict
     )  # of ids that are closed: the newest
-    failed: dict[int, str] = field(default_factory=dict)  # ids that no other may follow, and why
+    failed: dict[NodeId, str] = field(default_factory=dict)  # ids that no other may follow, and why
     departures: list[Departure] = field(default_factory=list)
-    next_id: int = 1
+    next_id: NodeId = NodeId(1)
 
-    def of(self, join: Join) -> int | None:
+    def of(self, join: Join) -> NodeId | None:
         """The id that this very join was answered with, if it was."""
         return self.joins.get((join.token, join.count))
 
-    def former(self, token: int) -> list[int]:
+    def former(self, token: int) -> list[NodeId]:
         """All ids that this process has had."""
         return self.tokens.get(token, [])
 
@@ -96,9 +98,9 @@ class Members:
         self.newest[member.join.token] = member.join.count
         self.tokens.setdefault(member.join.token, []).append(member.node)
         self.neighbours.setdefault(member.join.executor, []).append(member.node)
-        self.next_id = max(self.next_id, member.node + 1)
+        self.next_id = max(self.next_id, NodeId(member.node + 1))
 
-    def remove(self, node: int) -> None:
+    def remove(self, node: NodeId) -> None:
         """It is a member no more; its id stays known."""
         member = self.live.pop(node)
         self.closed_joins[node] = member.join

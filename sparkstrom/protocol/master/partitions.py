@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sparkstrom.base.identity import Position
+from sparkstrom.base.identity import NodeId, Position
 
 
 @dataclass(slots=True)
@@ -23,8 +23,8 @@ class Partition:
     batches: int = 0  # minibatches per epoch
     position: Position = field(default_factory=lambda: Position(0, 0))
     attempt: int = -1  # Spark's taskAttemptId of the newest owner
-    owner: int | None = None  # the live node that trains it
-    last_owner: int | None = None
+    owner: NodeId | None = None  # the live node that trains it
+    last_owner: NodeId | None = None
     unowned_s: float = 0.0  # since when nobody owns it
 
     @property

@@ -7,6 +7,7 @@ every live replica is hashed at that commit.
 
 from __future__ import annotations
 
+from sparkstrom.base.identity import CommitNo, NodeId
 from sparkstrom.codec.messages import Activity, Phase
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.endings import Lack
@@ -24,9 +25,9 @@ class Phases:
         self.first_join_s: float | None = None
         self.running_s = 0.0
         self.progress_s = 0.0  # newest commit or phase change
-        self.final = 0
+        self.final = CommitNo(0)
         self.own_digest: str | None = None
-        self.digests: dict[int, str] = {}
+        self.digests: dict[NodeId, str] = {}
         self.stop_reason: str | None = None
         self.began_s: dict[Phase, float] = {}
 
@@ -70,7 +71,7 @@ class Phases:
 
     def overdue(
         self, members: Members, sequencer: Sequencer, now_s: float
-    ) -> list[tuple[int, str]]:
+    ) -> list[tuple[NodeId, str]]:
         """Nodes that hold up the end; it goes on without them."""
         if self.phase not in (Phase.DRAINING, Phase.AUDIT):
             return []

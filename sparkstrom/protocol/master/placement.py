@@ -6,7 +6,7 @@ confirmed, so that no circle ever exists, and again until its parent has said th
 
 from __future__ import annotations
 
-from sparkstrom.base.identity import MASTER
+from sparkstrom.base.identity import MASTER, EdgeNo, NodeId
 from sparkstrom.codec.messages import (
     Address,
     Adopt,
@@ -29,7 +29,7 @@ PROBE_SPACING_S = 0.5
 QUIET_PER_LEASE = 8  # who has spoken so lately is not asked: joiners request by themselves
 
 
-def find_place(fit: Fit, node: int, executor: str) -> None:
+def find_place(fit: Fit, node: NodeId, executor: str) -> None:
     """Under a task of the same executor where one has room. Raise UsageError if all is full."""
     near = None
     if fit.tree.depth_max > 1:
@@ -50,7 +50,7 @@ def order_places(fit: Fit, now_s: float) -> list[Effect]:
     return effects
 
 
-def order_place(fit: Fit, node: int, now_s: float) -> list[Effect]:
+def order_place(fit: Fit, node: NodeId, now_s: float) -> list[Effect]:
     """The same for one of them."""
     member = fit.members.live[node]
     fit.suspects.setdefault(node, now_s)
@@ -63,7 +63,7 @@ def order_place(fit: Fit, node: int, now_s: float) -> list[Effect]:
     return _order(fit, member, parent, now_s)
 
 
-def _order(fit: Fit, member: Member, parent: int, now_s: float) -> list[Effect]:
+def _order(fit: Fit, member: Member, parent: NodeId, now_s: float) -> list[Effect]:
     has_answer = parent == MASTER or fit.members.live[parent].whole
     if not (has_answer and fit.attaching.holds(member.node)):
         fit.attaching.renew(member.node, now_s)  # a parent without a replica has nothing for it
@@ -80,8 +80,8 @@ def _order(fit: Fit, member: Member, parent: int, now_s: float) -> list[Effect]:
     return [*effects, answer(member.join, order)]
 
 
-def _place(fit: Fit, member: Member, parent: int) -> Welcome:
-    fit.edges += 1
+def _place(fit: Fit, member: Member, parent: NodeId) -> Welcome:
+    fit.edges = EdgeNo(fit.edges + 1)
     stream = FIRST_STREAM + STREAMS_PER_EDGE * fit.edges
     host, port = fit.endpoint.host, fit.endpoint.port
     if parent != MASTER:
@@ -110,7 +110,7 @@ def _closed(fit: Fit, member: Member) -> LastSeqs:
     return [(node, closed[node]) for node in sorted(member.own) if node in closed]
 
 
-def confirm(fit: Fit, member: Member, edge: int) -> None:
+def confirm(fit: Fit, member: Member, edge: EdgeNo) -> None:
     """Its parent has it, by this edge; from now on that one holds its lease."""
     if member.order is None or edge != member.order.edge or member.placed:
         return
@@ -128,7 +128,7 @@ def close_unattached(fit: Fit, now_s: float) -> list[Effect]:
     Its process may come back under another id, once: who has not said a word over an edge under
     its present one would end there again, and fails, so that Spark tries elsewhere.
     """
-    reasons: dict[int, str] = {}
+    reasons: dict[NodeId, str] = {}
     for node, waited_s in fit.attaching.expire(now_s):
         member, parent = fit.members.live[node], fit.tree.parent(node)
         above = "the driver program"
@@ -149,7 +149,7 @@ NO_EDGE = (
 )
 
 
-def on_silent(fit: Fit, parent: int, child: int, edge: int, now_s: float) -> list[Effect]:
+def on_silent(fit: Fit, parent: NodeId, child: NodeId, edge: EdgeNo, now_s: float) -> list[Effect]:
     """A parent does not hear its child: is it gone, or only the edge?"""
     member = fit.members.live.get(child)
     above = fit.members.live.get(parent)
@@ -161,7 +161,7 @@ def on_silent(fit: Fit, parent: int, child: int, edge: int, now_s: float) -> lis
     return doubt(fit, child, now_s)
 
 
-def doubt(fit: Fit, node: int, now_s: float) -> list[Effect]:
+def doubt(fit: Fit, node: NodeId, now_s: float) -> list[Effect]:
     """Ask it and all below it directly; who is silent for a lease is gone."""
     effects: list[Effect] = []
     for asked in (node, *fit.tree.below(node)):
@@ -187,7 +187,7 @@ def ask_again(fit: Fit, now_s: float) -> list[Effect]:
     return effects
 
 
-def _say_goodbye(fit: Fit, node: int, goodbye: Goodbye, now_s: float) -> list[Effect]:
+def _say_goodbye(fit: Fit, node: NodeId, goodbye: Goodbye, now_s: float) -> list[Effect]:
     goodbye.next_s = now_s + PROBE_SPACING_S
     if now_s > goodbye.until_s:
         del fit.goodbyes[node]
@@ -196,7 +196,7 @@ def _say_goodbye(fit: Fit, node: int, goodbye: Goodbye, now_s: float) -> list[Ef
     return [*disown, answer(goodbye.join, closed_answer(fit, node, goodbye.join))]
 
 
-def closed_answer(fit: Fit, node: int, join: Join) -> Closed:
+def closed_answer(fit: Fit, node: NodeId, join: Join) -> Closed:
     """What somebody whose id is closed must know."""
     partition, failed = fit.partitions[join.partition], fit.members.failed.get(node)
     free = partition.owner is None and partition.last_owner == node and failed is None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import ResidualCheckpoint
 
 CheckpointFiles = dict[str, dict[str, float]]  # executor -> file -> mass (parameter units)
@@ -18,12 +19,12 @@ class ResidualCheckpoints:
 
     def __init__(self, kept: CheckpointFiles) -> None:
         self._free = {executor: dict(files) for executor, files in kept.items()}
-        self._granted: dict[int, dict[str, float]] = {}
+        self._granted: dict[NodeId, dict[str, float]] = {}
         self.files: CheckpointFiles = {}
         self.lost_mass = 0.0
         self.granted_files = 0
 
-    def grant(self, executor: str, node: int) -> None:
+    def grant(self, executor: str, node: NodeId) -> None:
         """A file for this new process, if its executor still has one."""
         files = self._free.get(executor)
         if files:
@@ -31,26 +32,26 @@ class ResidualCheckpoints:
             self._granted[node] = {path: files.pop(path)}
             self.granted_files += 1
 
-    def keep(self, executor: str, node: int, kept: ResidualCheckpoint | None) -> None:
+    def keep(self, executor: str, node: NodeId, kept: ResidualCheckpoint | None) -> None:
         """A worker has left this for the next fit, with what it had been granted in it."""
         if kept is not None:
             self.files.setdefault(executor, {})[kept.path] = kept.mass
             self.used(node)
 
-    def returned(self, former: int, node: int) -> None:
+    def returned(self, former: NodeId, node: NodeId) -> None:
         """The process came back under a new id; what it was granted stays its own."""
         if former in self._granted:
             self._granted[node] = self._granted.pop(former)
 
-    def granted(self, node: int) -> tuple[str, ...]:
+    def granted(self, node: NodeId) -> tuple[str, ...]:
         """What this node was granted, under whichever id of its process."""
         return tuple(self._granted.get(node, ()))
 
-    def used(self, node: int) -> None:
+    def used(self, node: NodeId) -> None:
         """What this node was granted is not lost, whatever becomes of it."""
         self._granted.pop(node, None)
 
-    def settle(self, live: Iterable[int]) -> None:
+    def settle(self, live: Iterable[NodeId]) -> None:
         """The fit is done: whoever lives has used what it was granted; the rest is lost."""
         for node in live:
             self.used(node)

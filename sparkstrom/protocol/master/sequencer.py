@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from operator import attrgetter
 
+from sparkstrom.base.identity import CommitNo, NodeId, Seq
 from sparkstrom.codec.messages import Committed, Payload, Update
 from sparkstrom.protocol.common.history import History, Log
 from sparkstrom.protocol.common.ignored import Ignored, Reason
@@ -17,23 +18,25 @@ class Sequencer:
     def __init__(self, log_bytes: int, ignored: Ignored) -> None:
         self._ignored = ignored
         self.history = History(Log(log_bytes), whole=True)
-        self.last: dict[int, int] = {}  # per open id: its newest numbered seq
-        self.closed: dict[int, int] = {}  # per closed id: the seq it was closed at
+        self.last: dict[NodeId, Seq] = {}  # per open id: its newest numbered seq
+        self.closed: dict[NodeId, Seq] = {}  # per closed id: the seq it was closed at
         self.frozen = False  # from the audit on nothing is numbered
         self.staleness: Counter[int] = Counter()  # others' commits that an update had not seen
-        self._own: dict[int, deque[int]] = {}  # per open id: its commits that it may not have seen
+        self._own: dict[
+            NodeId, deque[CommitNo]
+        ] = {}  # per open id: its commits that it may not have seen
 
     @property
-    def head(self) -> int:
+    def head(self) -> CommitNo:
         return self.history.log.head
 
-    def admit(self, node: int) -> None:
+    def admit(self, node: NodeId) -> None:
         assert node not in self.last, "ids are never reused"
         assert node not in self.closed, "ids are never reused"
-        self.last[node] = 0
+        self.last[node] = Seq(0)
         self._own[node] = deque()
 
-    def close(self, node: int) -> int:
+    def close(self, node: NodeId) -> Seq:
         """Nothing of this id is numbered any more; return its last seq."""
         self.closed[node] = self.last.pop(node)
         del self._own[node]
@@ -58,7 +61,7 @@ class Sequencer:
             self._ignored.count(update, reason)
             return None
         committed = Committed(
-            commit=self.head + 1,
+            commit=CommitNo(self.head + 1),
             origin=update.origin,
             seq=update.seq,
             payload=payload_of(update),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkstrom.base.identity import MASTER, Position
+from sparkstrom.base.identity import NodeId, Position
 from sparkstrom.codec.messages import AskUpdater, Status
 from sparkstrom.observe.telemetry import SlowLink, from_wire
 from sparkstrom.protocol.common import events as ev
@@ -56,9 +56,10 @@ def tell_narrow(fit: Fit, found: list[SlowLink]) -> list[Effect]:
     """Each link that is too slow, once."""
     effects: list[Effect] = []
     for narrow in found:
-        member = fit.members.live.get(narrow.node)
-        if member is not None and narrow.node not in fit.narrow:
-            fit.narrow.add(narrow.node)
+        node = NodeId(narrow.node)
+        member = fit.members.live.get(node)
+        if member is not None and node not in fit.narrow:
+            fit.narrow.add(node)
             effects.append(ev.Note(in_words(narrow, member.join.host)))
     return effects
 
@@ -85,7 +86,7 @@ def count_pending(fit: Fit, member: Member) -> None:
 def find_lender(fit: Fit, ask: AskUpdater) -> list[Effect]:
     """Hand the question to somebody who lends; always to the same one, while it lives."""
     members = fit.members.live
-    lender = members.get(fit.lenders.get(ask.asker, MASTER))
+    lender = members.get(fit.lenders[ask.asker]) if ask.asker in fit.lenders else None
     if lender is None:
         able = [m for m in members.values() if m.lends and m.node != ask.asker]
         if not able:

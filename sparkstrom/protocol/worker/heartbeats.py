@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 
+from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import Heartbeat, Status
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect
@@ -76,7 +77,7 @@ class Heartbeats:
         )
         return [self._link.send(received), *(ev.Tell(message) for message in direct)]
 
-    def goes_by_another_id(self, former: int | None) -> None:
+    def goes_by_another_id(self, former: NodeId | None) -> None:
         """What was told under the former one is not this one's."""
         self.status = None
         if former is not None:

@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable
 
 import msgspec
 
+from sparkstrom.base.identity import NodeId, Seq
 from sparkstrom.codec.messages import Update
 from sparkstrom.protocol.common.send_window import HEADER_BYTES
 from sparkstrom.protocol.worker.waits import Sleep
@@ -26,10 +27,10 @@ class InFlight:
 
     def __init__(self, window_bytes: int) -> None:
         self._window_bytes = window_bytes
-        self._own: dict[tuple[int, int], Update] = {}
+        self._own: dict[tuple[NodeId, Seq], Update] = {}
         self._bytes = 0
-        self.last_seq = 0  # newest under the present id
-        self._made_s: dict[tuple[int, int], float] = {}
+        self.last_seq = Seq(0)  # newest under the present id
+        self._made_s: dict[tuple[NodeId, Seq], float] = {}
         self.round_s = 0.0  # from making an update to its commit, lately; 0: none was committed
         self._retry_s = RETRY_LEAST_S
         self._deadline_s = 0.0
@@ -65,7 +66,7 @@ class InFlight:
         self._bytes += HEADER_BYTES + len(update.payload)
         self.last_seq = update.seq
 
-    def strike(self, origin: int, seq: int, now_s: float) -> Update | None:
+    def strike(self, origin: NodeId, seq: Seq, now_s: float) -> Update | None:
         """``(origin, seq)`` is committed; return it, or None if it was struck before."""
         update = self._own.pop((origin, seq), None)
         if update is not None:
@@ -77,7 +78,7 @@ class InFlight:
         return update
 
     def strike_up_to(
-        self, last: Iterable[tuple[int, int]], ids: Container[int], now_s: float
+        self, last: Iterable[tuple[NodeId, Seq]], ids: Container[NodeId], now_s: float
     ) -> None:
         """Per id everything up to a seq is committed; only ``ids`` are our own."""
         for origin, seq in last:
@@ -86,20 +87,20 @@ class InFlight:
             for key in [k for k in self._own if k[0] == origin and k[1] <= seq]:
                 self.strike(*key, now_s)
 
-    def rekey(self, closed: dict[int, int], node: int, now_s: float) -> None:
+    def rekey(self, closed: dict[NodeId, Seq], node: NodeId, now_s: float) -> None:
         """Come back under a new id: what the closed ids did not commit gets new numbers."""
-        kept: dict[tuple[int, int], Update] = {}
-        self.last_seq = 0
+        kept: dict[tuple[NodeId, Seq], Update] = {}
+        self.last_seq = Seq(0)
         for (origin, seq), update in self._own.items():
             if origin != node and seq > closed[origin]:
-                self.last_seq += 1
+                self.last_seq = Seq(self.last_seq + 1)
                 update = msgspec.structs.replace(update, origin=node, seq=self.last_seq)
             kept[update.origin, update.seq] = update
         self._own = kept
         self._made_s.clear()
         self._restart_timer(now_s)
 
-    def again(self, node: int, now_s: float, *, force: bool = False) -> list[Update]:
+    def again(self, node: NodeId, now_s: float, *, force: bool = False) -> list[Update]:
         """Everything uncommitted under ``node``, in order, unless it was sent a moment ago."""
         if now_s < self._again_s and not force:
             return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparkstrom.base.identity import NodeId, Seq
 from sparkstrom.codec.messages import Address, Closed, Join, LastSeqs, Refused, Welcome
 from sparkstrom.protocol.common.endings import Vain
 from sparkstrom.protocol.common.ignored import Reason
@@ -14,8 +15,8 @@ class Membership:
 
     def __init__(self, identity: Identity, limits: NodeLimits, now_s: float) -> None:
         self.identity, self._limits = identity, limits
-        self.node: int | None = None  # None before the first welcome
-        self.ids: dict[int, int | None] = {}  # all it had: closed at this seq, or None
+        self.node: NodeId | None = None  # None before the first welcome
+        self.ids: dict[NodeId, Seq | None] = {}  # all it had: closed at this seq, or None
         self.count = 1  # rises with each return
         self.request = 0  # rises with each asking
         self.address: Address | None = None
@@ -23,7 +24,7 @@ class Membership:
         self._began_s = now_s
 
     @property
-    def id(self) -> int:
+    def id(self) -> NodeId:
         """Its present id, where it must have one."""
         assert self.node is not None, "it has no id yet"
         return self.node
@@ -60,7 +61,7 @@ class Membership:
             return Reason.FOR_ANOTHER
         return None if message.count == self.count else Reason.LATE
 
-    def take_id(self, node: int, closed: LastSeqs) -> dict[int, int]:
+    def take_id(self, node: NodeId, closed: LastSeqs) -> dict[NodeId, Seq]:
         """It goes by this id now; return where each former one was closed."""
         assert node not in self.ids, "ids are never reused"
         for former, seq in closed:
@@ -69,11 +70,11 @@ class Membership:
         self.node = node
         return {former: seq for former, seq in self.ids.items() if seq is not None}
 
-    def is_closed(self, node: int) -> bool:
+    def is_closed(self, node: NodeId) -> bool:
         """It has heard before that this id is closed; the next join is under way."""
         return self.ids.get(node) is not None
 
-    def close(self, node: int, seq: int) -> None:
+    def close(self, node: NodeId, seq: Seq) -> None:
         """That id is gone; the next join is for another one."""
         assert not self.is_closed(node), "an id is closed once"
         self.ids[node] = seq

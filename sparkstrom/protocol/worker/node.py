@@ -14,9 +14,8 @@ from dataclasses import replace
 
 import msgspec
 
-from sparkstrom.base.identity import MASTER, Position
+from sparkstrom.base.identity import MASTER, NodeId, Position, Seq
 from sparkstrom.codec.messages import (
-    NO_ID_YET,
     Activity,
     Adopt,
     Again,
@@ -64,7 +63,7 @@ class Node(NodeParts):
         self.command = Directive(Order.WAIT, "joining")
 
     @property
-    def node(self) -> int | None:
+    def node(self) -> NodeId | None:
         """Its present id; None before the first welcome."""
         return self.membership.node
 
@@ -93,8 +92,9 @@ class Node(NodeParts):
 
     def _react(self, event: ev.Event, now_s: float) -> list[Effect]:
         match event:
-            case ev.Received():
-                return self._on_message(event.sender, event.message, now_s)
+            case ev.Received(sender=sender, message=message):
+                assert sender is not None, "nobody tells a worker directly but the master"
+                return self._on_message(sender, message, now_s)
             case ev.Tick():
                 return self._on_tick(now_s)
             case ev.Arriving(sender=sender, bytes=size):
@@ -139,9 +139,9 @@ class Node(NodeParts):
         return []
 
     def _on_failed(self, reason: str, trace: str, now_s: float) -> list[Effect]:
-        who, node = self.membership.identity, self.membership.node
+        who = self.membership.identity
         failed = Failed(
-            node=NO_ID_YET if node is None else node,
+            node=self.membership.node,
             host=who.host,
             partition=who.partition,
             reason=reason,
@@ -154,7 +154,7 @@ class Node(NodeParts):
         self.trainer.advance(Position(made.epoch, made.batch), made.steps, now_s)
         update = Update(
             origin=self.membership.id,
-            seq=self.own.last_seq + 1,
+            seq=Seq(self.own.last_seq + 1),
             seen=made.seen,
             epoch=made.epoch,
             batch=made.batch,
@@ -166,7 +166,7 @@ class Node(NodeParts):
 
     # -- messages --------------------------------------------------------------------------------
 
-    def _on_message(self, sender: int, message: Message, now_s: float) -> list[Effect]:
+    def _on_message(self, sender: NodeId, message: Message, now_s: float) -> list[Effect]:
         """Over which edge it came says what it may be."""
         if sender == MASTER:
             self.fit.hear(now_s)
@@ -209,7 +209,7 @@ class Node(NodeParts):
         return []
 
     def _on_arriving(
-        self, event: ev.Arriving, sender: int, size: int, now_s: float
+        self, event: ev.Arriving, sender: NodeId, size: int, now_s: float
     ) -> list[Effect]:
         """Part of a message: it is no news but that the stream lives, and how fast."""
         child = self.children.by_node.get(sender)

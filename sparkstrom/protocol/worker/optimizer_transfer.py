@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sparkstrom.base.identity import Position
+from sparkstrom.base.identity import NodeId, Position
 from sparkstrom.codec.copies import number_of
-from sparkstrom.codec.messages import ANY_COPY, AskUpdater, Phase, UpdaterChunk
+from sparkstrom.codec.messages import AskUpdater, Phase, UpdaterChunk
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events import Effect, Send
@@ -36,7 +36,7 @@ class OptimizerTransfer:
 
     patience_s: float  # without any progress
     until_s: float
-    copy: int = ANY_COPY  # which one
+    copy: int | None = None  # which one; None: whichever comes first
     count: int = 1
     chunks: dict[int, bytes] = field(default_factory=dict)
     asked_s: dict[int, float] = field(default_factory=dict)
@@ -61,9 +61,9 @@ class OptimizerTransfer:
         if number_of(content) == self.copy:
             self.whole = content
         else:
-            self._begin(ANY_COPY, 1)
+            self._begin(None, 1)
 
-    def _begin(self, copy: int, count: int) -> None:
+    def _begin(self, copy: int | None, count: int) -> None:
         self.copy, self.count = copy, count
         self.chunks, self.asked_s = {}, {}
 
@@ -139,7 +139,7 @@ class OptimizerLoan:
         """
         return self._lends and self._trainer.trained
 
-    def on_ask(self, ask: AskUpdater, to: int | None) -> list[Effect]:
+    def on_ask(self, ask: AskUpdater, to: NodeId | None) -> list[Effect]:
         """Lend it, or let somebody above find a lender. ``to``: the neighbour it goes to."""
         if to is not None and self.can_lend:
             return [ev.SendUpdater(to, ask)]
@@ -149,7 +149,7 @@ class OptimizerLoan:
         self._ignored.count(ask, Reason.UNSERVED)
         return []
 
-    def on_chunk(self, chunk: UpdaterChunk, sender: int, now_s: float) -> list[Effect]:
+    def on_chunk(self, chunk: UpdaterChunk, sender: NodeId, now_s: float) -> list[Effect]:
         """For this node, or for one below it, or on its way up; never back where it was."""
         if chunk.asker == self._membership.node:
             if self.loan is not None:

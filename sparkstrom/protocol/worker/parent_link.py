@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from sparkstrom.base.identity import MASTER
+from sparkstrom.base.identity import MASTER, EdgeNo, NodeId
 from sparkstrom.codec.messages import Address, Attached, Data, Message, State, Update, Welcome
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import Child
@@ -37,8 +37,8 @@ class ParentLink:
     ) -> None:
         self._limits, self._membership, self._own, self._news = limits, membership, own, news
         self.stage = CLOSED
-        self.parent: int | None = None
-        self.edge = 0
+        self.parent: NodeId | None = None
+        self.edge = EdgeNo(0)
         self._begin_counts(now_s)
         self.waiting: deque[tuple[Update, Child | None]] = deque()  # for room on the link
         self.starved = 0  # edges opened since data last moved: each gets twice the patience
@@ -111,7 +111,7 @@ class ParentLink:
 
     # -- what comes ------------------------------------------------------------------------------
 
-    def hear(self, sender: int, message: Message, now_s: float) -> None:
+    def hear(self, sender: NodeId, message: Message, now_s: float) -> None:
         """Does this show that the edge's control stream, or without one the join stream, lives?
 
         What the master says directly shows nothing, nor does data, which has a stream of its own.

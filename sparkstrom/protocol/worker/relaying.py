@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sparkstrom.base.identity import EdgeNo, NodeId
 from sparkstrom.codec.messages import (
-    EVERYBODY,
     Adopt,
     Again,
     AskAfter,
@@ -73,7 +73,7 @@ class Relaying:
             self._ignored.count(order, Reason.LATE)
         return effects
 
-    def drop_child(self, node: int, edge: int | None = None) -> list[Effect]:
+    def drop_child(self, node: NodeId, edge: EdgeNo | None = None) -> list[Effect]:
         """One child less, unless it is there by a newer edge than this one."""
         effects = self._children.disown(node, edge)
         if effects:
@@ -138,7 +138,7 @@ class Relaying:
 
     def ask_all_again(self) -> list[Effect]:
         """Everybody below is to send its uncommitted updates again."""
-        return [Send(child, Again(EVERYBODY)) for child in self._children.by_node]
+        return [Send(child, Again(None)) for child in self._children.by_node]
 
     def on_again(self, again: Again, now_s: float) -> list[Effect]:
         """Updates got lost above: whoever made them sends them again.
@@ -146,7 +146,7 @@ class Relaying:
         Where an edge above is new, that is everybody, and at once.
         """
         origin = again.origin
-        if origin == EVERYBODY:
+        if origin is None:
             below = self.ask_all_again()
             return [*self._link.send_all(now_s, force=True), *below]
         if origin in self._membership.ids:

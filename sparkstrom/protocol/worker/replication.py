@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from sparkstrom.base.identity import CommitNo
 from sparkstrom.codec.messages import (
     BUFFERS,
     AskAfter,
@@ -65,11 +66,11 @@ class Replication:
         self.pauses = 0  # the number of that order
         self._got_s = now_s  # the newest data; or, since then nothing was missing until now
         self._ask_due_s = 0.0
-        self._asked: int | None = None  # the commit after which it asked last
+        self._asked: CommitNo | None = None  # the commit after which it asked last
         self._seen = 0  # a commit that came after a gap, and was dropped
 
     @property
-    def received(self) -> int:
+    def received(self) -> CommitNo:
         """Every commit up to here."""
         return self.history.log.head
 
@@ -185,7 +186,7 @@ class Replication:
         self._ask_due_s = now_s
         return self.ask(now_s)
 
-    def applied(self, commit: int) -> None:
+    def applied(self, commit: CommitNo) -> None:
         """The trainer's replica has this commit now."""
         self.history.applied = max(self.history.applied, commit)
 
@@ -215,7 +216,7 @@ class Replication:
         seen, self._seen = self._seen, 0
         return self.ask_at_once(now_s) + effects if seen > behind.base else effects
 
-    def begin_fetch(self, base: int, last: LastSeqs, now_s: float) -> list[Effect]:
+    def begin_fetch(self, base: CommitNo, last: LastSeqs, now_s: float) -> list[Effect]:
         """Fetch a replica as of ``base`` or later; commits after ``base`` are held meanwhile."""
         self._own.strike_up_to(last, set(self._membership.ids), now_s)
         self.history.begin_at(base, last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkstrom.base.identity import Position
+from sparkstrom.base.identity import Position, Seq
 from sparkstrom.codec.messages import Activity, AuditAnswer
 from sparkstrom.protocol.common.endings import Vain
 from sparkstrom.protocol.worker.limits import NodeLimits
@@ -24,7 +24,7 @@ class TrainerView:
         self._head_start = 0  # steps it is credited with: nobody waits for what it missed
         self.activity = Activity.CATCHING_UP
         self._active_s = now_s
-        self.final: int | None = None  # it publishes nothing after this seq
+        self.final: Seq | None = None  # it publishes nothing after this seq
         self.audit: AuditAnswer | None = None
         self.stats: dict[str, float] | None = None
 
@@ -61,12 +61,12 @@ class TrainerView:
         """It has been given a replica, or is done with one."""
         self._active_s = now_s
 
-    def drained(self, last_seq: int) -> None:
+    def drained(self, last_seq: Seq) -> None:
         """It publishes nothing any more; under another id the last one has another number."""
         self.final = last_seq
         self._news.add()
 
-    def rekeyed(self, last_seq: int) -> None:
+    def rekeyed(self, last_seq: Seq) -> None:
         """Its last update has this number now, if it has made it."""
         if self.final is not None:
             self.final = last_seq

@@ -12,7 +12,6 @@ from sparkstrom.base.errors import WireError
 from sparkstrom.codec.frames import (
     HEADER,
     KEY_BYTES,
-    NOBODY,
     OVERHEAD_BYTES,
     TAG_BYTES,
     Header,
@@ -78,14 +77,14 @@ def test_a_piece_beyond_the_last_is_refused() -> None:
 
 def test_a_stranger_draws_both_halves_of_its_nonce() -> None:
     """Where the sender has no id, equal counters of two strangers give different ciphers."""
-    strangers = [replace(HEAD, sender=NOBODY, edge=edge) for edge in (1, 2)]
+    strangers = [replace(HEAD, sender=None, edge=edge) for edge in (1, 2)]
     bodies = [SEAL.close(header, b"join")[HEADER.size :] for header in strangers]
     assert bodies[0][:4] != bodies[1][:4]
 
 
 def test_a_stranger_never_has_the_nonce_of_a_node() -> None:
     node = SEAL.close(replace(HEAD, sender=5), b"text")[HEADER.size :]
-    stranger = SEAL.close(replace(HEAD, sender=NOBODY, edge=5), b"text")[HEADER.size :]
+    stranger = SEAL.close(replace(HEAD, sender=None, edge=5), b"text")[HEADER.size :]
     assert node[:4] != stranger[:4]  # the same key stream would give the same four bytes
 
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
+import msgspec
 import pytest
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec.messages import (
     Activity,
+    Again,
     AskAfter,
+    AskUpdater,
     Attached,
     Chunk,
     Committed,
+    Control,
+    Failed,
     Heartbeat,
     Here,
     MergedRange,
@@ -87,6 +93,38 @@ def test_a_status_in_a_report_is_an_array_without_names() -> None:
         Heartbeat(received=9, bytes_received=0, catching=False, stamp=8, news=[status])
     )
     assert body.endswith(b"\x91\x9e\x01\x02\x03\x04\x05\x06\x07\x02\xc0\xc0\xc0\x00\xc2\xc2")
+
+
+@pytest.mark.parametrize(
+    ("message", "body"),
+    [
+        (Again(None), {"type": "again", "origin": 0}),
+        (Again(7), {"type": "again", "origin": 7}),
+        (AskUpdater(7, None, 3), {"type": "ask-updater", "asker": 7, "copy": 0, "index": 3}),
+        (AskUpdater(7, 5, 3), {"type": "ask-updater", "asker": 7, "copy": 5, "index": 3}),
+        (
+            Failed(node=None, reason="r", trace="t"),
+            {"type": "failed", "node": 0, "reason": "r", "trace": "t", "host": "", "partition": 0},
+        ),
+    ],
+)
+def test_who_or_what_is_left_open_is_0_on_the_wire(message: Control, body: Any) -> None:
+    encoded = msgspec.msgpack.encode(body)
+    assert encode(message) == (Kind.CONTROL, encoded)
+    assert decode_untrusted(Kind.CONTROL, encoded) == message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"type": "again", "origin": None},
+        {"type": "ask-updater", "asker": 7, "copy": None, "index": 3},
+        {"type": "failed", "node": None, "reason": "NaN", "trace": "t"},
+    ],
+)
+def test_a_null_on_the_wire_is_refused(body: Any) -> None:
+    with pytest.raises(WireError, match="null"):
+        decode_untrusted(Kind.CONTROL, msgspec.msgpack.encode(body))
 
 
 @pytest.mark.parametrize("kind", [0, max(Kind) + 1, 255])

@@ -38,7 +38,7 @@ from tests.unit.protocol.parents import Parent
 
 HERE = Address("here", 7, 10, 11)
 UP = Address("above", 1, 1002, 1003)
-LOBBY = ev.LOBBY
+DIRECTLY = None  # the sender of what is told to the master directly
 
 
 class Make:
@@ -248,12 +248,12 @@ class MasterDriver:
         self.now_s += after_s
         return self.machine.step(event, self.now_s)
 
-    def hear(self, sender: int, message: Message, after_s: float = 0.0) -> list[ev.Effect]:
+    def hear(self, sender: int | None, message: Message, after_s: float = 0.0) -> list[ev.Effect]:
         return self.step(ev.Received(sender, message), after_s)
 
     def direct(self, message: Message, after_s: float = 0.0) -> list[ev.Effect]:
         """Somebody speaks to the master itself."""
-        return self.hear(LOBBY, message, after_s)
+        return self.hear(DIRECTLY, message, after_s)
 
     def join(self, partition: int = 0, **fields: Any) -> list[ev.Effect]:
         return self.direct(self.make.join(partition, **fields))

@@ -27,9 +27,6 @@ from sparkstrom.protocol.common.ignored import Reason
 from sparkstrom.protocol.common.send_window import weight
 from tests.unit.protocol.spoken import aborted, answers, every, sent
 
-LOBBY = -1
-
-
 # -- updates -----------------------------------------------------------------------------------
 
 
@@ -252,7 +249,7 @@ def test_counters_that_nobody_knows_move_a_counter(master: Any) -> None:
     assert master.fit.ignored.counts == {("Status", Reason.UNKNOWN): 1}
 
 
-@pytest.mark.parametrize("sender", [LOBBY, 1])
+@pytest.mark.parametrize("sender", [None, 1])
 def test_messages_for_nodes_move_a_counter(master: Any, sender: int) -> None:
     master.running().hear(sender, Probe(1))
     assert master.fit.ignored.counts == {("Probe", Reason.WRONG_WAY): 1}
@@ -265,6 +262,6 @@ def test_somebody_unknown_among_direct_messages_moves_a_counter(master: Any) -> 
 
 def test_a_failure_without_an_id_ends_the_fit_too(master: Any, make: Any) -> None:
     """Its snapshot could not be installed, say, or its task failed before its place was known."""
-    failed = Failed(node=0, reason="no room", trace="t", host="h", partition=1)
+    failed = Failed(node=None, reason="no room", trace="t", host="h", partition=1)
     effects = master.running().direct(failed)
     assert ev.Abort("no room", "t", "h", 1) in effects

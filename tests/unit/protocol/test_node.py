@@ -87,7 +87,8 @@ def test_a_refusal_fails_or_ends_the_task(node_with: Any) -> None:
 def test_what_overtakes_the_answer_to_the_attach_is_dropped(node: Any, make: Any) -> None:
     node.opened()
     node.told(make.welcome())
-    for message in (make.committed(1), make.merged(0, 2), make.behind(3), make.chunk(0), Again(0)):
+    data = make.committed(1), make.merged(0, 2), make.chunk(0)
+    for message in (*data, make.behind(3), Again(None)):
         assert node.hear(message) == []
     assert node.me.replication.received == 0
 
@@ -149,7 +150,7 @@ def test_a_new_parent_hears_everything_again(node: Any, make: Any) -> None:
     node.told(make.welcome(edge=7, parent=3))
     effects = node.hear(make.attached(snapshot=False), sender=3)
     assert [update.seq for update in sent(effects, Update, 3)] == [1]
-    assert sent(effects, Again, 5) == [Again(0)]
+    assert sent(effects, Again, 5) == [Again(None)]
     (report,) = sent(effects, Heartbeat, 3)
     assert sorted((status.node, status.edge) for status in report.news) == [(1, 7), (5, 1)]
     assert sent(node.hear(make.attached(snapshot=False), sender=3), Heartbeat) == []  # once
@@ -328,7 +329,7 @@ def test_asked_again_it_sends_all_that_is_uncommitted(node: Any, make: Any) -> N
         node.step(make.published(batch))
     assert [u.seq for u in sent(node.hear(Again(1), 1.0), Update)] == [1, 2]
     assert sent(node.hear(Again(1)), Update) == []
-    assert [u.seq for u in sent(node.hear(Again(0)), Update)] == [1, 2]  # a new edge above
+    assert [u.seq for u in sent(node.hear(Again(None)), Update)] == [1, 2]  # a new edge above
 
 
 # -- reports -----------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def test_chunks_that_do_not_make_the_copy_that_they_name_begin_anew() -> None:
     loan.take(chunk(0, b"ab"), 0.0)
     loan.take(msgspec.structs.replace(chunk(1, b"ab"), payload=b"d"), 0.0)
     assert loan.whole is None
-    assert (loan.copy, loan.wanted(0.0)) == (0, [0])
+    assert (loan.copy, loan.wanted(0.0)) == (None, [0])
     for index in (0, 1):
         loan.take(chunk(index, b"ab"), 0.0)
     assert loan.whole == b"ab"
@@ -128,7 +128,7 @@ def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -
     node = late(node_with(optimizer_wait_s=5.0), make)
     assert (node.order, node.machine.command.reason[:11]) == (Order.WAIT, "the updater")
     assert not node.me.optimizer_loan.can_lend
-    assert sent(node.tick(), AskUpdater) == [AskUpdater(1, 0, 0)]
+    assert sent(node.tick(), AskUpdater) == [AskUpdater(1, None, 0)]
     effects = node.hear(chunk())
     assert only(effects, ev.InstallUpdater).payload == b"0"
     assert node.order is Order.TRAIN
@@ -164,7 +164,7 @@ def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make:
         node.step(ev.Progressed(0, 1, 4))
         node.me.reporting.put_own_status(10.0)
         assert node.me.reporting.status.lends == lends
-        ask = AskUpdater(5, 0, 0)
+        ask = AskUpdater(5, None, 0)
         assert node.told(ask) == ([ev.SendUpdater(0, ask)] if lends else [])
 
 
@@ -178,7 +178,7 @@ def test_who_goes_on_in_the_middle_borrows_whatever_the_slowest_has_done(
     node.step(ev.Paused(1))
     node.tick()
     node.step(ev.Installed())
-    assert sent(node.tick(), AskUpdater) == [AskUpdater(1, 0, 0)]
+    assert sent(node.tick(), AskUpdater) == [AskUpdater(1, None, 0)]
 
 
 def test_who_is_there_from_the_start_does_not_borrow(node_with: Any) -> None:
@@ -195,14 +195,14 @@ def trained(node: Any) -> Any:
 
 def test_a_parent_that_has_trained_lends_its_own(node: Any) -> None:
     trained(node).with_child(5)
-    ask = AskUpdater(5, 0, 0)
+    ask = AskUpdater(5, None, 0)
     assert node.hear(ask, sender=5) == [ev.SendUpdater(5, ask)]
     assert node.told(ask) == [ev.SendUpdater(0, ask)]  # as the master asked
 
 
 def test_one_that_has_not_trained_asks_above_but_answers_no_for_itself(node: Any) -> None:
     node.training().with_child(5)
-    ask = AskUpdater(5, 0, 0)
+    ask = AskUpdater(5, None, 0)
     assert node.hear(ask, sender=5) == [ev.Send(0, ask)]
     assert node.told(ask) == []
 
@@ -211,7 +211,7 @@ def test_the_master_asks_the_same_worker_again_and_brings_the_answer_down(
     master: Any, make: Any
 ) -> None:
     master.running()
-    ask = AskUpdater(2, 0, 0)
+    ask = AskUpdater(2, None, 0)
     assert master.hear(2, ask) == []  # nobody has trained
     master.say(1, steps=3, activity=Activity.STEPPING)
     assert master.hear(2, ask) == []  # nobody whose state is worth having
@@ -226,7 +226,7 @@ def test_who_was_asked_first_is_asked_for_the_rest_whoever_has_trained_more_sinc
 ) -> None:
     """Chunks of another one's state would be of another copy."""
     master = master_with(partitions=3).running()
-    ask = AskUpdater(3, 0, 0)
+    ask = AskUpdater(3, None, 0)
     for node, steps in ((1, 5), (2, 3)):
         master.say(node, steps=steps, activity=Activity.STEPPING, lends=True)
     assert answers(master.hear(3, ask), AskUpdater, "w0") == [ask]

@@ -179,9 +179,9 @@ def test_a_question_for_itself_goes_no_further(relay: Any, make: Any) -> None:
 
 def test_a_question_for_all_goes_to_all(relay: Any, make: Any) -> None:
     relay.step(make.published(1))
-    effects = relay.hear(Again(0), 1.0)
+    effects = relay.hear(Again(None), 1.0)
     assert [update.seq for update in sent(effects, Update, PARENT)] == [1]
-    assert [send.to for send in every(effects, ev.Send) if send.message == Again(0)] == [5, 6]
+    assert [send.to for send in every(effects, ev.Send) if send.message == Again(None)] == [5, 6]
 
 
 # -- leases ------------------------------------------------------------------------------------

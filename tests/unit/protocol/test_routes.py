@@ -12,7 +12,7 @@ import pytest
 from sparkstrom.codec import messages as m
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.ignored import Reason
-from tests.unit.protocol.conftest import LOBBY, Make
+from tests.unit.protocol.conftest import DIRECTLY, Make
 from tests.unit.protocol.routes import ROUTES, Way, messages_table, stages_table
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "protocol.md"
@@ -29,7 +29,7 @@ def sample(kind: type, make: Make) -> m.Message:
         make.state(m.Phase.DONE), make.closed(1), make.behind(7), make.chunk(0), make.merged(0, 2),
         make.update(1, 1), make.committed(1), m.Silent(1, 2, 1), m.Here(1),
         m.Failed(node=1, reason="raised", trace=""), m.AskAfter(0), m.AskChunk(0),
-        m.AskUpdater(1, 0, 0), m.Leaving(node=1, reason="left", checkpoint=None),
+        m.AskUpdater(1, None, 0), m.Leaving(node=1, reason="left", checkpoint=None),
         m.Disown(CHILD, 50),
         m.Probe(1), m.Refused(token=1, count=1, reason="no", fatal=True), m.Release("a slot"),
         m.Again(1), m.UpdaterChunk(asker=1, copy=1, index=0, count=1, payload=b""),
@@ -40,7 +40,7 @@ def sample(kind: type, make: Make) -> m.Message:
 def receiver(way: Way, make: Make, node_with: Any, master_with: Any) -> tuple[Any, int]:
     """A machine, and who speaks to it."""
     if way in (Way.UP_TO_MASTER, Way.LOBBY):
-        return master_with().running().machine, 1 if way is Way.UP_TO_MASTER else LOBBY
+        return master_with().running().machine, 1 if way is Way.UP_TO_MASTER else DIRECTLY
     node = node_with(parent=PARENT).training().with_child(CHILD).machine
     return node, {Way.UP_TO_WORKER: CHILD, Way.DOWN: PARENT, Way.DIRECT: 0}[way]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from sparkstrom.base.identity import MASTER, Endpoint
+from sparkstrom.base.identity import MASTER, Endpoint, NodeId
 from sparkstrom.codec import frames
 from sparkstrom.codec.frames import KEY_BYTES, Header, Seal
 from sparkstrom.codec.messages import Address, AskAfter, Join, Message, Payload, Update, Welcome
@@ -35,7 +35,7 @@ class Office:
     def __init__(
         self,
         network: MemoryNetwork,
-        me: int,
+        me: NodeId | None,
         stream: int,
         chunk: int = 65_536,
         beside: MemoryTransport | None = None,
@@ -62,7 +62,7 @@ class Office:
         """As a master: say this to that one directly, where it listens or elsewhere."""
         self.room.answer(Answer(at or to.address, to.token, message, node))
 
-    def got(self) -> list[tuple[int, Message]]:
+    def got(self) -> list[tuple[NodeId | None, Message]]:
         return list(self.room.receive(0.0))
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sparkstrom.base.identity import MASTER, Endpoint
-from sparkstrom.codec.frames import KEY_BYTES, NOBODY, OVERHEAD_BYTES, Rejection, Seal
+from sparkstrom.codec.frames import KEY_BYTES, OVERHEAD_BYTES, UNBOUND, Rejection, Seal
 from sparkstrom.codec.messages import AskAfter, Committed, Failed, Heartbeat, Payload, Probe, Update
 from sparkstrom.codec.wire import encode
 from sparkstrom.runtime.outbox import Outbox
@@ -103,7 +103,7 @@ def test_pieces_fit_the_transport_of_the_day(pair: tuple[Office, Office]) -> Non
         (Seal(KEY, JOB).close(replace(HEAD, edge=4), ASK), Rejection.OTHER_EDGE),
         (Seal(KEY, JOB).close(replace(HEAD, sender=8), ASK), Rejection.OTHER_EDGE),
         (Seal(KEY, JOB).close(replace(HEAD, receiver=8), ASK), Rejection.OTHER_RECEIVER),
-        (Seal(KEY, JOB).close(replace(HEAD, receiver=NOBODY), ASK), Rejection.OTHER_RECEIVER),
+        (Seal(KEY, JOB).close(replace(HEAD, receiver=None), ASK), Rejection.OTHER_RECEIVER),
         (Seal(KEY, JOB).close(HEAD, b"no message"), Rejection.NO_MESSAGE),
         (Seal(KEY, JOB).close(replace(HEAD, kind=9), ASK), Rejection.NO_MESSAGE),
     ],
@@ -119,6 +119,17 @@ def test_strangers_frames_are_counted_and_change_nothing(
     assert [message for _, message in master.got()][-1] == AskAfter(3)
     assert master.room.traffic.rejected[reason] == 1
     assert master.room.traffic.received_bytes > len(frame)
+
+
+def test_who_has_no_edge_yet_hears_nobody_but_the_master(network: MemoryNetwork) -> None:
+    """Nobody in a frame's header is not the nobody that its streams are bound to."""
+    node = Office(network, None, 20)
+    node.room.listen(node.address)
+    strange = replace(HEAD, sender=None, receiver=None, edge=UNBOUND)
+    for head in (HEAD, replace(HEAD, receiver=None), strange):
+        offer(node, node.address, Seal(KEY, JOB).close(head, ASK))
+    assert node.got() == []
+    assert node.room.traffic.rejected == {Rejection.OTHER_EDGE: 3}
 
 
 def test_a_repeated_frame_is_counted_and_dropped(pair: tuple[Office, Office]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.frames import NOBODY, Rejection, Seal, told_by
+from sparkstrom.codec.frames import Rejection, Seal, told_by
 from sparkstrom.codec.messages import (
     Address,
     Adopt,
@@ -17,7 +17,6 @@ from sparkstrom.codec.messages import (
     Welcome,
 )
 from sparkstrom.codec.wire import encode
-from sparkstrom.protocol.common.events import LOBBY as FROM_LOBBY
 from sparkstrom.runtime import message_endpoint
 from sparkstrom.runtime.outbox import ANSWER_FRAMES_MAX, ANSWERS_MAX, PATIENCE_FLUSHES
 from sparkstrom.transport.memory import MemoryNetwork
@@ -35,7 +34,7 @@ from tests.unit.runtime.offices import (
 
 
 def lobby_of(network: MemoryNetwork) -> tuple[Office, Office]:
-    master, node = Office(network, MASTER, 10), Office(network, NOBODY, 20)
+    master, node = Office(network, MASTER, 10), Office(network, None, 20)
     master.room.open_join_stream(LOBBY)
     node.room.meet(master.transport.endpoint, LOBBY)
     return master, node
@@ -45,7 +44,7 @@ def test_only_what_is_told_directly_is_taken_among_direct_messages(network: Memo
     master, node = lobby_of(network)
     node.room.tell(joining(node.address))
     node.room.flush()
-    assert master.got() == [(FROM_LOBBY, joining(node.address))]
+    assert master.got() == [(None, joining(node.address))]
     join_stream = Address("127.0.0.1", master.address.port, LOBBY, LOBBY)
     stranger = told_by(1, 1, HEAD.kind, 0, 1)
     offer(node, join_stream, Seal(KEY, JOB).close(stranger, ASK))
@@ -57,7 +56,7 @@ def test_only_what_is_told_directly_is_taken_among_direct_messages(network: Memo
 def test_several_tell_long_messages_at_once(network: MemoryNetwork) -> None:
     """Pieces of one message may come between those of another one's."""
     master, node = lobby_of(network)
-    other = Office(network, NOBODY, 30)
+    other = Office(network, None, 30)
     other.room.meet(master.transport.endpoint, LOBBY)
     told = [Failed(node=n, reason="r" * 9000, trace="t" * 16_000) for n in (1, 2)]
     for office, message in zip((node, other), told, strict=True):
@@ -67,7 +66,7 @@ def test_several_tell_long_messages_at_once(network: MemoryNetwork) -> None:
         for box in boxes:
             assert box is not None
             box._sender.offer([box._frames.popleft()])
-    assert master.got() == [(FROM_LOBBY, message) for message in told]
+    assert master.got() == [(None, message) for message in told]
     assert master.room._direct_messages.joiners == {}
 
 
@@ -77,7 +76,7 @@ def test_the_join_stream_keeps_a_bounded_number_of_beginnings(
     monkeypatch.setattr(message_endpoint, "TELLERS_MAX", 3)
     master, node = lobby_of(network)
     for n in range(1, 10):
-        teller = Office(network, NOBODY, 20 + 10 * n)
+        teller = Office(network, None, 20 + 10 * n)
         teller.room.meet(master.transport.endpoint, LOBBY)
         teller.room.tell(Failed(node=n, reason="r", trace="t" * 16_000))
         assert teller.room._to_master is not None
@@ -87,7 +86,7 @@ def test_the_join_stream_keeps_a_bounded_number_of_beginnings(
         assert len(master.room._direct_messages.joiners) == min(n, 3)
     node.room.tell(Here(5))
     node.room.flush()
-    assert master.got() == [(FROM_LOBBY, Here(5))]
+    assert master.got() == [(None, Here(5))]
 
 
 def test_meeting_again_drops_what_was_not_sent(network: MemoryNetwork) -> None:
@@ -96,11 +95,11 @@ def test_meeting_again_drops_what_was_not_sent(network: MemoryNetwork) -> None:
     node.room.meet(master.transport.endpoint, LOBBY)
     node.room.tell(Here(7))
     node.room.flush()
-    assert master.got() == [(FROM_LOBBY, Here(7))]
+    assert master.got() == [(None, Here(7))]
 
 
 def test_an_answer_reaches_who_has_no_edge(network: MemoryNetwork) -> None:
-    master, node = Office(network, MASTER, 10), Office(network, NOBODY, 20)
+    master, node = Office(network, MASTER, 10), Office(network, None, 20)
     node.room.listen(node.address)
     refused = Refused(token=1, count=0, reason="no", fatal=True)
     for _ in range(2):
@@ -111,7 +110,7 @@ def test_an_answer_reaches_who_has_no_edge(network: MemoryNetwork) -> None:
 
 def test_a_welcome_finds_a_node_that_has_no_id_yet(network: MemoryNetwork) -> None:
     """What follows over the edge in the same poll is for the id that it brings."""
-    master, node = Office(network, MASTER, 10), Office(network, NOBODY, 20)
+    master, node = Office(network, MASTER, 10), Office(network, None, 20)
     node.room.listen(node.address)
     up = master.at(1012)
     master.room.open_edge(9, 3, up, node.address)
@@ -164,7 +163,7 @@ def test_of_a_whole_mesh_that_joins_at_once_everybody_is_answered(
 ) -> None:
     """Few senders are open at a time, and none is closed with something to say."""
     master = Office(network, MASTER, 10)
-    nodes = [Office(network, NOBODY, 20) for _ in range(many)]
+    nodes = [Office(network, None, 20) for _ in range(many)]
     for node in nodes:
         node.room.listen(node.address)
         master.answer(node, Probe(1))
@@ -177,7 +176,7 @@ def test_of_a_whole_mesh_that_joins_at_once_everybody_is_answered(
 
 
 def test_who_does_not_listen_keeps_nobody_waiting_for_long(network: MemoryNetwork) -> None:
-    master, node = Office(network, MASTER, 10), Office(network, NOBODY, 20)
+    master, node = Office(network, MASTER, 10), Office(network, None, 20)
     node.room.listen(node.address)
     for stream in range(100, 100 + ANSWERS_MAX):
         master.answer(node, Probe(1), at=node.at(stream))
@@ -191,7 +190,7 @@ def test_who_does_not_listen_keeps_nobody_waiting_for_long(network: MemoryNetwor
 
 
 def test_what_waits_for_one_place_is_bounded(network: MemoryNetwork) -> None:
-    master, node = Office(network, MASTER, 10), Office(network, NOBODY, 20)
+    master, node = Office(network, MASTER, 10), Office(network, None, 20)
     for n in range(100):
         master.answer(node, Probe(n))
     assert master.room.waiting == ANSWER_FRAMES_MAX

@@ -11,7 +11,7 @@ import random
 import pytest
 
 from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.frames import HEADER, KEY_BYTES, NOBODY, Header, Rejection, Seal
+from sparkstrom.codec.frames import HEADER, KEY_BYTES, Header, Rejection, Seal
 from sparkstrom.codec.messages import (
     Address,
     Failed,
@@ -21,7 +21,6 @@ from sparkstrom.codec.messages import (
     Refused,
     Release,
 )
-from sparkstrom.runtime.message_endpoint import LOBBY as FROM_LOBBY
 from sparkstrom.transport.memory import MemoryNetwork
 from tests.unit.runtime.offices import ASK, HEAD, JOB, KEY, LOBBY, Office, joining, offer
 
@@ -82,7 +81,7 @@ def test_what_is_said_to_one_node_is_not_heard_by_another(
 def test_nor_what_is_said_to_one_that_has_no_id_yet(
     network: MemoryNetwork, master: Office, message: Message
 ) -> None:
-    one, other = listening(network, NOBODY, 20), listening(network, NOBODY, 30)
+    one, other = listening(network, None, 20), listening(network, None, 30)
     frames = said(master, one, message)
     offer(master, other.address, *frames)
     assert other.got() == []
@@ -121,58 +120,58 @@ def test_it_is_heard_once_on_whatever_stream(network: MemoryNetwork, master: Off
 
 def test_what_was_told_is_not_heard_again(network: MemoryNetwork, master: Office) -> None:
     """A recording would keep the lease of a node that is dead."""
-    node = Office(network, NOBODY, 20)
+    node = Office(network, None, 20)
     node.room.meet(master.transport.endpoint, LOBBY)
     first, second = told(node, Here(7)), told(node, Here(7))
     offer(node, join_stream(master), *first, *first, *second, *first, *second)
-    assert master.got() == [(FROM_LOBBY, Here(7))] * 2
+    assert master.got() == [(None, Here(7))] * 2
     assert master.room.traffic.rejected == {Rejection.AGAIN: 3}
 
 
 def test_nor_after_the_drivers_media_driver_has_died(
     network: MemoryNetwork, master: Office
 ) -> None:
-    node = Office(network, NOBODY, 20)
+    node = Office(network, None, 20)
     node.room.meet(master.transport.endpoint, LOBBY)
     frames = told(node, Here(7))
     offer(node, join_stream(master), *frames)
-    assert master.got() == [(FROM_LOBBY, Here(7))]
+    assert master.got() == [(None, Here(7))]
     endpoint = master.transport.endpoint
     master.room.move_to(lambda: type(master.transport)(network, endpoint))
     master.room.open_join_stream(LOBBY)
     offer(node, join_stream(master), *frames, *told(node, Here(8)))
-    assert master.got() == [(FROM_LOBBY, Here(8))]
+    assert master.got() == [(None, Here(8))]
     assert master.room.traffic.rejected == {Rejection.AGAIN: 1}
 
 
 def test_a_session_goes_on_over_other_connections(network: MemoryNetwork, master: Office) -> None:
     """What the first one had not sent is gone, and what comes late of it is too late."""
-    node = Office(network, NOBODY, 20)
+    node = Office(network, None, 20)
     node.room.meet(master.transport.endpoint, LOBBY)
     late = told(node, LONG)
     node.room.meet(master.transport.endpoint, LOBBY)
     offer(node, join_stream(master), late[0], *told(node, Here(1)), *late[1:])
-    assert master.got() == [(FROM_LOBBY, Here(1))]
+    assert master.got() == [(None, Here(1))]
     assert set(master.room.traffic.rejected) == {Rejection.AGAIN}
     offer(node, join_stream(master), *told(node, LONG))
-    assert master.got() == [(FROM_LOBBY, LONG)]
+    assert master.got() == [(None, LONG)]
     node.room.move_to(network.open)
     node.room.meet(master.transport.endpoint, LOBBY)
     node.room.tell(joining(node.address))
     node.room.flush()
-    assert master.got() == [(FROM_LOBBY, joining(node.address))]
+    assert master.got() == [(None, joining(node.address))]
 
 
 def test_sessions_do_not_disturb_each_other(network: MemoryNetwork, master: Office) -> None:
     """A process that came later begins to count anew; pieces of two messages may alternate."""
-    nodes = [Office(network, NOBODY, 20 + 10 * n) for n in range(3)]
+    nodes = [Office(network, None, 20 + 10 * n) for n in range(3)]
     for node in nodes:
         node.room.meet(master.transport.endpoint, LOBBY)
     assert [told(nodes[0], Here(n)) for n in range(5)]
     both = zip(told(nodes[0], LONG), told(nodes[1], LONG), strict=True)
     offer(nodes[0], join_stream(master), *(frame for pair in both for frame in pair))
     offer(nodes[2], join_stream(master), *told(nodes[2], Here(3)))
-    assert master.got() == [(FROM_LOBBY, LONG)] * 2 + [(FROM_LOBBY, Here(3))]
+    assert master.got() == [(None, LONG)] * 2 + [(None, Here(3))]
     assert master.room.traffic.rejected == {}
 
 
@@ -180,7 +179,7 @@ def test_only_who_has_the_key_takes_room_among_direct_messages(
     network: MemoryNetwork, master: Office
 ) -> None:
     """One number for each process, however much it tells."""
-    nodes = [Office(network, NOBODY, 20 + 10 * n) for n in range(3)]
+    nodes = [Office(network, None, 20 + 10 * n) for n in range(3)]
     for node in nodes * 5:
         node.room.meet(master.transport.endpoint, LOBBY)
         node.room.tell(LONG)
@@ -198,7 +197,7 @@ def forged(chance: random.Random) -> bytes:
     """Whatever a stranger can make: other jobs, other versions, other lengths, other pieces."""
     header = Header(
         kind=chance.randrange(256),
-        sender=chance.choice((NOBODY, MASTER, 7, chance.getrandbits(32))),
+        sender=chance.choice((None, MASTER, 7, chance.getrandbits(32))),
         receiver=chance.getrandbits(32),
         edge=chance.choice((0, 3, chance.getrandbits(32))),
         counter=chance.getrandbits(63),

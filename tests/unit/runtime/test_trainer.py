@@ -346,7 +346,7 @@ def test_a_borrowed_state_is_taken_and_a_fresh_one_counted(
 def test_a_copy_of_its_state_is_made_between_two_steps(bench: Callable[..., Bench]) -> None:
     made = bench([*steps(2), ([], Directive(Order.WAIT))])
     made.model.state = {"steps": 3}
-    ask = AskUpdater(8, 0, 0)
+    ask = AskUpdater(8, None, 0)
     assert made.lender.chunk(ask) is None
     made.run()
     chunk = made.lender.chunk(ask)
