@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.base.identity import EdgeNo, Endpoint, NodeId
+from sparkstrom.base.identity import MASTER, EdgeNo, Endpoint, NodeId, Seq
 from sparkstrom.codec.frames import (
     OVERHEAD_BYTES,
     UNBOUND,
@@ -128,7 +128,7 @@ class MessageEndpoint:
         self._answers = Answers(self._open_answer)
         self._direct = Joiner(message_bytes_max)  # the master's own words, whichever stream
         self.bodies = EncodedOnce()
-        self._sealed_seq = (-1, 0)
+        self._sealed_seq = (MASTER, Seq(0))
         self._arriving: dict[NodeId, int] = {}  # neighbour -> bytes of a message that is not whole
 
     # -- edges -----------------------------------------------------------------------------------

@@ -79,9 +79,7 @@ class Fit:
     suspects: dict[NodeId, float] = field(default_factory=dict)  # node -> when it was last asked
     goodbyes: dict[NodeId, Goodbye] = field(default_factory=dict)
     narrow: set[NodeId] = field(default_factory=set)  # whose links upwards are told to be too slow
-    lenders: dict[NodeId, NodeId] = field(
-        default_factory=dict
-    )  # who wants an updater's state -> whose
+    lenders: dict[NodeId, NodeId] = field(default_factory=dict)  # who borrows a state -> whose
 
     def partition_of(self, member: Member) -> Partition:
         return self.partitions[member.join.partition]

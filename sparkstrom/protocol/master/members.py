@@ -73,9 +73,7 @@ class Members:
     executors: dict[NodeId, str] = field(default_factory=dict)  # of every id: where it ran
     newest: dict[int, int] = field(default_factory=dict)  # token -> its highest count
     tokens: dict[int, list[NodeId]] = field(default_factory=dict)  # token -> its ids
-    neighbours: dict[str, list[NodeId]] = field(
-        default_factory=dict
-    )  # executor -> live nodes there
+    neighbours: dict[str, list[NodeId]] = field(default_factory=dict)  # executor -> live ids
     closed_joins: dict[NodeId, Join] = field(
         default_factory=dict
     )  # of ids that are closed: the newest

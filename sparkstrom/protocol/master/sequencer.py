@@ -22,9 +22,8 @@ class Sequencer:
         self.closed: dict[NodeId, Seq] = {}  # per closed id: the seq it was closed at
         self.frozen = False  # from the audit on nothing is numbered
         self.staleness: Counter[int] = Counter()  # others' commits that an update had not seen
-        self._own: dict[
-            NodeId, deque[CommitNo]
-        ] = {}  # per open id: its commits that it may not have seen
+        # Per open id: its commits that it may not have seen.
+        self._own: dict[NodeId, deque[CommitNo]] = {}
 
     @property
     def head(self) -> CommitNo:
