@@ -3,9 +3,10 @@
 ``AutoThreshold``, the default, takes it from the present residual's own distribution; the others
 steer it by how much the last message sent.
 
-An algorithm is a frozen option; what it has learnt is a small plain dict that the caller keeps,
-from fit to fit and in checkpoints: ``{}`` before the first message, then ``tau`` (unrounded,
-parameter units) and ``sent_fraction`` (hits per parameter of the last message it looked at).
+A new one is a class here and its name in ``ALGORITHMS``. It is a frozen option; what it has learnt
+is a small plain dict that the caller keeps, from fit to fit and in checkpoints: ``{}`` before the
+first message, then ``tau`` (unrounded, parameter units) and ``sent_fraction`` (hits per parameter
+of the last message it looked at).
 Formulas and reducers are those of DL4J's ``org.deeplearning4j.optimize.solvers.accumulation
 .encoding.threshold``; its "sparsity ratio" is our sent fraction (a larger one is denser).
 """
@@ -171,6 +172,15 @@ class TargetSparsityThreshold:
         """tau falls by ``decay`` below the target and rises by it above."""
         target = self.sent_fraction_target
         return _steer(state, sent_fraction, self.tau_initial, target, target, self.decay)
+
+
+# Known by name where options are read, saved and checked.
+ALGORITHMS: tuple[type[ThresholdAlgorithm], ...] = (
+    AdaptiveThreshold,
+    AutoThreshold,
+    FixedThreshold,
+    TargetSparsityThreshold,
+)
 
 
 def _steer(
