@@ -8,7 +8,6 @@ differ in the kernels that look at them, which are chosen here, once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -29,8 +28,7 @@ class Operands(NamedTuple):
     theta: Flat  # in/out
 
 
-@dataclass(frozen=True, slots=True)
-class Stride:
+class Stride(NamedTuple):
     """By how much a full hit moves, as even multiples of the quantum q."""
 
     least_quanta: int  # from where on a residual is a hit; tau or, where that is coarse, above it

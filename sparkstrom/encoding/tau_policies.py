@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from sparkstrom.encoding.encoded import EncoderState
 from sparkstrom.encoding.schedules import SHAKE_DIVISOR, WarmUp, shakes
@@ -24,8 +24,7 @@ TauReachedBy = Callable[[float], float | None]
 PREFIX = "threshold_"  # of a threshold's state among an encoder's
 
 
-@dataclass(frozen=True, slots=True)
-class NextPublication:
+class NextPublication(NamedTuple):
     """What a policy may go by."""
 
     number: int  # from 1, over all fits
@@ -35,8 +34,7 @@ class NextPublication:
     is_lesson: bool = True  # what the one before sent says something about tau
 
 
-@dataclass(frozen=True, slots=True)
-class Aim:
+class Aim(NamedTuple):
     """What a publication is made with."""
 
     state: ThresholdState  # for the next one; "tau" in it (parameter units, unrounded)
@@ -158,8 +156,10 @@ class Clamped:
     def next_tau(self, state: ThresholdState, ahead: NextPublication) -> Aim:
         """The inner stage's, clamped in its state, too."""
         aim = self.inner.next_tau(state, ahead)
+        if self.least <= aim.state["tau"] <= self.most:
+            return aim
         tau = min(max(aim.state["tau"], self.least), self.most)
-        return replace(aim, state={**aim.state, "tau": tau})
+        return aim._replace(state={**aim.state, "tau": tau})
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class WarmingUp:
     def next_tau(self, state: ThresholdState, ahead: NextPublication) -> Aim:
         """The inner stage's, for the fraction of the ramp."""
         if self.warm_up.covers(ahead.number):
-            ahead = replace(ahead, fraction=self.warm_up.sent_fraction(ahead.number))
+            ahead = ahead._replace(fraction=self.warm_up.sent_fraction(ahead.number))
         return self.inner.next_tau(state, ahead)
 
 
@@ -187,10 +187,10 @@ class ShakingUp:
     def next_tau(self, state: ThresholdState, ahead: NextPublication) -> Aim:
         """The inner stage's, or a third of it."""
         if self._shakes(ahead.number - 1):  # what a shake-up sent says nothing about tau
-            ahead = replace(ahead, is_lesson=False)
+            ahead = ahead._replace(is_lesson=False)
         aim = self.inner.next_tau(state, ahead)
         if self._shakes(ahead.number):
-            return replace(aim, divisor=SHAKE_DIVISOR, wanted=None)
+            return aim._replace(divisor=SHAKE_DIVISOR, wanted=None)
         return aim
 
     def _shakes(self, number: int) -> bool:
