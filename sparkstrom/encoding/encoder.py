@@ -179,7 +179,10 @@ class Encoder:
         least = grid.tau_quanta(aim.tau, self.k)
         tau = grid.coarse(least) if aim.is_coarse else least
         step = grid.scaled_quanta(tau, self.scale)
-        return Stride(least, tau, grid.coarse(step) if aim.is_coarse else step, self.q)
+        if aim.is_coarse:
+            step = grid.coarse(step)
+        q = self.q
+        return Stride(least * q, tau * q, step * q, step_quanta=step, q=q)
 
     def _process_residual(self, at: Operands, number: int) -> None:
         """By the whole tau: a shake-up's own would destroy more."""

@@ -29,27 +29,13 @@ class Operands(NamedTuple):
 
 
 class Stride(NamedTuple):
-    """By how much a full hit moves, as even multiples of the quantum q."""
+    """By how much a full hit moves (parameter units): each an even multiple of the quantum q."""
 
-    least_quanta: int  # from where on a residual is a hit; tau or, where that is coarse, above it
-    tau_quanta: int  # what the hit takes out of the residual
-    step_quanta: int  # what it adds to theta: less than tau under mean and sqrt
-    q: float  # parameter units
-
-    @property
-    def least(self) -> float:
-        """In parameter units, as the others."""
-        return self.least_quanta * self.q
-
-    @property
-    def tau(self) -> float:
-        """What a hit takes out of the residual."""
-        return self.tau_quanta * self.q
-
-    @property
-    def step(self) -> float:
-        """What a hit adds to theta."""
-        return self.step_quanta * self.q
+    least: float  # from where on a residual is a hit: tau or, where that is coarse, above it
+    tau: float  # what the hit takes out of the residual
+    step: float  # what it adds to theta: less than tau under mean and sqrt
+    step_quanta: int  # the same, in quanta
+    q: float
 
 
 class Residual(Protocol):

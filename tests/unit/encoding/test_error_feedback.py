@@ -16,7 +16,8 @@ Q = 0.125
 N = 6
 WAYS = ("local", "replica")
 # A residual of 4 quanta is a hit, takes 4 out, and moves theta by 2: aggregation by mean of 2.
-HALF = Stride(4, 4, 2, Q)
+HALF = Stride(0.5, 0.5, 0.25, 2, Q)
+WHOLE = Stride(0.5, 0.5, 0.5, 4, Q)
 
 
 def flat(*values: float) -> F32:
@@ -47,11 +48,6 @@ class Learner:
 DELTA = flat(0.5, 0.375, -1.25, 0, 3, 0)
 
 
-def test_a_stride_is_in_quanta_and_in_parameter_units() -> None:
-    stride = Stride(6, 4, 2, Q)
-    assert (stride.least, stride.tau, stride.step) == (0.75, 0.5, 0.25)
-
-
 @pytest.mark.parametrize("train_on", WAYS)
 def test_a_scan_finds_hits_and_what_is_hit_loses_tau_whatever_theta_moves_by(
     train_on: str,
@@ -79,7 +75,7 @@ def test_a_bitmap_moves_half_steps_to_one_side_too(train_on: str) -> None:
     learner = Learner(train_on, DELTA)
     scratch = np.empty(backends.SCRATCH_BYTES, np.uint8)
     out = np.empty(2, np.uint8)
-    hits, halves, *_ = learner.residual.bitmap(learner.at, Stride(4, 4, 4, Q), 1, scratch, out)
+    hits, halves, *_ = learner.residual.bitmap(learner.at, WHOLE, 1, scratch, out)
     assert (hits, halves) == (3, 1)
     assert learner.moved() == [0.5, 0.25, -0.5, 0, 0.5, 0]
     assert learner.left() == [0, 0.125, -0.75, 0, 2.5, 0]
@@ -89,7 +85,7 @@ def test_a_bitmap_moves_half_steps_to_one_side_too(train_on: str) -> None:
 def test_each_layer_has_its_own_tau_and_limit(train_on: str) -> None:
     learner = Learner(train_on, DELTA, Layers((2, N), (1, 4)))
     assert learner.found.tolist() == [0, 4]
-    learner.residual.move(learner.at, learner.found, Stride(4, 4, 4, Q))
+    learner.residual.move(learner.at, learner.found, WHOLE)
     assert learner.left() == [0, 0.375, -1.25, 0, 1, 0]
     assert learner.residual.clip(learner.at, 0.25) == 0.125 + 0.25
     assert learner.left() == [0, 0.25, -1, 0, 1, 0]

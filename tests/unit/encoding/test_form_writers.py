@@ -27,7 +27,7 @@ from sparkstrom.encoding.scans import Scan
 
 F32 = NDArray[np.float32]
 Q = 0.125
-ONE = Stride(4, 4, 4, Q)  # tau 0.5
+ONE = Stride(0.5, 0.5, 0.5, 4, Q)
 
 
 def flat(*values: float) -> F32:
