@@ -15,7 +15,14 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from sparkstrom.encoding.cuda import cuda_bitmaps, cuda_device, cuda_memory, cuda_scan, cuda_steps
+from sparkstrom.encoding.cuda import (
+    cuda_bitmaps,
+    cuda_blocks,
+    cuda_device,
+    cuda_memory,
+    cuda_scan,
+    cuda_steps,
+)
 from sparkstrom.encoding.cuda.cuda_device import SIMULATED
 
 settings.register_profile("gpu", deadline=None, max_examples=10 if SIMULATED else 100)
@@ -23,7 +30,14 @@ settings.register_profile("gpu", deadline=None, max_examples=10 if SIMULATED els
 
 # The simulator's threads look through the globals of a kernel's module at every call. Python adds
 # a key to them at the first warning that comes from there; it has to be there before.
-KERNEL_MODULES = (cuda_bitmaps, cuda_device, cuda_memory, cuda_scan, cuda_steps)
+KERNEL_MODULES = (
+    cuda_bitmaps,
+    cuda_blocks,
+    cuda_device,
+    cuda_memory,
+    cuda_scan,
+    cuda_steps,
+)
 
 allocating = threading.Lock()
 

@@ -17,7 +17,7 @@ SOURCES = sorted((ROOT / "sparkstrom").rglob("*.py"))
 
 KERNELS = {  # in encoding/, and the step that XLA compiles
     *("bitmap_local", "bitmap_replica", "read_sparse"),
-    *("_find_local", "_find_replica", "_record", "_write", "_write_amounts", "_written"),
+    *("_find_local", "_find_replica", "record", "_write", "_write_amounts", "_written"),
     "_next",
 }
 CONSTRUCTORS = {
