@@ -80,6 +80,13 @@ def _accumulate(residual: Any, delta: Any) -> None:
         residual[i] = F32(residual[i] + delta[i])
 
 
+@kernel("void(f4[::1], f4[::1], f4[::1])")
+def _subtract(target: Any, one: Any, other: Any) -> None:
+    i = cuda.grid(1)
+    if i < target.shape[0]:
+        target[i] = F32(one[i] - other[i])
+
+
 @kernel("void(f4[::1], f4[::1], b1, f4, f8[::1])")
 def _clip(values: Any, theta: Any, difference: Any, limit: Any, masses: Any) -> None:
     """``values`` is local, and the residual its difference to theta; or the residual itself."""
@@ -177,6 +184,14 @@ def accumulate(residual: Any, delta: Any) -> None:
     to, much = _floats("residual", residual), _floats("delta", delta)
     if to.size:
         _accumulate[blocks_of(to.size), THREADS](to, much)
+    cuda.synchronize()
+
+
+def difference(target: Any, one: Any, other: Any) -> None:
+    """target := one - other, f32[n] all."""
+    to, minuend, less = (_floats("target", target), _floats("one", one), _floats("other", other))
+    if to.size:
+        _subtract[blocks_of(to.size), THREADS](to, minuend, less)
     cuda.synchronize()
 
 
