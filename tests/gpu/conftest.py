@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from sparkstrom.encoding.cuda import (
     cuda_bitmaps,
@@ -26,7 +26,11 @@ from sparkstrom.encoding.cuda import (
 )
 from sparkstrom.encoding.cuda.cuda_device import SIMULATED
 
-settings.register_profile("gpu", deadline=None, max_examples=10 if SIMULATED else 100)
+# Looking for the smallest example that fails takes the simulator minutes.
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate] if SIMULATED else list(Phase)
+settings.register_profile(
+    "gpu", deadline=None, max_examples=10 if SIMULATED else 100, phases=PHASES
+)
 
 
 # The simulator's threads look through the globals of a kernel's module at every call. Python adds
