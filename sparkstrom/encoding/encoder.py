@@ -80,13 +80,7 @@ class Encoder:
         self.set_workers(workers)
         limits = grid.tau_limits(k, _largest_multiple(layers, levels_max))
         self._policy = tau_policy(threshold, limits, warm_up, shake_frequency)
-        on_host = warm_up or layers or self._policy.samples or levels_max > 1
-        if backend.name == backends.CUDA and on_host:
-            raise UsageError(
-                "backend='cuda' with warm_up, layer multipliers, AutoThreshold or levels above 1:"
-                " they work on the host only; use backend='cpu', or leave them out and give a"
-                " threshold such as AdaptiveThreshold(1e-3)"
-            )
+        self._memory = backend.memory
         self._residual = residual_of(train_on, n_params, backend, layers)
         space = Workspace.of(n_params, backend.memory, layers, levels_max=levels_max)
         self._scan = Scan(self._residual, space, layer_of)
@@ -171,7 +165,8 @@ class Encoder:
 
     def _tau_reached_by(self, fraction: float, number: int, at: Operands) -> float | None:
         """What a fraction of the residuals reach, on the grid; None where all of them are 0."""
-        tau = tau_reached_by(fraction, number, *self._residual.terms(at), self.layers)
+        terms = self._residual.terms(at)
+        tau = tau_reached_by(fraction, number, *terms, self.layers, self._memory)
         return None if tau is None else grid.rounded_down(tau, self.k)
 
     def _stride(self, aim: Aim) -> Stride:

@@ -106,7 +106,7 @@ class LocalResidual:
 
     def __init__(self, n_params: int, backend: Backend, layers: Layers | None = None) -> None:
         self._n_params, self._memory, self._kernels = n_params, backend.memory, backend.kernels
-        self._layered = LayeredKernels(backend.kernels, layers) if layers else backend.kernels
+        self._layered = LayeredKernels(backend, layers) if layers else backend.kernels
 
     def terms(self, at: Operands) -> tuple[Flat, Flat, int]:
         return at.learnt, at.theta, -1
@@ -166,7 +166,7 @@ class OwnResidual:
 
     def __init__(self, n_params: int, backend: Backend, layers: Layers | None = None) -> None:
         self._n_params, self._memory, self._kernels = n_params, backend.memory, backend.kernels
-        self._layered = LayeredKernels(backend.kernels, layers) if layers else backend.kernels
+        self._layered = LayeredKernels(backend, layers) if layers else backend.kernels
         self._array: Flat = backend.memory.zeros(n_params, np.float32)
 
     def terms(self, at: Operands) -> tuple[Flat, Flat, int]:

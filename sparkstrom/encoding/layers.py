@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.encoding.backends import F32, I32, U8, Kernels, Memory
-from sparkstrom.encoding.cpu import host_memory
+from sparkstrom.encoding.backends import F32, I32, U8, Backend
 
 MULTIPLIER_MAX = 1024  # times the smallest tau still leaves three decades of tau above it
 NAMES_SHOWN = 20
@@ -98,13 +97,12 @@ def _end(name: str, start: int, n_params: int, layer_of: Callable[[int], str]) -
 class LayeredKernels:
     """What an encoder calls of a kernel set, layer by layer with each one's own tau.
 
-    Argument tables: ``sparkstrom.encoding.reference``; ``codes`` must have room for all hits. The
-    arrays lie in ``memory``, which goes with the kernels. Where codes cross from layer to layer is
-    looked up on the host.
+    Argument tables: ``sparkstrom.encoding.reference``; ``codes`` must have room for all hits. Where
+    they cross from layer to layer is looked up on the host.
     """
 
-    def __init__(self, kernels: Kernels, layers: Layers, memory: Memory = host_memory) -> None:
-        self._kernels, self._layers, self._memory = kernels, layers, memory
+    def __init__(self, backend: Backend, layers: Layers) -> None:
+        self._kernels, self._memory, self._layers = backend.kernels, backend.memory, layers
 
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
         """``scan_local`` with a tau per layer."""

@@ -58,10 +58,6 @@ class TauStage(Protocol):
 class TauSource(TauStage, Protocol):
     """The innermost stage: whose tau it is."""
 
-    @property
-    def samples(self) -> bool:
-        """Whether it looks at the residuals themselves."""
-
     def follow_link(self, round_s: float, step_s: float, /) -> None:
         """Go by how long the last publication took until it was committed."""
 
@@ -81,8 +77,6 @@ def source_of(algorithm: ThresholdAlgorithm) -> TauSource:
 
 class Steered:
     """tau follows what the last message sent."""
-
-    samples = False
 
     def __init__(self, algorithm: ThresholdAlgorithm) -> None:
         self._algorithm = algorithm
@@ -108,8 +102,6 @@ class Steered:
 
 class Sampled:
     """tau is what the wanted fraction of residuals reach; that fraction follows the link."""
-
-    samples = True
 
     def __init__(self, algorithm: FractionAlgorithm) -> None:
         self._algorithm = algorithm
@@ -211,11 +203,6 @@ class TauPolicy:
     def tau(self) -> float:
         """The threshold of the last publication, shake-ups aside, unrounded; nan before it."""
         return self._state.get("tau", math.nan)
-
-    @property
-    def samples(self) -> bool:
-        """As ``TauSource.samples``; a warm-up does, too."""
-        return self._source.samples
 
     def next_tau(self, tau_reached_by: TauReachedBy) -> Aim:
         """What publication number ``publications + 1`` is made with."""

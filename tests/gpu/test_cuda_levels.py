@@ -182,7 +182,7 @@ def publication(
     chance: tuple[float, int],
 ) -> list[Any]:
     memory, n, (tau, limit) = backend.memory, layers.stops[-1], chance
-    kernels = LayeredKernels(backend.kernels, layers, memory)
+    kernels = LayeredKernels(backend, layers)
     local, theta = (memory.from_host(array.copy()) for array in arrays)
     residual = memory.copy(local)
     memory.subtract(residual, local, theta)
