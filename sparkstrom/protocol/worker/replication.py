@@ -67,7 +67,7 @@ class Replication:
         self._got_s = now_s  # the newest data; or, since then nothing was missing until now
         self._ask_due_s = 0.0
         self._asked: CommitNo | None = None  # the commit after which it asked last
-        self._seen = 0  # a commit that came after a gap, and was dropped
+        self._seen = CommitNo(0)  # a commit that came after a gap, and was dropped
 
     @property
     def received(self) -> CommitNo:
@@ -213,7 +213,7 @@ class Replication:
             self.fetch.resume()  # the parent begins anew, and has forgotten what was asked for
             return self.catch_up(now_s)
         effects = self.begin_fetch(behind.base, behind.last, now_s)
-        seen, self._seen = self._seen, 0
+        seen, self._seen = self._seen, CommitNo(0)
         return self.ask_at_once(now_s) + effects if seen > behind.base else effects
 
     def begin_fetch(self, base: CommitNo, last: LastSeqs, now_s: float) -> list[Effect]:
