@@ -7,6 +7,7 @@ update it names is committed, and is dropped when its node's id closes before th
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import Position
@@ -52,3 +53,29 @@ class Partition:
         if self.rows < 0:
             self.rows, self.checksum, self.batches = rows, checksum, batches
         return (rows, checksum, batches) == (self.rows, self.checksum, self.batches)
+
+
+class Partitions:
+    """All of them, by index."""
+
+    def __init__(self, count: int, epochs: int, now_s: float) -> None:
+        self._all = [Partition(index, epochs, unowned_s=now_s) for index in range(count)]
+
+    def __getitem__(self, index: int) -> Partition:
+        return self._all[index]
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @property
+    def minibatches(self) -> int:
+        """How many minibatches are committed."""
+        return sum(partition.minibatches for partition in self._all)
+
+    @property
+    def minibatches_expected(self) -> int:
+        """How many those are that have been read."""
+        return sum(partition.epochs * partition.batches for partition in self._all)

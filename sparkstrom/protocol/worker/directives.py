@@ -8,12 +8,12 @@ from sparkstrom.codec.messages import Phase, State
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Order
+from sparkstrom.protocol.common.stages import INSTALLING
 from sparkstrom.protocol.worker.fit_view import FitView
 from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.optimizer_transfer import OptimizerLoan
 from sparkstrom.protocol.worker.replication import Replication
-from sparkstrom.protocol.worker.stages import INSTALLING
 from sparkstrom.protocol.worker.trainer_view import TrainerView
 
 RUNNING = Phase.RUNNING  # see ``stages``: this is asked after every event

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sparkstrom.codec.messages import Phase, State
 from sparkstrom.protocol.common.endings import Vain
+from sparkstrom.protocol.common.stages import DISMISSED, Cause, FarewellStage, after
 from sparkstrom.protocol.worker.limits import NodeLimits
-from sparkstrom.protocol.worker.stages import DISMISSED, Cause, FarewellStage, after
 from sparkstrom.protocol.worker.waits import Sleep, Wait
 
 OVER = Phase.DONE

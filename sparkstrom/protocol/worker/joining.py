@@ -13,6 +13,7 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Effect, Order
 from sparkstrom.protocol.common.ignored import Ignored, Reason
+from sparkstrom.protocol.common.stages import ATTACHING
 from sparkstrom.protocol.worker.fit_view import FitView
 from sparkstrom.protocol.worker.heartbeats import Heartbeats
 from sparkstrom.protocol.worker.in_flight import InFlight
@@ -20,7 +21,6 @@ from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.parent_link import ATTACH_RETRY_S, JOIN_RETRY_S, ParentLink
 from sparkstrom.protocol.worker.relaying import Relaying
 from sparkstrom.protocol.worker.replication import Replication
-from sparkstrom.protocol.worker.stages import ATTACHING
 from sparkstrom.protocol.worker.task_end import TaskEnd
 from sparkstrom.protocol.worker.trainer_view import TrainerView
 

@@ -47,11 +47,11 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Effect, Order
 from sparkstrom.protocol.common.ignored import Reason
+from sparkstrom.protocol.common.stages import ATTACHED, CLOSED, DISMISSED, ENDED, TRAINING
 from sparkstrom.protocol.worker.directives import DONE
 from sparkstrom.protocol.worker.fit_view import OVER
 from sparkstrom.protocol.worker.limits import Identity, NodeLimits
 from sparkstrom.protocol.worker.parts import NodeParts
-from sparkstrom.protocol.worker.stages import ATTACHED, CLOSED, DISMISSED, ENDED, TRAINING
 
 __all__ = ["Identity", "Node", "NodeLimits"]
 

@@ -24,6 +24,7 @@ from sparkstrom.protocol.common.child import Child
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events import Effect, Send
 from sparkstrom.protocol.common.ignored import Ignored, Reason
+from sparkstrom.protocol.common.stages import PROBE
 from sparkstrom.protocol.common.status_table import StatusTable
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.news import News
@@ -122,7 +123,7 @@ class Relaying:
     def _on_attach(self, child: Child, attach: Attach, now_s: float) -> list[Effect]:
         child.state_due = True
         effects = self._children.on_attach(child, attach, now_s)
-        if child.answer is None:
+        if child.stage is PROBE:
             self._ignored.count(attach, Reason.EARLY)
         return effects
 

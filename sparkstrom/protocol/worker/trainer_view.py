@@ -5,9 +5,9 @@ from __future__ import annotations
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Activity, AuditAnswer
 from sparkstrom.protocol.common.endings import Vain
+from sparkstrom.protocol.common.stages import INSTALLS, ReplicaStage
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.news import News
-from sparkstrom.protocol.worker.stages import INSTALLS, ReplicaStage
 from sparkstrom.protocol.worker.waits import Sleep, Wait
 
 STEPPING = Activity.STEPPING

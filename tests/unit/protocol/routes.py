@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from sparkstrom.codec import messages as m
-from sparkstrom.protocol.worker import stages
+from sparkstrom.protocol.common import stages
 
 
 class Way(Enum):
@@ -28,9 +28,9 @@ class Route(NamedTuple):
 
 
 ROUTES = [
-    Route(m.Join, Way.LOBBY, "on_join"),
-    Route(m.Silent, Way.LOBBY, "on_silent"),
-    Route(m.Here, Way.LOBBY, "is_here"),
+    Route(m.Join, Way.LOBBY, "Admission.on_join"),
+    Route(m.Silent, Way.LOBBY, "Placement.on_silent"),
+    Route(m.Here, Way.LOBBY, "Placement.is_here"),
     Route(m.Failed, Way.LOBBY, "Master._on_failed"),
     Route(m.Leaving, Way.LOBBY, "Master._on_leaving"),
     Route(m.Welcome, Way.DIRECT, "Joining.on_welcome"),
@@ -54,9 +54,9 @@ ROUTES = [
     Route(m.Heartbeat, Way.UP_TO_MASTER, "Children.on_report"),
     Route(m.AskAfter, Way.UP_TO_MASTER, "Children.on_ask_after"),
     Route(m.AskChunk, Way.UP_TO_MASTER, "Children.on_ask_chunk"),
-    Route(m.AskUpdater, Way.UP_TO_MASTER, "find_lender"),
+    Route(m.AskUpdater, Way.UP_TO_MASTER, "OptimizerSources.on_ask"),
     Route(m.Leaving, Way.UP_TO_MASTER, "Children.disown"),
-    Route(m.Update, Way.UP_TO_MASTER, "Master._on_update"),
+    Route(m.Update, Way.UP_TO_MASTER, "CommitOrder.on_update"),
     Route(m.UpdaterChunk, Way.UP_TO_MASTER, "Master._on_child"),
     Route(m.Attached, Way.DOWN, "Joining.on_attached"),
     Route(m.State, Way.DOWN, "Node._on_state"),
