@@ -80,6 +80,7 @@ def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
             move(self, member, now_s)
 
     patch.setattr(Placement, "move", only_newcomers)
+    patch.setattr(Placement, "on_another_request", lambda self, member, join, now_s: [])
 
 
 def takes_no_notice_that_it_is_closed(patch: pytest.MonkeyPatch) -> None:
