@@ -93,8 +93,8 @@ class Outcome:
     lost_mass: float
     grants: int  # kept files that found a new owner
     phase_began_s: dict[Phase, float]
-    breaches: int
-    first_breach: int
+    overflows: int  # entries of theta that left the range in which sums are exact
+    first_overflow: int  # index of the first of them, or -1
     stop_reason: str | None
 
 
@@ -220,8 +220,8 @@ class MasterThread(threading.Thread):
             lost_mass=master.checkpoints.lost_mass,
             grants=master.checkpoints.granted_files,
             phase_began_s=master.phases.began_s,
-            breaches=self._theta.breaches,
-            first_breach=self._theta.first_breach,
+            overflows=self._theta.breaches,
+            first_overflow=self._theta.first_breach,
             stop_reason=master.phases.stop_reason,
         )
 

@@ -18,7 +18,7 @@ from sparkstrom.protocol.master.vacancies import Vacancies
 from sparkstrom.protocol.worker import directives, node
 from sparkstrom.protocol.worker.directives import Directives
 from sparkstrom.protocol.worker.in_flight import InFlight
-from sparkstrom.protocol.worker.optimizer_transfer import OptimizerLoan
+from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.replication import Replication
 from sparkstrom.protocol.worker.snapshot_fetch import SnapshotFetch
 from sparkstrom.runtime.trainer_inbox import TrainerInbox
@@ -269,12 +269,12 @@ def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
 
 
 def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
-    def generous(self: OptimizerLoan) -> bool:
+    def generous(self: OptimizerTransfers) -> bool:
         trainer = self._trainer
-        catching_up = trainer.activity is Activity.CATCHING_UP or self.loan is not None
+        catching_up = trainer.activity is Activity.CATCHING_UP or self.fetch is not None
         return trainer.steps > 0 and not catching_up
 
-    patch.setattr(OptimizerLoan, "can_lend", property(generous))
+    patch.setattr(OptimizerTransfers, "is_source", property(generous))
 
 
 def claims_what_it_has_not_applied(patch: pytest.MonkeyPatch) -> None:

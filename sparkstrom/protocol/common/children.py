@@ -346,7 +346,7 @@ class Children:
                 SlowLink(child.node, child.link.rate, needed, behind, child.summed > 0)
             )
 
-    def tell_all(self) -> None:
+    def announce(self) -> None:
         """There is a new state."""
         for child in self.by_node.values():
             child.state_due = True

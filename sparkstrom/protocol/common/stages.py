@@ -40,7 +40,7 @@ class TaskStage(enum.Enum):
 
     TRAINING = "orders follow from where the node stands"
     RELEASING = "it is to keep its residual and leave"
-    LEAVING = "it has, and says goodbye until it was heard"
+    LEAVING = "it has, and says so until it was heard"
     FAILING = "training raised, which is said until it was heard"
     ENDED = "no other order follows"
 
@@ -53,7 +53,7 @@ class FarewellStage(enum.Enum):
 
     NEEDED = "the fit goes on, or this node is not audited yet"
     LINGERING = "the fit is done; others hear so from this node"
-    DISMISSED = "it has said goodbye to its parent"
+    DISMISSED = "it has taken leave of its parent"
 
 
 DISMISSED = FarewellStage.DISMISSED

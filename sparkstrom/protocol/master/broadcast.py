@@ -40,14 +40,14 @@ class Broadcast:
         self.training = training
         self.minibatches = self._members.partitions.minibatches
         if known != (self.slowest, self.training):
-            self._children.tell_all()
+            self._children.announce()
 
     def beat(self, now_s: float) -> None:
         """Everybody is to hear now and then that the master lives."""
         beat = int(now_s / self._beat_s)
         if beat > self._beat:
             self._beat = beat
-            self._children.tell_all()
+            self._children.announce()
 
     @property
     def state(self) -> State:

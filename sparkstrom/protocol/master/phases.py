@@ -129,7 +129,7 @@ class Phases:
             self.running_s = now_s
         if phase is Phase.DONE:
             self._members.checkpoints.settle(self._members.live)
-        self._children.tell_all()
+        self._children.announce()
 
 
 NO_ROWS = (

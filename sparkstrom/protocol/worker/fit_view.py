@@ -63,7 +63,7 @@ class FitView:
         return self.farewell is DISMISSED
 
     def over(self, now_s: float, *, audited: bool, needed: bool) -> bool:
-        """Is this the moment to say goodbye? ``needed``: somebody below may not have heard yet."""
+        """Is this the moment to take leave? ``needed``: somebody below may not have heard yet."""
         if not (self.done and audited):
             return False
         if self._done_s is None:

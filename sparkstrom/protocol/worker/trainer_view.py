@@ -20,7 +20,7 @@ class TrainerView:
         self._limits, self._news = limits, news
         self.position = Position(0, 0)
         self.steps = 0  # as its trainer counts
-        self.trained = False  # a step itself, so with the state that its updater lends
+        self.trained = False  # a step itself, so with a state that others may take
         self._head_start = 0  # steps it is credited with: nobody waits for what it missed
         self.activity = Activity.CATCHING_UP
         self._active_s = now_s

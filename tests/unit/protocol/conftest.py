@@ -33,6 +33,7 @@ from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.protocol.master.members import Member
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
+from tests.unit.protocol.meshes import MESH
 from tests.unit.protocol.parents import Parent
 
 HERE = Address("here", 7, 10, 11)
@@ -352,3 +353,18 @@ def parent_with(make: Make) -> Any:
 @pytest.fixture
 def parent(make: Make) -> Parent:
     return Parent(make)
+
+
+@pytest.fixture
+def mesh_of(master_with: Any) -> Any:
+    """So many nodes in their places, each on its own executor, and training."""
+
+    def made(nodes: int, **given: Any) -> Any:
+        master = master_with(partitions=nodes + 2, **(MESH | given))
+        for partition in range(nodes):
+            master.enter(partition, executor=f"e{partition}")
+        master.machine.phases.phase = Phase.RUNNING
+        assert list(master.machine.placement.moving) == []
+        return master
+
+    return made

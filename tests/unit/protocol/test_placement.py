@@ -1,4 +1,4 @@
-"""Placing: who is ordered where and when, who is asked whether it lives, and who is told goodbye.
+"""Placing: who is ordered where and when, who is asked whether it lives, and who is lost.
 
 A tree of fan-out 2; each node has a partition, and listens at ``w`` and the partition's number, so
 that node 3 is at w2:
@@ -11,65 +11,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from sparkstrom.codec.messages import (
     Adopt,
-    Closed,
     Disown,
     Here,
     Leaving,
     Phase,
     Probe,
     Silent,
-    State,
     Welcome,
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.master.placement import ORDER_RETRY_S, PROBE_SPACING_S, QUIET_PER_LEASE
-from tests.unit.protocol.spoken import aborted, answers, every, only, sent
-
-MESH = {"fan_out": 2, "depth": 4}
-
-
-def host(node: int) -> str:
-    return f"w{node - 1}"
-
-
-@pytest.fixture
-def mesh_of(master_with: Any) -> Any:
-    """So many nodes in their places, each on its own executor, and training."""
-
-    def made(nodes: int, **given: Any) -> Any:
-        master = master_with(partitions=nodes + 2, **(MESH | given))
-        for partition in range(nodes):
-            master.enter(partition, executor=f"e{partition}")
-        master.machine.phases.phase = Phase.RUNNING
-        assert list(master.machine.placement.moving) == []
-        return master
-
-    return made
-
-
-def keep_alive(master: Any, seconds: float, *silent: int) -> list[ev.Effect]:
-    """Time passes; all say that they are here when they are asked, except these."""
-    effects: list[ev.Effect] = []
-    for _ in range(int(seconds * 4)):
-        now = master.tick(0.25)
-        for probe in answers(now, Probe):
-            if probe.node not in silent:
-                master.direct(Here(probe.node))
-        for child in list(master.machine.children.by_node):
-            if child not in silent:
-                master.hear(child, master.make.report())
-        effects += now
-    return effects
-
-
-def silent(master: Any, parent: int, child: int) -> list[ev.Effect]:
-    """The parent complains."""
-    effects: list[ev.Effect] = master.direct(Silent(parent, child, master.member(child).order.edge))
-    return effects
+from tests.unit.protocol.meshes import MESH, host, keep_alive, lose, silent
+from tests.unit.protocol.spoken import aborted, answers, every, only
 
 
 def ordered(effects: list[ev.Effect]) -> list[tuple[int, int]]:
@@ -229,16 +184,20 @@ def test_those_who_stay_silent_go_in_one_change(mesh_of: Any) -> None:
     effects = keep_alive(master, 11.0, 3, 8, 4)
     assert sorted(departure.node for departure in master.machine.members.departures) == [3, 4, 8]
     assert len({note.text.split(": ")[1] for note in every(effects, ev.Note)}) == 1
-    assert master.machine.placement.tree.version == before.version + 3
-    assert master.machine.placement.tree.nodes[before.places[3]] == 7  # who answered
-    assert master.machine.placement.tree.nodes[before.places[4]] in (9, 10)
+    tree = master.machine.placement.tree
+    assert tree.version == before.version + 3
+    assert tree.nodes[before.places[3]] == 7  # who answered
+    assert tree.nodes[before.places[4]] in (9, 10)
 
 
 def test_those_who_answer_go_back_to_their_parents(mesh_of: Any) -> None:
     master = mesh_of(8)
     silent(master, 1, 3)
     assert master.machine.leases.holds(7)
+    stages = [master.member(node).stage.name for node in (1, 3, 7)]
+    assert stages == ["PLACED", "BROKEN", "SUSPECT"]
     master.direct(Here(7))
+    assert master.member(7).stage.name == "PLACED"
     assert not master.machine.leases.holds(7)
     assert 7 not in master.machine.placement.moving
 
@@ -260,7 +219,7 @@ def test_who_lives_on_a_broken_edge_gets_another(mesh_of: Any) -> None:
     assert len(master.machine.members.live) == 8
 
 
-def test_a_complaint_of_an_edge_that_is_gone_is_answered_with_a_goodbye(mesh_of: Any) -> None:
+def test_a_complaint_of_an_edge_that_is_gone_is_answered_with_its_end(mesh_of: Any) -> None:
     master = mesh_of(8)
     edge = master.member(3).order.edge
     assert answers(master.direct(Silent(1, 3, edge - 1)), Disown, host(1)) == [Disown(3, edge - 1)]
@@ -296,14 +255,6 @@ def test_who_has_lost_all_its_edges_is_followed_by_its_children(mesh_of: Any) ->
 # -- losing ------------------------------------------------------------------------------------
 
 
-def lose(master: Any, parent: int, node: int) -> list[ev.Effect]:
-    """Everybody else answers."""
-    silent(master, parent, node)
-    effects = keep_alive(master, 11.0, node)
-    assert node not in master.machine.members.live
-    return effects
-
-
 def test_a_lost_nodes_children_wait_for_its_successor(mesh_of: Any) -> None:
     master = mesh_of(8)
     master.evict(1)
@@ -331,51 +282,6 @@ def test_a_lost_leaf_moves_nobody(mesh_of: Any) -> None:
     master = mesh_of(8)
     lose(master, 3, 7)
     assert master.machine.placement.moving == {}
-
-
-def test_the_closed_one_and_its_parent_are_told_for_two_leases(mesh_of: Any) -> None:
-    master = mesh_of(8)
-    master.hear(1, master.make.update(7, 1))
-    edge = master.member(7).order.edge
-    effects = lose(master, 3, 7)
-    assert answers(effects, Disown, host(3))[0] == Disown(7, edge)
-    closed = answers(effects, Closed, host(7))[0]
-    assert (closed.node, closed.seq, closed.free) == (7, 1, True)
-    (state, *_) = sent(keep_alive(master, 2.0), State, 1)
-    assert state.closed == [7]
-    later = keep_alive(master, 16.0)
-    assert len(answers(later, Closed, host(7))) > 20
-    assert answers(keep_alive(master, 4.0), Closed) != []
-    assert answers(keep_alive(master, 10.0), Closed) == []
-    assert master.machine.notices.by_node == {}
-
-
-def say_goodbye_in_vain(mesh_of: Any) -> Any:
-    """Node 7 is lost, and so is all that it was told for two leases: its parent still has it."""
-    master = mesh_of(8)
-    lose(master, 3, 7)
-    keep_alive(master, 32.0)
-    assert master.machine.notices.by_node == {}
-    return master
-
-
-@pytest.mark.parametrize("speaks", ["update", "report"])
-def test_who_goes_on_under_a_closed_id_is_told_again(mesh_of: Any, speaks: str) -> None:
-    master = say_goodbye_in_vain(mesh_of)
-    says = {"update": master.make.update(7, 1), "report": master.make.report(master.make.status(7))}
-    master.hear(1, says[speaks])
-    effects = keep_alive(master, 2.0)
-    assert answers(effects, Closed, host(7))[0].node == 7
-    assert sent(effects, State, 1)[0].closed == [7]
-    assert answers(keep_alive(master, 32.0), Closed)[-1].node == 7
-    assert answers(keep_alive(master, 10.0), Closed) == []
-
-
-def test_what_is_heard_late_of_one_that_is_back_is_no_news(mesh_of: Any) -> None:
-    master = say_goodbye_in_vain(mesh_of)
-    master.join(6, count=2, executor="e6")
-    master.hear(1, master.make.update(7, 1))
-    assert master.machine.notices.by_node == {}
 
 
 def test_nothing_is_ordered_when_all_is_done(mesh_of: Any) -> None:

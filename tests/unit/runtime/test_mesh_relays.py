@@ -125,7 +125,7 @@ def test_who_joins_late_borrows_the_updaters_state(make_mesh: MAKE) -> None:
 
 
 def has_asked(node: NodeThread) -> bool:
-    return node._machine.optimizer_loan.loan is not None
+    return node._machine.transfers.fetch is not None
 
 
 def told_slowest(node: NodeThread) -> int:
