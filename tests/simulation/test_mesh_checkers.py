@@ -215,15 +215,16 @@ def test_a_tree_of_others_than_the_living_and_one_that_is_too_deep_are_seen() ->
     found: list[str] = []
     tree = Topology(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
 
-    def fit(live: list[int], depth: int) -> Any:
+    def master(live: list[int], depth: int) -> Any:
         limits = SimpleNamespace(fan_out=1, depth=depth)
         members = SimpleNamespace(live=dict.fromkeys(live))
-        return SimpleNamespace(tree=tree, members=members, limits=limits)
+        placement = SimpleNamespace(tree=tree)
+        return SimpleNamespace(placement=placement, members=members, limits=limits)
 
-    Shape(found.append, 2.0).tree(fit([1, 2, 3], 3))
+    Shape(found.append, 2.0).tree(master([1, 2, 3], 3))
     assert found == []
-    Shape(found.append, 2.0).tree(fit([1, 2], 3))
-    Shape(found.append, 2.0).tree(fit([1, 2, 3], 2))
+    Shape(found.append, 2.0).tree(master([1, 2], 3))
+    Shape(found.append, 2.0).tree(master([1, 2, 3], 2))
     assert found == [
         "I4: the tree and the live nodes differ in [3]",
         "I4: node 3 is 3 hops below the master",
