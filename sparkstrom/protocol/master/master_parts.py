@@ -45,7 +45,7 @@ class MasterParts:
         self.ignored, self.leases = ignored, leases = Ignored(), Leases(limits.lease_s, now_s)
         self.sequencer = sequencer = Sequencer(limits.log_bytes, ignored)
         self.children = children = Children(limits.serving, sequencer.history, leases)
-        self.partitions = Partitions(spec.workers, spec.epochs, now_s)
+        self.partitions = Partitions.of(spec.workers, spec.epochs, now_s)
         self.checkpoints = ResidualCheckpoints(kept or {})
         self.members = members = Members(self.partitions, self.checkpoints)
         self.phases = phases = Phases(limits, members, sequencer, children)

@@ -29,6 +29,7 @@ class Member:
 
     # its place: ``Placement`` alone changes it
     stage: MemberStage = WAITING
+    placed: bool = False  # its parent has confirmed its edge, whatever became of that since
     order: Welcome | None = None  # the newest, with the edge that it is to open
     order_s: float = -1.0  # when it was last sent
 
@@ -45,14 +46,10 @@ class Member:
 
     releasing: str | None = None  # why it is to give up its slot: ``Vacancies``
 
-    @property
-    def placed(self) -> bool:
-        """Its parent has confirmed its edge, whatever became of that since."""
-        return self.stage in IN_PLACE
-
     def becomes(self, cause: Cause) -> None:
         """The place's next stage."""
         self.stage = after(self.stage, cause)
+        self.placed = self.stage in IN_PLACE
         assert (self.order is None) == (self.stage is WAITING) or self.stage is CLOSED_ID, (
             f"node {self.node} is {self.stage} with the order {self.order}"
         )

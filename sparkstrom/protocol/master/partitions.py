@@ -7,7 +7,6 @@ update it names is committed, and is dropped when its node's id closes before th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import Position
@@ -55,27 +54,22 @@ class Partition:
         return (rows, checksum, batches) == (self.rows, self.checksum, self.batches)
 
 
-class Partitions:
-    """All of them, by index."""
+class Partitions(tuple[Partition, ...]):
+    """All of them, by index. They are looked at after every event: as a tuple, at no cost."""
 
-    def __init__(self, count: int, epochs: int, now_s: float) -> None:
-        self._all = [Partition(index, epochs, unowned_s=now_s) for index in range(count)]
+    __slots__ = ()
 
-    def __getitem__(self, index: int) -> Partition:
-        return self._all[index]
-
-    def __iter__(self) -> Iterator[Partition]:
-        return iter(self._all)
-
-    def __len__(self) -> int:
-        return len(self._all)
+    @classmethod
+    def of(cls, count: int, epochs: int, now_s: float) -> Partitions:
+        """So many that nobody has read."""
+        return cls(Partition(index, epochs, unowned_s=now_s) for index in range(count))
 
     @property
     def minibatches(self) -> int:
         """How many minibatches are committed."""
-        return sum(partition.minibatches for partition in self._all)
+        return sum(partition.minibatches for partition in self)
 
     @property
     def minibatches_expected(self) -> int:
         """How many those are that have been read."""
-        return sum(partition.epochs * partition.batches for partition in self._all)
+        return sum(partition.epochs * partition.batches for partition in self)
