@@ -68,7 +68,7 @@ def test_an_executor_that_relays_is_killed(
     wait_until(lambda: has_trained(100), 120, "training")
     known = master_at_work()
     assert known is not None
-    assert len(list(known.tree.children(MASTER))) == 2
+    assert len(list(known.placement.tree.children(MASTER))) == 2
     victim = executor_that_relays(known)
     assert victim in victims.executors()
     victims.kill(victim)
