@@ -9,6 +9,7 @@ from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId, Seq
 from sparkstrom.codec.messages import Address, Attached
 from sparkstrom.protocol.common.send_window import SendWindow
 from sparkstrom.protocol.common.slow_links import Backlog
+from sparkstrom.protocol.common.stages import PROBE, Cause, ChildStage, after
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,14 @@ class Child:
     edge: EdgeNo
     peer: Address
     link: SendWindow
-    answer: Attached | None = None  # to what it said it holds
+    stage: ChildStage = PROBE
+    answer: Attached | None = None  # to what it said it holds; None: PROBE
     sent: CommitNo = CommitNo(0)  # it was handed everything up to this commit
     received: CommitNo = CommitNo(0)  # and has this much
     base: CommitNo = CommitNo(0)  # where the copy that it takes begins
     summed: CommitNo = CommitNo(0)  # the newest commit that it was sent inside of a sum
     chunk_requests: deque[int] = field(default_factory=deque)  # chunks that it has asked for
     own: frozenset[NodeId] = frozenset()  # every id that its process has had
-    catching: bool = False  # it takes a snapshot
     stamp: int = 0  # stamp of its news
     bytes_received: int = 0  # bytes that came by this edge
     arriving: int = 0  # bytes of a message that is not whole yet
@@ -57,3 +58,8 @@ class Child:
     state_s: float = -1.0
     resend_requests: dict[NodeId, ResendRequest] = field(default_factory=dict)  # by origin
     backlog: Backlog = field(default_factory=Backlog)
+
+    def becomes(self, cause: Cause) -> None:
+        """The next stage."""
+        self.stage = after(self.stage, cause)
+        assert (self.answer is None) == (self.stage is PROBE), f"node {self.node} has no answer"
