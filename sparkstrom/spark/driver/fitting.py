@@ -12,7 +12,7 @@ from typing import Any
 from sparkstrom.base.errors import SetupError, TrainingError
 from sparkstrom.codec.messages import Phase
 from sparkstrom.runtime.master_thread import MasterThread, Progress
-from sparkstrom.spark.driver.listeners import FitEvents, FitListener
+from sparkstrom.spark.driver.fit_listeners import FitEvents, FitListener
 
 log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.master_thread import MasterThread, Outcome, Progress
 from sparkstrom.spark.driver import fitting
+from sparkstrom.spark.driver.fit_listeners import FitDone, FitEvents, FitListener
 from sparkstrom.spark.driver.fit_progress import FitProgress
 from sparkstrom.spark.driver.fitting import Fitting, SparkJob
-from sparkstrom.spark.driver.listeners import FitEnd, FitEvents, FitListener
 from tests.unit.spark.test_summary import outcome
 
 SPEC = FitSpec(workers=2, epochs=5, n_params=3, version="1", first_epoch=10)
@@ -54,7 +54,7 @@ class Heard(FitListener):
         if self._progress:
             self.told.append(progress)
 
-    def on_fit_end(self, end: FitEnd) -> None:
+    def on_fit_end(self, end: FitDone) -> None:
         self.told.append(end)
 
     def news(self) -> list[Any]:

@@ -19,7 +19,7 @@ from sparkstrom.runtime.master_thread import Outcome, Progress
 
 
 @dataclass(frozen=True, slots=True)
-class FitEnd:
+class FitDone:
     """A fit that is done, whether after all its epochs or stopped before."""
 
     spec: FitSpec
@@ -60,7 +60,7 @@ class FitListener:
     def on_progress(self, progress: Progress) -> None:
         """Where the fit stands; also while nothing changes, so that time can be shown."""
 
-    def on_fit_end(self, end: FitEnd) -> None:
+    def on_fit_end(self, end: FitDone) -> None:
         """It is done, and nothing of it runs any more."""
 
 
@@ -111,6 +111,6 @@ class FitEvents:
     def end(self, outcome: Outcome, reports: list[str]) -> None:
         """After a fit that is done."""
         self._book.close([json.loads(report)["epochs"] for report in reports])
-        end = FitEnd(self._spec, outcome, reports, self._book.history())
+        end = FitDone(self._spec, outcome, reports, self._book.history())
         for listener in self._listeners:
             listener.on_fit_end(end)

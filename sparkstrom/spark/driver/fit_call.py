@@ -1,0 +1,34 @@
+"""Fit call: what a user asked one fit to do, and where it shows itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from sparkstrom.observe.progress import ProgressLine
+from sparkstrom.observe.stopping import EarlyStopping
+from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.spark.driver.cluster import Slots
+from sparkstrom.spark.driver.summary import FitRecord
+
+
+@dataclass(frozen=True, slots=True)
+class FitCall:
+    """The arguments of ``fit``, but the data; all checked."""
+
+    epochs: int
+    chosen: Chosen
+    early_stopping: EarlyStopping | None
+    listeners: tuple[Any, ...]
+    run_log: str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """What is said while it runs, and kept for its summary."""
+
+    progress: ProgressLine
+    record: FitRecord
+    slots: Slots
+    warnings: list[str]
