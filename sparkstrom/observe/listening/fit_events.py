@@ -50,11 +50,11 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class WorkerChange:
-    """Workers have come or gone."""
+    """Workers have come or gone. A partition whose worker was replaced at once is in both."""
 
-    joined: frozenset[int]  # partitions that have a worker now, and had none
-    left: frozenset[int]  # that have none now
-    training: frozenset[int]  # that have one
+    joined: frozenset[int]  # partitions that have another worker than before
+    left: frozenset[int]  # whose worker is gone
+    training: frozenset[int]  # that have one now
     seconds: float
     reasons: tuple[str, ...] = ()  # of those that left, with partition and host
 

@@ -13,6 +13,7 @@ from sparkstrom.observe.listening.fit_events import (
     FitEnd,
     Iteration,
     TrainingListener,
+    WorkerChange,
 )
 
 log = logging.getLogger("sparkstrom.listeners")
@@ -167,12 +168,13 @@ class WorkerLog(TrainingListener):
         self._say = say
         self._lost: set[int] = set()
 
-    def on_worker_change(self, event: Any) -> None:
+    def on_worker_change(self, event: WorkerChange) -> None:
         for reason in event.reasons:
             self._say(f"sparkstrom lost a worker: {reason}")
-        for partition in sorted(event.joined & self._lost):
+        lost = self._lost | event.left
+        for partition in sorted(event.joined & lost):
             self._say(f"sparkstrom goes on: partition {partition} has another worker")
-        self._lost = (self._lost | event.left) - event.joined
+        self._lost = lost - event.joined
 
     def on_fit_end(self, event: FitEnd) -> None:
         self._lost.clear()

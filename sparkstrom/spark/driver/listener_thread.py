@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkstrom.base.errors import TrainingError, UsageError
+from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.listening.fit_events import (
     EpochEnd,
@@ -134,11 +135,14 @@ class ListenerThread(FitListener):
             self._put(iteration_of(line, self._seconds(), counts))
 
     def _tell_workers(self, progress: Progress) -> None:
-        joined, left = progress.training - self._training, self._training - progress.training
+        if progress.phase is Phase.DONE:  # everybody goes, which is no news
+            return
         new = progress.departures[self._departures :]
         self._departures = len(progress.departures)
+        left = (self._training - progress.training) | {one.partition for one in new}
+        joined = progress.training - (self._training - left)  # also who took over at once
         self._training = progress.training
-        if joined or left or new:
+        if joined or left:
             reasons = tuple(f"partition {d.partition} on {d.host}: {d.reason}" for d in new)
             self._put(WorkerChange(joined, left, self._training, self._seconds(), reasons))
 

@@ -131,6 +131,12 @@ def test_a_lost_worker_is_told_when_it_happens_and_its_return() -> None:
         "sparkstrom lost a worker: partition 1 on h: gone",
         "sparkstrom goes on: partition 1 has another worker",
     ]
+    at_once = frozenset({0})
+    log.on_worker_change(WorkerChange(at_once, at_once, both, 3.0, ("partition 0 on h: taken",)))
+    assert said[2:] == [
+        "sparkstrom lost a worker: partition 0 on h: taken",
+        "sparkstrom goes on: partition 0 has another worker",
+    ]
 
 
 # -- JSON lines ----------------------------------------------------------------------------------

@@ -140,12 +140,17 @@ def test_workers_come_and_go_with_the_reason() -> None:
     diary = Diary()
     heard = thread_of(diary)
     lost = Departure(3, 1, "host-b", "silent for 10 s")
+    taken_over = Departure(4, 0, "host-a", "another attempt")
 
     def fit() -> None:
         heard.on_progress(at(1, training=frozenset({0, 1})))
         heard.on_progress(at(2, training=frozenset({0}), departures=(lost,)))
         heard.on_progress(at(3, training=frozenset({0, 1}), departures=(lost,)))
         heard.on_progress(at(4, training=frozenset({0, 1}), departures=(lost,)))
+        heard.on_progress(at(5, training=frozenset({0, 1}), departures=(lost, taken_over)))
+        heard.on_progress(
+            at(6, training=frozenset(), departures=(lost, taken_over), phase=Phase.DONE)
+        )
 
     run(heard, fit)
     changes = [event for event in diary.events if isinstance(event, WorkerChange)]
@@ -153,6 +158,7 @@ def test_workers_come_and_go_with_the_reason() -> None:
         ({0, 1}, set(), ()),
         (set(), {1}, ("partition 1 on host-b: silent for 10 s",)),
         ({1}, set(), ()),
+        ({0}, {0}, ("partition 0 on host-a: another attempt",)),
     ]
 
 
