@@ -74,6 +74,11 @@ class FitEvents:
         self._training: frozenset[int] = frozenset()
         self._epochs_told = 0
 
+    @property
+    def epochs_complete(self) -> int:
+        """That all who train have come to the end of."""
+        return self._epochs_told
+
     def begin(self) -> None:
         """Before anything starts."""
         for listener in self._listeners:

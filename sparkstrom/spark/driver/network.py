@@ -41,7 +41,7 @@ from sparkstrom.spark.driver.evaluation import Evaluation, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall, Showing
 from sparkstrom.spark.driver.fit_listeners import FitDone, FitEvents
 from sparkstrom.spark.driver.fit_progress import FitProgress, ResidualLog
-from sparkstrom.spark.driver.fitting import Fitting, SparkJob, StartWatch
+from sparkstrom.spark.driver.fitting import FitCancelled, Fitting, SparkJob, StartWatch
 from sparkstrom.spark.driver.horizon_notes import horizons_of
 from sparkstrom.spark.driver.initial_parameters import Handle, theta_of, travelling
 from sparkstrom.spark.driver.listener_setup import listener_thread
@@ -164,12 +164,23 @@ class SparkNetwork:
                 spark_job = self._spark_job(job, spread)
                 ours = [StartWatch(spark_job, progress.say), watch, FitProgress(progress)]
                 events = FitEvents(spec, [*ours, ResidualLog(), record, heard])
-                Fitting(master, spark_job, events).run()
+                try:
+                    Fitting(master, spark_job, events).run()
+                except (KeyboardInterrupt, FitCancelled):
+                    self._keep_learnt(theta, events.epochs_complete)
+                    raise
             assert record.end is not None, "a fit that did not raise is done"
             self._take(theta, record.end, watch.copy)
             return self._summary(showing, watch.best)
 
         return heard.follow(train)
+
+    def _keep_learnt(self, theta: Theta, epochs: int) -> None:
+        """Of a fit that a person ended: the driver's replica as it was then."""
+        self._parameters, self._kept = theta.values.copy(), {}
+        self._epochs_trained += epochs
+        if isinstance(self._model, Buffered) and theta.buffers:
+            self._model.load_buffers_bytes(theta.buffers)
 
     def _take(self, theta: Theta, end: FitDone, best: Snapshot | None) -> None:
         """Parameters and buffers as they are at the end, or as they were at the best epoch."""
