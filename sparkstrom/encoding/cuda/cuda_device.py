@@ -11,6 +11,8 @@ integer, squares of float32 in float64), or chooses a sign in place of multiplyi
 fused and separate operations give the same bits.
 
 Under Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) a thread is a Python thread: blocks are small.
+It puts its own ``cuda`` into a kernel's file while the kernel runs. A helper's file it would change
+and change back at every call, under the eyes of other threads; there ``running`` stands for it.
 """
 
 from __future__ import annotations
@@ -86,8 +88,23 @@ def kernel(signature: str) -> Callable[[Callable[..., None]], Any]:
 
 
 def helper(function: Function) -> Function:
-    """Compile a function that only kernels of the same file call."""
+    """Compile a function that kernels call: of the same file, or from ``cuda_blocks``."""
     return cast(Function, cuda.jit(function, device=True))
+
+
+class _Running:
+    """``numba.cuda`` as the simulated kernel that runs has it."""
+
+    def __init__(self) -> None:
+        from numba.cuda.simulator import kernel
+
+        self._simulated = kernel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._simulated._get_kernel_context(), name)
+
+
+running: Any = _Running() if SIMULATED else cuda  # ``cuda`` of a file that has helpers only
 
 
 def tiles_of(n: int) -> int:

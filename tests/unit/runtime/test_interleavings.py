@@ -36,7 +36,10 @@ from tests.unit.runtime.fits import Mesh
 from tests.unit.runtime.interleaved import at_every_instruction
 
 K, N, TAU = 10, 300, 0.125
-FILES = ("runtime/replica.py", "runtime/theta.py", "encoding/encoder.py")
+FILES = (
+    *("runtime/replica.py", "runtime/theta.py", "encoding/encoder.py"),
+    *("encoding/error_feedback.py", "encoding/form_writers.py", "encoding/scans.py"),
+)
 CHANNELS = ("runtime/trainer_channel.py", "runtime/careless.py")
 ITEMS = get_args(trainer_inbox.Effect)
 BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
