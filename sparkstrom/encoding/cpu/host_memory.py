@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -64,3 +65,8 @@ def take(array: NDArray[Any], where: NDArray[np.integer] | None) -> NDArray[Any]
 def part(array: NDArray[Any], where: slice) -> NDArray[Any]:
     """The same memory from ``where.start`` to ``where.stop``."""
     return array[where]
+
+
+def reader(array: NDArray[Any]) -> Callable[[int, int], NDArray[Any]]:
+    """What reads entries begin to end of ``array``, from any thread: memory of it, no copy."""
+    return lambda begin, end: array[begin:end]

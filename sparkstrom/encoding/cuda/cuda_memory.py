@@ -12,8 +12,10 @@ from sparkstrom.encoding.cuda.cuda_device import (
     THREADS,
     DeviceArray,
     blocks_of,
+    current_device,
     kernel,
     seen_by_numba,
+    stream_apart,
     taken,
 )
 from sparkstrom.encoding.cuda.cuda_steps import accumulate, difference
@@ -113,3 +115,27 @@ def take(array: Any, where: NDArray[np.integer] | None) -> NDArray[Any]:
 def part(array: Any, where: slice) -> DeviceArray:
     """The same memory from ``where.start`` to ``where.stop``, whoever made the array."""
     return seen_by_numba(array, "array")[where]
+
+
+def reader(array: Any) -> Reader:
+    """What reads parts of ``array``, from any thread."""
+    return Reader(seen_by_numba(array, "array"))
+
+
+class Reader:
+    """Entries of an array on the device, brought to the host, whoever asks.
+
+    It has a stream of its own, so it waits for no kernel of the model that is under way; that the
+    array is not written meanwhile is the caller's care. A thread that has not used CUDA before
+    would get the first device: the array's is entered for each call.
+    """
+
+    def __init__(self, array: DeviceArray) -> None:
+        self._array, self._device, self._stream = array, current_device(), stream_apart()
+
+    def __call__(self, begin: int, end: int) -> NDArray[Any]:
+        """A fresh array on the host."""
+        with cuda.gpus[self._device]:
+            part: NDArray[Any] = self._array[begin:end].copy_to_host(stream=self._stream)
+            self._stream.synchronize()
+        return part

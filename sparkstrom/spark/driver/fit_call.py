@@ -10,6 +10,7 @@ from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.observe.stopping import EarlyStopping
 from sparkstrom.spark.data.columns import Chosen
 from sparkstrom.spark.driver.cluster import Slots
+from sparkstrom.spark.driver.listener_thread import ListenerThread
 from sparkstrom.spark.driver.summary import FitRecord
 
 
@@ -24,11 +25,12 @@ class FitCall:
     run_log: str | os.PathLike[str] | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Showing:
-    """What is said while it runs, and kept for its summary."""
+    """Who says something while it runs, and what is kept for its summary."""
 
     progress: ProgressLine
     record: FitRecord
     slots: Slots
     warnings: list[str]
+    heard: ListenerThread | None = None  # who tells the users' listeners

@@ -50,7 +50,7 @@ class Handle(Protocol):
 
 def pack(theta: Theta) -> Packed:
     """Three bytes a parameter, or less: the grid needs no more where a fit begins."""
-    quanta = np.ldexp(theta.values, theta.k).astype("<i4")
+    quanta = np.ldexp(theta.to_host(), theta.k).astype("<i4")
     assert np.abs(quanta).max(initial=0) < QUANTA_MAX, "a fit begins far inside the exact range"
     planes = quanta.view(np.uint8).reshape(-1, 4)
     low, middle, high = (np.ascontiguousarray(planes[:, place]) for place in range(3))
@@ -76,7 +76,7 @@ def unpack(packed: Packed, n_params: int, k: int) -> tuple[Flat, bytes]:
 def theta_of(model: FlatModel, parameters: Flat, k: int, multipliers: Mapping[str, int]) -> Theta:
     """Parameters and buffers that a fit begins with, on the grid of 2^-k."""
     theta = Theta(model.n_params, k, layers_of(model.n_params, model.layer_of, multipliers))
-    theta.values[:] = round_to_grid(parameters, k)
+    theta.load(round_to_grid(parameters, k))
     if isinstance(model, Buffered):
         theta.buffers = model.buffers_bytes()
     return theta

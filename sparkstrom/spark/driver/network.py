@@ -10,19 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.version import __version__
 from sparkstrom.checkpoint.store import load_model, local_path, save_model
-from sparkstrom.codec.frames import KEY_BYTES, Seal
-from sparkstrom.encoding.backends import warm_up
 from sparkstrom.encoding.grid import first_exponent, next_exponent
 from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
 from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.observe.stopping import LOSS, EarlyStopping
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
-from sparkstrom.runtime.master_thread import MasterThread, Snapshot
+from sparkstrom.runtime.master_thread import Snapshot
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.data import partitioning as spreading
 from sparkstrom.spark.data.columns import Chosen, Names
@@ -39,22 +36,19 @@ from sparkstrom.spark.driver.cluster import (
 from sparkstrom.spark.driver.epoch_watch import Best, EpochWatch, check_validation
 from sparkstrom.spark.driver.evaluation import Evaluation, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall, Showing
-from sparkstrom.spark.driver.fit_listeners import FitDone, FitEvents
-from sparkstrom.spark.driver.fit_progress import FitProgress, ResidualLog
-from sparkstrom.spark.driver.fitting import FitCancelled, Fitting, SparkJob, StartWatch
+from sparkstrom.spark.driver.fit_listeners import FitDone
+from sparkstrom.spark.driver.fit_run import FitRun, TrainingSite
+from sparkstrom.spark.driver.fitting import FitCancelled
 from sparkstrom.spark.driver.horizon_notes import horizons_of
-from sparkstrom.spark.driver.initial_parameters import Handle, theta_of, travelling
-from sparkstrom.spark.driver.listener_setup import listener_thread
+from sparkstrom.spark.driver.initial_parameters import theta_of
+from sparkstrom.spark.driver.interrupts import plain_interrupts
 from sparkstrom.spark.driver.listener_thread import check_listeners
-from sparkstrom.spark.driver.master_setup import driver_transport, limits_of, plan_of
 from sparkstrom.spark.driver.pickling import need_model, need_picklable
 from sparkstrom.spark.driver.predictor import Predictor
 from sparkstrom.spark.driver.settings import resolve
 from sparkstrom.spark.driver.summary import FitRecord, TrainingSummary, summarize
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
-from sparkstrom.spark.executor.interfaces import driver_address
-from sparkstrom.spark.executor.job import TrainingJob
-from sparkstrom.spark.executor.tasks import forget_kept, run_partition
+from sparkstrom.spark.executor.tasks import forget_kept
 
 
 class SparkNetwork:
@@ -85,10 +79,11 @@ class SparkNetwork:
         self._parameters: Flat = np.ascontiguousarray(model.initial(), np.float32)
         self._k: int | None = None
         self._kept: CheckpointFiles = {}
-        self._keep, self._may_have_files = keep, False
+        self._may_have_files = False
         self._exports = Exports(self._context, self._master.export_directory)
         self._epochs_trained, self._minibatches_trained = 0, 0
-        self._id = secrets.token_hex(8)
+        name = secrets.token_hex(8)
+        self._site = TrainingSite(self._context, model, self._master, name, keep)
         self._predictor = Predictor(self._context, lambda: (self.model, self._parameters.copy()))
 
     # -- training --------------------------------------------------------------------------------
@@ -134,8 +129,9 @@ class SparkNetwork:
         chosen = Chosen(features, label, weight, validation)
         call = FitCall(epochs, chosen, early_stopping, tuple(listeners), run_log)
         theta = self._theta()
-        spread = self._spread(data, chosen, workers)
-        return self._train(call, theta, spread, Showing(progress, record, slots, warnings))
+        with plain_interrupts(self._context):
+            spread = self._spread(data, chosen, workers)
+            return self._train(call, theta, spread, Showing(progress, record, slots, warnings))
 
     def _train(
         self, call: FitCall, theta: Theta, spread: Spread, showing: Showing
@@ -152,32 +148,26 @@ class SparkNetwork:
             fraction=call.chosen.fraction,
             metric=call.early_stopping.metric if call.early_stopping else LOSS,
         )
-        key = secrets.token_bytes(KEY_BYTES)
-        master = self._master_thread(spec, theta, Seal(key, spec.job))
-        progress, record = showing.progress, showing.record
-        watch = EpochWatch(master, call.early_stopping)
-        heard = listener_thread(call, spec, self._model, self._master, master.snapshot, progress)
+        run = FitRun(self._site, spec, theta, spread, self._kept)
+        # Kept files are granted once: a fit that fails uses them up.
+        self._kept, self._may_have_files = {}, self._site.keep
+        watch = run.follow(call, showing)
+        assert showing.heard is not None, "somebody follows it"
+        return showing.heard.follow(partial(self._run, run, watch, showing))
 
-        def train() -> TrainingSummary:
-            with travelling(self._context, theta, spec.workers) as initial:
-                job = self._job(spec, key, master, theta, spread.rows, initial)
-                spark_job = self._spark_job(job, spread)
-                ours = [StartWatch(spark_job, progress.say), watch, FitProgress(progress)]
-                events = FitEvents(spec, [*ours, ResidualLog(), record, heard])
-                try:
-                    Fitting(master, spark_job, events).run()
-                except (KeyboardInterrupt, FitCancelled):
-                    self._keep_learnt(theta, events.epochs_complete)
-                    raise
-            assert record.end is not None, "a fit that did not raise is done"
-            self._take(theta, record.end, watch.copy)
-            return self._summary(showing, watch.best)
-
-        return heard.follow(train)
+    def _run(self, run: FitRun, watch: EpochWatch, showing: Showing) -> TrainingSummary:
+        try:
+            run.run(watch, showing)
+        except (KeyboardInterrupt, FitCancelled):
+            self._keep_learnt(run.theta, run.epochs_complete)
+            raise
+        assert showing.record.end is not None, "a fit that did not raise is done"
+        self._take(run.theta, showing.record.end, watch.copy)
+        return self._summary(showing, watch.best)
 
     def _keep_learnt(self, theta: Theta, epochs: int) -> None:
         """Of a fit that a person ended: the driver's replica as it was then."""
-        self._parameters, self._kept = theta.values.copy(), {}
+        self._parameters, self._kept = theta.to_host(), {}
         self._epochs_trained += epochs
         if isinstance(self._model, Buffered) and theta.buffers:
             self._model.load_buffers_bytes(theta.buffers)
@@ -188,7 +178,7 @@ class SparkNetwork:
         self._minibatches_trained = end.spec.minibatches_before + outcome.minibatches
         self._epochs_trained += end.epochs_trained
         if best is None or best.commit == outcome.commits:
-            self._parameters, self._kept = theta.values.copy(), outcome.kept
+            self._parameters, self._kept = theta.to_host(), outcome.kept
             buffers = theta.buffers
         else:  # what workers kept belongs to later parameters
             self._parameters, buffers = best.parameters, best.buffers
@@ -228,51 +218,6 @@ class SparkNetwork:
         if self._master.rdd_training_approach == "export":
             return self._exports.spread(data, chosen, workers, direct)
         return direct()
-
-    def _master_thread(self, spec: FitSpec, theta: Theta, seal: Seal) -> MasterThread:
-        warm_up()
-        void = self._master.void
-        host = driver_address(void, self._context.getConf().get("spark.driver.host", "127.0.0.1"))
-        plan = plan_of(spec, theta, self._model, void.max_chunk_size, self._kept)
-        return MasterThread(
-            plan,
-            limits_of(self._master, spec.workers, theta.n_params),
-            theta,
-            open_transport=driver_transport(spec, void, host),
-            seal=seal,
-            clock=SystemClock(),
-        )
-
-    def _spark_job(self, job: TrainingJob, spread: Spread) -> SparkJob:
-        """What trains; kept files are granted once: a fit that fails uses them up."""
-        self._kept, self._may_have_files = {}, self._keep
-        run = partial(run_partition, job, spread.blocks)
-        runner = spread.rdd.mapPartitionsWithIndex(run).collect
-        return SparkJob(self._context, f"sparkstrom-{job.spec.job:016x}", runner)
-
-    def _job(
-        self,
-        spec: FitSpec,
-        key: bytes,
-        master: MasterThread,
-        theta: Theta,
-        rows: tuple[int, ...],
-        initial: Handle,
-    ) -> TrainingJob:
-        return TrainingJob(
-            spec=spec,
-            key=key,
-            model=self._model,
-            master=self._master,
-            k=theta.k,
-            layers=theta.layers,
-            endpoint=master.endpoint,
-            join_stream=master.join_stream,
-            network=self._id,
-            rows=rows,
-            initial=initial,
-            keep=self._keep,
-        )
 
     # -- prediction and evaluation ---------------------------------------------------------------
 
@@ -407,6 +352,6 @@ class SparkNetwork:
         if not self._may_have_files:
             return
         slots = slots_of(self._context).total
-        forget = partial(forget_kept, self._id)
+        forget = partial(forget_kept, self._site.network)
         self._context.parallelize(range(slots), slots).mapPartitions(forget).count()
         self._kept, self._may_have_files = {}, False
