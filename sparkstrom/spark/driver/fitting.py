@@ -35,17 +35,12 @@ NETWORK_IS_CLOSED = (
 )
 
 
+IS_CANCELLED = "the job was cancelled: {}; network.parameters hold what was learnt until then"
 CANCELLED = re.compile(r"\bjob \d+ (was )?cancell?ed\b", re.IGNORECASE)  # in Spark's words
 
 
 class FitCancelled(TrainingError):
     """Somebody ended the Spark job, in its UI or by ``cancelAllJobs``."""
-
-    def __init__(self, cause: str) -> None:
-        super().__init__(
-            f"the Spark job was cancelled: {cause}; network.parameters hold what was learnt until"
-            " then"
-        )
 
 
 @dataclass(slots=True)
@@ -178,7 +173,7 @@ class Fitting:
         if error is None:
             raise TrainingError("the Spark job ended before training was done")
         if CANCELLED.search(str(error)):
-            raise FitCancelled(cause_of(str(error)))
+            raise FitCancelled(IS_CANCELLED.format(cause_of(str(error))))
         cause = cause_of(str(error))
         remedy = f". {CODE_IS_MISSING}" if NO_MODULE in cause else ""
         raise TrainingError(f"the Spark job failed: {cause}{remedy}", trace=str(error))
