@@ -277,11 +277,11 @@ def test_a_class_of_a_sequence_is_named_by_row_and_column() -> None:
         model.step(Batch(ROWS, labels))
 
 
-class Own(Exception):
+class MyError(Exception):
     """Of a user's."""
 
 
-@pytest.mark.parametrize("kind", [ValueError, RuntimeError, TypeError, IndexError, Own])
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, TypeError, IndexError, MyError])
 @pytest.mark.parametrize("where", ["loss", "forward"])
 def test_what_a_users_own_code_raises_keeps_its_own_words(kind: Any, where: str) -> None:
     class Refusing(nn.Linear):
