@@ -344,7 +344,7 @@ class MasterThread(threading.Thread):
                 for member in master.members.live.values()
                 if master.partitions[member.join.partition].rows > 0
             ),
-            departures=tuple(fit.members.departures),
+            departures=tuple(master.members.departures),
         )
 
 
