@@ -12,6 +12,7 @@ from hypothesis import settings
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("SPARKSTROM_RUNS", "")  # no run logs but where a test wants them
 
 settings.register_profile("sparkstrom", deadline=None)  # a kernel's first call compiles it
 settings.load_profile("sparkstrom")

@@ -52,12 +52,18 @@ class DriverLost(TransportError):
 
 
 class TrainingError(SparkstromError):
-    """Training must stop: an exception or NaN in a worker, or replicas that cannot be trusted."""
+    """Training must stop: an exception or NaN in a worker, or replicas that cannot be trusted.
+
+    Its words are one line; ``trace``, the worker's traceback, is a note, which Python prints after
+    that line where nobody catches the error.
+    """
 
     def __init__(self, reason: str, host: str = "", partition: int = -1, trace: str = "") -> None:
         super().__init__(reason, host, partition, trace)
         self.reason, self.host, self.partition, self.trace = reason, host, partition, trace
+        if trace:
+            self.add_note(trace)
 
     def __str__(self) -> str:
         where = f" (partition {self.partition} on {self.host})" if self.partition >= 0 else ""
-        return f"{self.reason}{where}" + (f"\n{self.trace}" if self.trace else "")
+        return f"{self.reason}{where}"

@@ -27,6 +27,8 @@ class Line:
     bytes_sent: int
     staleness: float  # the fit's minibatches on the way, and in residuals
     waiting: float
+    sent_fraction: float | None = None  # entries per parameter and publication
+    tau: float | None = None  # mean threshold
 
 
 class ProgressLine:

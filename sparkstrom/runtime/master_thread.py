@@ -60,6 +60,7 @@ class Progress:
     staleness: float  # mean so far: how many minibatches of the others an update had not seen
     stats: dict[int, WorkerCounters] = field(hash=False)  # by node, the departed too
     training: frozenset[int] = frozenset()  # partitions with rows and a live worker
+    departures: tuple[Departure, ...] = ()  # so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,8 @@ class MasterThread(threading.Thread):
                 return answer.result()
             if self.failure is not None:
                 raise self.failure
+            if self.finished.is_set() and not self.is_alive():
+                return self._copied()
         raise TrainingError(f"the master did not copy its parameters within {SNAPSHOT_S} s")
 
     def end(self) -> None:
@@ -344,6 +347,7 @@ class MasterThread(threading.Thread):
                 for member in master.members.live.values()
                 if master.partitions[member.join.partition].rows > 0
             ),
+            departures=tuple(master.members.departures),
         )
 
 

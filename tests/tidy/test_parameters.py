@@ -22,6 +22,7 @@ KERNELS = {  # in encoding/, and the step that XLA compiles
     "_next",
 }
 CONSTRUCTORS = {
+    "fit": "users name what they want",
     "TorchModel": "users name what they want",
     "SparkstromEstimator": "users name what they want; Spark ML's keywords",
     "Encoder": "one of its options each",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dis
+import os
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, rows_of
 
+IGNORED = -100  # torch's own ignore_index
+TORCH = os.path.dirname(torch.__file__) + os.sep
 PREDICT_ROWS = 1024  # at once, so that activations of a large table do not fill the memory
 
 Tensors = Any  # a tensor, or a tuple or dict of tensors
@@ -154,16 +158,55 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def explained(doing: str, remedy: str, **trees: Any) -> Iterator[None]:
-    """Turn what torch says about tensors that do not fit into a UsageError with their shapes."""
+    """Turn what torch says about tensors that do not fit into a UsageError with their shapes.
+
+    What the user's own code raises keeps its own words.
+    """
     try:
         yield
     except (UsageError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, TypeError, IndexError, UserWarning) as error:
+        if _is_users_own(error):
+            raise
+        if unknown := _unknown_class(**trees):
+            raise UsageError(unknown) from error
         kinds = ", ".join(f"{name} {kind_of(tree)}" for name, tree in trees.items())
         raise UsageError(
             f"{doing} failed for {kinds}: {type(error).__name__}: {error}; {remedy}"
         ) from error
+
+
+def _unknown_class(output: Any = None, target: Any = None, **_: Any) -> str:
+    """Where a loss of classes [rows, classes, ...] meets a label that is none; else empty."""
+    if not (torch.is_tensor(output) and torch.is_tensor(target) and output.ndim >= 2):
+        return ""
+    classes = output.shape[1]
+    of_classes = target.shape == (output.shape[0], *output.shape[2:])
+    if target.is_floating_point() or not of_classes:
+        return ""
+    strange = ((target < 0) | (target >= classes)) & (target != IGNORED)
+    if not strange.any():
+        return ""
+    row, *place = strange.nonzero()[0].tolist()
+    where = f"row {row}" + (f", column {place[0]}" if place else "")
+    return (
+        f"labels must be 0 to {classes - 1}, as the module puts out {classes} classes: {where} of"
+        f" this minibatch has {target[row, *place].item()}; renumber the labels, or give the"
+        " module more outputs"
+    )
+
+
+def _is_users_own(error: BaseException) -> bool:
+    """Was it raised by a ``raise`` (or ``assert``) outside of torch, and not by an operation?"""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or trace.tb_lasti < 0:
+        return False
+    code = trace.tb_frame.f_code
+    is_raise = dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+    return is_raise and not code.co_filename.startswith(TORCH)
 
 
 def kind_of(tree: Any) -> str:

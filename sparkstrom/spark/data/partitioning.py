@@ -119,3 +119,8 @@ def _rows_of_a_message(frame: DataFrame) -> int:
         return IMAGE_ROWS
     wide = any(is_vector(kind) or isinstance(kind, ArrayType) for kind in kinds)
     return ARRAY_ROWS if wide else NARROW_ROWS
+
+
+def spread_data(data: Any, chosen: Chosen, workers: int, seed: int, *, move: bool) -> Spread:
+    """What ``fit`` takes, over one partition per worker."""
+    return spread_out(source_of(data, chosen), workers, seed, move=move)

@@ -15,7 +15,7 @@ from sparkstrom.models.base import FlatModel, Measured
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.stopping import LOSS, EarlyStopping, Judge
 from sparkstrom.runtime.master_thread import MasterThread, Progress, Snapshot
-from sparkstrom.spark.driver.listeners import FitListener
+from sparkstrom.spark.driver.fit_listeners import FitListener
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from sparkstrom.observe.residual_figures import EncodingLog
 from sparkstrom.observe.telemetry import WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.master_thread import Progress
-from sparkstrom.spark.driver.listeners import FitEnd, FitListener
+from sparkstrom.spark.driver.fit_listeners import FitDone, FitListener
 
 
 class FitProgress(FitListener):
@@ -19,20 +19,23 @@ class FitProgress(FitListener):
 
     def __init__(self, line: ProgressLine) -> None:
         self._line = line
-        self._epochs = 0
+        self._spec: FitSpec | None = None
         self._newest: Progress | None = None
 
     def on_fit_begin(self, spec: FitSpec) -> None:
-        self._epochs = spec.epochs
+        self._spec = spec
 
     def on_progress(self, progress: Progress) -> None:
         self._newest = progress
         if progress.phase is not Phase.DONE:
-            self._line.show(line_of(progress, self._epochs))
+            self._show(force=False)
 
-    def on_fit_end(self, end: FitEnd) -> None:
-        if self._newest is not None:
-            self._line.show(line_of(self._newest, self._epochs), force=True)
+    def on_fit_end(self, end: FitDone) -> None:
+        self._show(force=True)
+
+    def _show(self, *, force: bool) -> None:
+        if self._newest is not None and self._spec is not None:
+            self._line.show(line_of(self._newest, self._spec), force=force)
 
 
 class ResidualLog(FitListener):
@@ -44,12 +47,13 @@ class ResidualLog(FitListener):
     def on_counters(self, counters: Mapping[int, WorkerCounters]) -> None:
         self._log.show(counters)
 
-    def on_fit_end(self, end: FitEnd) -> None:
+    def on_fit_end(self, end: FitDone) -> None:
         self._log.show(end.outcome.stats, force=True)
 
 
-def line_of(progress: Progress, epochs: int) -> Line:
+def line_of(progress: Progress, spec: FitSpec) -> Line:
     """What people see of a fit under way."""
+    epochs, n_params = spec.epochs, spec.n_params
     total = FitTotals.of(progress.stats.values())
     examples, loss_sum = total.last_examples, total.last_loss_sum
     if not examples:  # nobody has finished an epoch yet
@@ -67,4 +71,6 @@ def line_of(progress: Progress, epochs: int) -> Line:
         bytes_sent=total.update_bytes,
         staleness=progress.staleness,
         waiting=total.waiting_in_residuals(len(progress.training), progress.minibatches),
+        sent_fraction=total.hits / total.publications / n_params if total.publications else None,
+        tau=total.tau,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 from sparkstrom.base.errors import SetupError, TrainingError
 from sparkstrom.codec.messages import Phase
 from sparkstrom.runtime.master_thread import MasterThread, Progress
-from sparkstrom.spark.driver.listeners import FitEvents, FitListener
+from sparkstrom.spark.driver.fit_listeners import FitEvents, FitListener
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,14 @@ NETWORK_IS_CLOSED = (
     "If they heard nothing from the master: open UDP between executors and driver in both "
     "directions, and name the network that both share (network_mask, controller_address)"
 )
+
+
+IS_CANCELLED = "the job was cancelled: {}; network.parameters hold what was learnt until then"
+CANCELLED = re.compile(r"\bjob \d+ (was )?cancell?ed\b", re.IGNORECASE)  # in Spark's words
+
+
+class FitCancelled(TrainingError):
+    """Somebody ended the Spark job, in its UI or by ``cancelAllJobs``."""
 
 
 @dataclass(slots=True)
@@ -163,6 +172,8 @@ class Fitting:
         error = self._job.error
         if error is None:
             raise TrainingError("the Spark job ended before training was done")
+        if CANCELLED.search(str(error)):
+            raise FitCancelled(IS_CANCELLED.format(cause_of(str(error))))
         cause = cause_of(str(error))
         remedy = f". {CODE_IS_MISSING}" if NO_MODULE in cause else ""
         raise TrainingError(f"the Spark job failed: {cause}{remedy}", trace=str(error))

@@ -12,13 +12,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.models.base import Flat
+from sparkstrom.encoding.grid import round_to_grid
+from sparkstrom.encoding.layers import layers_of
+from sparkstrom.models.base import Buffered, Flat, FlatModel
 from sparkstrom.runtime.theta import Theta
 
 BLOCK_SIZE = "spark.broadcast.blockSize"
@@ -69,6 +71,15 @@ def unpack(packed: Packed, n_params: int, k: int) -> tuple[Flat, bytes]:
         quanta |= np.frombuffer(plane, np.uint8)
     assert quanta.size == n_params, "packed for another model"
     return np.ldexp(quanta.astype(np.float32), -k), packed.buffers
+
+
+def theta_of(model: FlatModel, parameters: Flat, k: int, multipliers: Mapping[str, int]) -> Theta:
+    """Parameters and buffers that a fit begins with, on the grid of 2^-k."""
+    theta = Theta(model.n_params, k, layers_of(model.n_params, model.layer_of, multipliers))
+    theta.load(round_to_grid(parameters, k))
+    if isinstance(model, Buffered):
+        theta.buffers = model.buffers_bytes()
+    return theta
 
 
 @contextlib.contextmanager

@@ -10,20 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.version import __version__
 from sparkstrom.checkpoint.store import load_model, local_path, save_model
-from sparkstrom.codec.frames import KEY_BYTES, Seal
-from sparkstrom.encoding.backends import warm_up
-from sparkstrom.encoding.grid import first_exponent, next_exponent, round_to_grid
-from sparkstrom.encoding.layers import layers_of
+from sparkstrom.encoding.grid import first_exponent, next_exponent
 from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
 from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.observe.stopping import LOSS, EarlyStopping
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
-from sparkstrom.runtime.master_thread import MasterThread, Snapshot
+from sparkstrom.runtime.master_thread import Snapshot
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.data import partitioning as spreading
 from sparkstrom.spark.data.columns import Chosen, Names
@@ -39,20 +35,20 @@ from sparkstrom.spark.driver.cluster import (
 )
 from sparkstrom.spark.driver.epoch_watch import Best, EpochWatch, check_validation
 from sparkstrom.spark.driver.evaluation import Evaluation, wanted_for
-from sparkstrom.spark.driver.fit_progress import FitProgress, ResidualLog
-from sparkstrom.spark.driver.fitting import Fitting, SparkJob, StartWatch
+from sparkstrom.spark.driver.fit_call import FitCall, Showing
+from sparkstrom.spark.driver.fit_listeners import FitDone
+from sparkstrom.spark.driver.fit_run import FitRun, TrainingSite
+from sparkstrom.spark.driver.fitting import FitCancelled
 from sparkstrom.spark.driver.horizon_notes import horizons_of
-from sparkstrom.spark.driver.initial_parameters import Handle, travelling
-from sparkstrom.spark.driver.listeners import FitEnd, FitEvents
-from sparkstrom.spark.driver.master_setup import driver_transport, limits_of, plan_of
-from sparkstrom.spark.driver.pickling import need_picklable
+from sparkstrom.spark.driver.initial_parameters import theta_of
+from sparkstrom.spark.driver.interrupts import plain_interrupts
+from sparkstrom.spark.driver.listener_thread import check_listeners
+from sparkstrom.spark.driver.pickling import need_model, need_picklable
 from sparkstrom.spark.driver.predictor import Predictor
 from sparkstrom.spark.driver.settings import resolve
 from sparkstrom.spark.driver.summary import FitRecord, TrainingSummary, summarize
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
-from sparkstrom.spark.executor.interfaces import driver_address
-from sparkstrom.spark.executor.job import TrainingJob
-from sparkstrom.spark.executor.tasks import forget_kept, run_partition
+from sparkstrom.spark.executor.tasks import forget_kept
 
 
 class SparkNetwork:
@@ -73,12 +69,7 @@ class SparkNetwork:
         keep: bool = True,
     ) -> None:
         refuse_connect(spark)
-        if not isinstance(model, FlatModel):
-            raise UsageError(
-                f"model is a {type(model).__name__}: pass a model of sparkstrom.models, such as "
-                "DenseNetwork"
-            )
-        need_picklable(model)
+        need_model(model)
         self._context = getattr(spark, "sparkContext", spark)
         conf = dict(self._context.getConf().getAll())
         self._master = resolve(master or SharedTrainingMaster(), conf, os.environ)
@@ -88,10 +79,11 @@ class SparkNetwork:
         self._parameters: Flat = np.ascontiguousarray(model.initial(), np.float32)
         self._k: int | None = None
         self._kept: CheckpointFiles = {}
-        self._keep, self._may_have_files = keep, False
+        self._may_have_files = False
         self._exports = Exports(self._context, self._master.export_directory)
         self._epochs_trained, self._minibatches_trained = 0, 0
-        self._id = secrets.token_hex(8)
+        name = secrets.token_hex(8)
+        self._site = TrainingSite(self._context, model, self._master, name, keep)
         self._predictor = Predictor(self._context, lambda: (self.model, self._parameters.copy()))
 
     # -- training --------------------------------------------------------------------------------
@@ -106,6 +98,8 @@ class SparkNetwork:
         weight: str | None = None,
         validation: float | str | None = None,
         early_stopping: EarlyStopping | None = None,
+        listeners: Sequence[Any] = (),
+        run_log: str | os.PathLike[str] | None = None,
     ) -> TrainingSummary:
         """Train for ``epochs`` epochs; return what happened.
 
@@ -114,12 +108,15 @@ class SparkNetwork:
         side, or a tuple or dictionary of these for several arrays; ``weight`` names a column.
         ``validation`` holds rows out: a fraction, by seed and content, or a boolean column;
         ``early_stopping`` ends the fit when they gain nothing, and delivers the best parameters.
+        ``listeners`` hear what happens (docs/listeners.md); the same goes to ``run_log`` as JSON
+        lines: None is a new file in the directory sparkstrom-runs, "" none.
         Raises UsageError, SetupError or TrainingError (with host, partition and traceback).
         """
         record = FitRecord()
         if not (isinstance(epochs, int) and epochs >= 1):
             raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
         check_validation(self._model, validation, early_stopping)
+        check_listeners(listeners)
         need_picklable(self._model)  # it may have been changed since the network was made
         spreading.check_data(data)
         slots = slots_of(self._context)
@@ -129,33 +126,53 @@ class SparkNetwork:
         progress = ProgressLine(enabled=self._show_progress)
         for warning in warnings:
             progress.say(f"sparkstrom warns: {warning}")
-        theta = self._theta()
         chosen = Chosen(features, label, weight, validation)
-        spread = self._spread(data, chosen, workers)
+        call = FitCall(epochs, chosen, early_stopping, tuple(listeners), run_log)
+        theta = self._theta()
+        with plain_interrupts(self._context):
+            spread = self._spread(data, chosen, workers)
+            return self._train(call, theta, spread, Showing(progress, record, slots, warnings))
+
+    def _train(
+        self, call: FitCall, theta: Theta, spread: Spread, showing: Showing
+    ) -> TrainingSummary:
+        """All is checked: train, and tell of it."""
         spec = FitSpec(
             workers=spread.workers,
-            epochs=epochs,
+            epochs=call.epochs,
             n_params=self._model.n_params,
             version=__version__,
             job=secrets.randbits(63),
             first_epoch=self._epochs_trained,
             minibatches_before=self._minibatches_trained if self._kept else 0,
-            fraction=chosen.fraction,
-            metric=early_stopping.metric if early_stopping else LOSS,
+            fraction=call.chosen.fraction,
+            metric=call.early_stopping.metric if call.early_stopping else LOSS,
         )
-        key = secrets.token_bytes(KEY_BYTES)
-        with travelling(self._context, theta, spec.workers) as initial:
-            master = self._master_thread(spec, theta, Seal(key, spec.job))
-            job = self._job(spec, key, master, theta, spread, initial)
-            spark_job, watch = self._spark_job(job, spread), EpochWatch(master, early_stopping)
-            listeners = [StartWatch(spark_job, progress.say), watch, FitProgress(progress)]
-            events = FitEvents(spec, [*listeners, ResidualLog(), record])
-            Fitting(master, spark_job, events).run()
-        assert record.end is not None, "a fit that did not raise is done"
-        self._take(theta, record.end, watch.copy)
-        return self._summary(record, watch.best, slots.executors, warnings)
+        run = FitRun(self._site, spec, theta, spread, self._kept)
+        # Kept files are granted once: a fit that fails uses them up.
+        self._kept, self._may_have_files = {}, self._site.keep
+        watch = run.follow(call, showing)
+        assert showing.heard is not None, "somebody follows it"
+        return showing.heard.follow(partial(self._run, run, watch, showing))
 
-    def _take(self, theta: Theta, end: FitEnd, best: Snapshot | None) -> None:
+    def _run(self, run: FitRun, watch: EpochWatch, showing: Showing) -> TrainingSummary:
+        try:
+            run.run(watch, showing)
+        except (KeyboardInterrupt, FitCancelled):
+            self._keep_learnt(run.theta, run.epochs_complete)
+            raise
+        assert showing.record.end is not None, "a fit that did not raise is done"
+        self._take(run.theta, showing.record.end, watch.copy)
+        return self._summary(showing, watch.best)
+
+    def _keep_learnt(self, theta: Theta, epochs: int) -> None:
+        """Of a fit that a person ended: the driver's replica as it was then."""
+        self._parameters, self._kept = theta.to_host(), {}
+        self._epochs_trained += epochs
+        if isinstance(self._model, Buffered) and theta.buffers:
+            self._model.load_buffers_bytes(theta.buffers)
+
+    def _take(self, theta: Theta, end: FitDone, best: Snapshot | None) -> None:
         """Parameters and buffers as they are at the end, or as they were at the best epoch."""
         outcome = end.outcome
         self._minibatches_trained = end.spec.minibatches_before + outcome.minibatches
@@ -168,17 +185,16 @@ class SparkNetwork:
         if isinstance(self._model, Buffered) and buffers:
             self._model.load_buffers_bytes(buffers)
 
-    def _summary(
-        self, record: FitRecord, best: Best | None, executors: int, warnings: list[str]
-    ) -> TrainingSummary:
+    def _summary(self, showing: Showing, best: Best | None) -> TrainingSummary:
         """What the fit can say about itself; doubts go to the log, too."""
+        record = showing.record
         assert record.end is not None, "there is a fit to tell of"
         spec, outcome = record.end.spec, record.end.outcome
         found = doubts(self._master, self._model, outcome, spec.minibatches_before)
         return summarize(
             record,
-            executors=executors,
-            warnings=[*warnings, *found],
+            executors=showing.slots.executors,
+            warnings=[*showing.warnings, *found],
             collect_stats=self._master.collect_training_stats,
             export_directory=self._exports.directory,
             best=best,
@@ -193,69 +209,15 @@ class SparkNetwork:
             else next_exponent(self._parameters, self._k)
         )
         multipliers = self._master.layer_multipliers or {}
-        layers = layers_of(self._model.n_params, self._model.layer_of, multipliers)
-        theta = Theta(self._model.n_params, self._k, layers)
-        theta.load(round_to_grid(self._parameters, self._k))
-        if isinstance(self._model, Buffered):
-            theta.buffers = self._model.buffers_bytes()
-        return theta
+        return theta_of(self._model, self._parameters, self._k, multipliers)
 
     def _spread(self, data: Any, chosen: Chosen, workers: int) -> Spread:
         """The data over one partition per worker, exported before where that is wanted."""
         seed, move = self._master.rng_seed, self._master.repartition == "always"
-
-        def direct() -> Spread:
-            source = spreading.source_of(data, chosen)
-            return spreading.spread_out(source, workers, seed, move=move)
-
+        direct = partial(spreading.spread_data, data, chosen, workers, seed, move=move)
         if self._master.rdd_training_approach == "export":
             return self._exports.spread(data, chosen, workers, direct)
         return direct()
-
-    def _master_thread(self, spec: FitSpec, theta: Theta, seal: Seal) -> MasterThread:
-        warm_up()
-        void = self._master.void
-        host = driver_address(void, self._context.getConf().get("spark.driver.host", "127.0.0.1"))
-        plan = plan_of(spec, theta, self._model, void.max_chunk_size, self._kept)
-        return MasterThread(
-            plan,
-            limits_of(self._master, spec.workers, theta.n_params),
-            theta,
-            open_transport=driver_transport(spec, void, host),
-            seal=seal,
-            clock=SystemClock(),
-        )
-
-    def _spark_job(self, job: TrainingJob, spread: Spread) -> SparkJob:
-        """What trains; kept files are granted once: a fit that fails uses them up."""
-        self._kept, self._may_have_files = {}, self._keep
-        run = partial(run_partition, job, spread.blocks)
-        runner = spread.rdd.mapPartitionsWithIndex(run).collect
-        return SparkJob(self._context, f"sparkstrom-{job.spec.job:016x}", runner)
-
-    def _job(
-        self,
-        spec: FitSpec,
-        key: bytes,
-        master: MasterThread,
-        theta: Theta,
-        spread: Spread,
-        initial: Handle,
-    ) -> TrainingJob:
-        return TrainingJob(
-            spec=spec,
-            key=key,
-            model=self._model,
-            master=self._master,
-            k=theta.k,
-            layers=theta.layers,
-            endpoint=master.endpoint,
-            join_stream=master.join_stream,
-            network=self._id,
-            rows=spread.rows,
-            initial=initial,
-            keep=self._keep,
-        )
 
     # -- prediction and evaluation ---------------------------------------------------------------
 
@@ -390,6 +352,6 @@ class SparkNetwork:
         if not self._may_have_files:
             return
         slots = slots_of(self._context).total
-        forget = partial(forget_kept, self._id)
+        forget = partial(forget_kept, self._site.network)
         self._context.parallelize(range(slots), slots).mapPartitions(forget).count()
         self._kept, self._may_have_files = {}, False

@@ -6,8 +6,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import FlatModel
 
 DEPTH_MAX = 8  # attributes of attributes
+
+
+def need_model(model: Any) -> None:
+    """Raise UsageError for what is no model of ours, or cannot travel."""
+    if not isinstance(model, FlatModel):
+        raise UsageError(
+            f"model is a {type(model).__name__}: pass a model of sparkstrom.models, such as "
+            "DenseNetwork"
+        )
+    need_picklable(model)
 
 
 def need_picklable(model: Any) -> None:

@@ -17,8 +17,8 @@ from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.master_thread import Outcome
 from sparkstrom.spark.driver.epoch_watch import Best
+from sparkstrom.spark.driver.fit_listeners import FitDone, FitListener
 from sparkstrom.spark.driver.horizon_notes import Horizons, in_words
-from sparkstrom.spark.driver.listeners import FitEnd, FitListener
 
 SKEW = 1.5  # largest partition / smallest, from which on it is said
 
@@ -130,12 +130,12 @@ class FitRecord(FitListener):
     began_s: float = field(default_factory=time.monotonic)  # ``fit`` was called
     submitted_s: float = math.nan
     ended_s: float = math.nan
-    end: FitEnd | None = None
+    end: FitDone | None = None
 
     def on_fit_begin(self, spec: FitSpec) -> None:
         self.submitted_s = time.monotonic()
 
-    def on_fit_end(self, end: FitEnd) -> None:
+    def on_fit_end(self, end: FitDone) -> None:
         self.end, self.ended_s = end, time.monotonic()
 
 

@@ -252,7 +252,7 @@ def test_a_loss_that_no_parameter_sees_is_refused() -> None:
     [
         (1, mse, ROWS, TARGETS[:, 0], r"float32\[8, 1\], target float32\[8\].*target size"),
         (3, functional.cross_entropy, ROWS, CLASSES.astype("f4"), r"target float32\[8\].*int64"),
-        (3, functional.cross_entropy, ROWS, CLASSES + 7, "out of bounds"),
+        (3, functional.cross_entropy, ROWS, CLASSES + 7, "labels must be 0 to 2, .* row 0 of this"),
         (3, mse, ROWS[:, :3], TARGETS, r"Linear\.forward failed for features float32\[8, 3\]"),
     ],
 )
@@ -262,6 +262,42 @@ def test_rows_that_torch_cannot_take_are_shown_with_shapes(
     model, _ = travelled(TorchModel(nn.Linear(4, outputs), loss, SGD))
     with pytest.raises(UsageError, match=why):
         model.step(Batch(rows, labels))
+
+
+def test_a_class_of_a_sequence_is_named_by_row_and_column() -> None:
+    class Words(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            return super().forward(x).reshape(-1, 3, 2)
+
+    labels = np.zeros((8, 2), np.int64)
+    labels[0, 0], labels[5, 1] = -100, 3  # the former is torch's sign for a place to leave out
+    model = TorchModel(Words(4, 6), functional.cross_entropy, SGD)
+    model.bind(model.initial())
+    with pytest.raises(UsageError, match=r"labels must be 0 to 2, .* row 5, column 1 .* has 3;"):
+        model.step(Batch(ROWS, labels))
+
+
+class MyError(Exception):
+    """Of a user's."""
+
+
+@pytest.mark.parametrize("kind", [ValueError, RuntimeError, TypeError, IndexError, MyError])
+@pytest.mark.parametrize("where", ["loss", "forward"])
+def test_what_a_users_own_code_raises_keeps_its_own_words(kind: Any, where: str) -> None:
+    class Refusing(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            if where == "forward":
+                raise kind("my own words")
+            return super().forward(x)
+
+    def loss(output: Any, target: Any) -> Any:
+        raise kind("my own words")
+
+    model = TorchModel(Refusing(4, 3), loss, SGD)
+    model.bind(model.initial())
+    with pytest.raises(kind) as caught:
+        model.step(Batch(ROWS, TARGETS))
+    assert (type(caught.value), str(caught.value)) == (kind, "my own words")
 
 
 @pytest.mark.parametrize("loss", [nn.KLDivLoss(reduction="batchmean"),

@@ -16,7 +16,7 @@ from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.master_thread import MasterThread, Progress, Snapshot
 from sparkstrom.spark.driver.epoch_watch import Best, EpochWatch, check_validation
-from sparkstrom.spark.driver.listeners import FitEvents
+from sparkstrom.spark.driver.fit_listeners import FitEvents
 
 LOSSES = [5.0, 3.0, 4.0, 4.0, 2.0]
 

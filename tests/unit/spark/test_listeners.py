@@ -18,9 +18,9 @@ from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.master_thread import MasterThread, Outcome, Progress
 from sparkstrom.spark.driver import fitting
+from sparkstrom.spark.driver.fit_listeners import FitDone, FitEvents, FitListener
 from sparkstrom.spark.driver.fit_progress import FitProgress
-from sparkstrom.spark.driver.fitting import Fitting, SparkJob
-from sparkstrom.spark.driver.listeners import FitEnd, FitEvents, FitListener
+from sparkstrom.spark.driver.fitting import FitCancelled, Fitting, SparkJob
 from tests.unit.spark.test_summary import outcome
 
 SPEC = FitSpec(workers=2, epochs=5, n_params=3, version="1", first_epoch=10)
@@ -54,7 +54,7 @@ class Heard(FitListener):
         if self._progress:
             self.told.append(progress)
 
-    def on_fit_end(self, end: FitEnd) -> None:
+    def on_fit_end(self, end: FitDone) -> None:
         self.told.append(end)
 
     def news(self) -> list[Any]:
@@ -261,3 +261,27 @@ def test_what_a_listener_raises_ends_the_fit(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(ValueError, match="no"):
         fit_with(master, Refusing())
     assert master.calls == ["start", "give up: ValueError", "end"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("Job 3 cancelled because killed via the Web UI", FitCancelled),
+        ("Job 0 cancelled part of cancelled job group sparkstrom-1", FitCancelled),
+        ("Job 12 was cancelled", FitCancelled),
+        ("Job aborted due to stage failure: Task 0 was lost", TrainingError),
+    ],
+)
+def test_a_job_that_somebody_cancelled_keeps_what_was_learnt(
+    monkeypatch: pytest.MonkeyPatch, words: str, error: type[TrainingError]
+) -> None:
+    monkeypatch.setattr(fitting, "FAREWELL_S", 0.0)
+    monkeypatch.setattr(fitting, "FAILURE_GRACE_S", 0.0)
+    monkeypatch.setattr(fitting, "LOOK_S", 0.0)
+    monkeypatch.setattr(Job, "running", False)
+    monkeypatch.setattr(Job, "error", RuntimeError(words))
+    monkeypatch.setattr(Master, "start", lambda self: None)
+    with pytest.raises(TrainingError) as caught:
+        fit_with(Master())
+    assert type(caught.value) is error
+    assert ("network.parameters hold" in str(caught.value)) == (error is FitCancelled)

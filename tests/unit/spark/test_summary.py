@@ -17,7 +17,7 @@ from sparkstrom.protocol.master.members import Departure
 from sparkstrom.runtime.master_thread import Outcome
 from sparkstrom.runtime.message_endpoint import Traffic
 from sparkstrom.spark.driver.epoch_watch import Best
-from sparkstrom.spark.driver.listeners import FitEnd
+from sparkstrom.spark.driver.fit_listeners import FitDone
 from sparkstrom.spark.driver.summary import FitRecord, TrainingSummary, summarize
 
 STATS = {
@@ -95,7 +95,7 @@ def summary(
     collect_stats: bool = True, horizons: Any = None, reports: Any = (), **changes: Any
 ) -> TrainingSummary:
     spec = FitSpec(workers=2, epochs=2, n_params=100, version="1")
-    end = FitEnd(spec, outcome(**changes), reports, [Epoch(1, 0.5, 72, 0.25, 2)])
+    end = FitDone(spec, outcome(**changes), reports, [Epoch(1, 0.5, 72, 0.25, 2)])
     return summarize(
         FitRecord(10.0, 11.0, 20.0, end),
         executors=1,

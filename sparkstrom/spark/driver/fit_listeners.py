@@ -19,7 +19,7 @@ from sparkstrom.runtime.master_thread import Outcome, Progress
 
 
 @dataclass(frozen=True, slots=True)
-class FitEnd:
+class FitDone:
     """A fit that is done, whether after all its epochs or stopped before."""
 
     spec: FitSpec
@@ -60,7 +60,7 @@ class FitListener:
     def on_progress(self, progress: Progress) -> None:
         """Where the fit stands; also while nothing changes, so that time can be shown."""
 
-    def on_fit_end(self, end: FitEnd) -> None:
+    def on_fit_end(self, end: FitDone) -> None:
         """It is done, and nothing of it runs any more."""
 
 
@@ -73,6 +73,11 @@ class FitEvents:
         self._before: Progress | None = None
         self._training: frozenset[int] = frozenset()
         self._epochs_told = 0
+
+    @property
+    def epochs_complete(self) -> int:
+        """That all who train have come to the end of."""
+        return self._epochs_told
 
     def begin(self) -> None:
         """Before anything starts."""
@@ -111,6 +116,6 @@ class FitEvents:
     def end(self, outcome: Outcome, reports: list[str]) -> None:
         """After a fit that is done."""
         self._book.close([json.loads(report)["epochs"] for report in reports])
-        end = FitEnd(self._spec, outcome, reports, self._book.history())
+        end = FitDone(self._spec, outcome, reports, self._book.history())
         for listener in self._listeners:
             listener.on_fit_end(end)

@@ -1,0 +1,1 @@
+"""Listeners that come with the package, and what any listener may hear."""

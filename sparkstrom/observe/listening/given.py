@@ -1,0 +1,180 @@
+"""Listeners that DL4J's users know by name: score, performance, remaining time, evaluation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.observe.listening.fit_events import (
+    EpochEnd,
+    FitBegin,
+    FitEnd,
+    Iteration,
+    TrainingListener,
+    WorkerChange,
+)
+
+log = logging.getLogger("sparkstrom.listeners")
+
+Say = Callable[[str], None]
+
+
+class Every:
+    """Says when ``every`` more have come; raises UsageError for less than 1."""
+
+    def __init__(self, name: str, every: int) -> None:
+        if not (isinstance(every, int) and every >= 1):
+            raise UsageError(f"{name}={every!r}: must be a whole number of at least 1")
+        self._every, self._next = every, every
+
+    def reset(self) -> None:
+        self._next = self._every
+
+    def is_due(self, count: int) -> bool:
+        """Of several that came at once one is enough."""
+        if count < self._next:
+            return False
+        self._next = (count // self._every + 1) * self._every
+        return True
+
+
+class ScoreIterationListener(TrainingListener):
+    """Logs the loss every ``frequency`` minibatches of the fit. DL4J: ``ScoreIterationListener``.
+
+    ``say`` takes each line; by default it goes to the log ``sparkstrom.listeners``, level INFO.
+    """
+
+    def __init__(self, frequency: int = 100, say: Say = log.info) -> None:
+        self._due, self._say = Every("frequency", frequency), say
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        self._due.reset()
+
+    def on_iteration(self, event: Iteration) -> None:
+        if event.loss is not None and self._due.is_due(event.minibatches):
+            self._say(f"loss at minibatch {event.minibatches:,} is {event.loss:.6g}")
+
+
+class PerformanceListener(TrainingListener):
+    """Logs examples and minibatches per second since its last line. DL4J: the same name."""
+
+    def __init__(self, frequency: int = 100, say: Say = log.info) -> None:
+        self._due, self._say = Every("frequency", frequency), say
+        self._last: Iteration | None = None
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        self._due.reset()
+        self._last = None
+
+    def on_iteration(self, event: Iteration) -> None:
+        if not self._due.is_due(event.minibatches):
+            return
+        last, self._last = self._last, event
+        since_s = event.seconds - (last.seconds if last else 0.0)
+        if since_s <= 0:
+            return
+        examples = event.examples - (last.examples if last else 0)
+        minibatches = event.minibatches - (last.minibatches if last else 0)
+        self._say(
+            f"minibatch {event.minibatches:,}: {examples / since_s:,.0f} examples/s,"
+            f" {minibatches / since_s:,.1f} minibatches/s, {event.bytes_sent / 1e6:.2f} MB sent,"
+            f" {event.workers} of {event.workers_wanted} workers"
+        )
+
+
+class TimeIterationListener(TrainingListener):
+    """Logs how long the fit will take from now on. DL4J: ``TimeIterationListener``."""
+
+    def __init__(self, frequency: int = 100, say: Say = log.info) -> None:
+        self._due, self._say = Every("frequency", frequency), say
+        self._first: Iteration | None = None
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        self._due.reset()
+        self._first = None
+
+    def on_iteration(self, event: Iteration) -> None:
+        self._first = first = self._first or event  # the start is no part of the pace
+        done = event.minibatches - first.minibatches
+        if not done or not self._due.is_due(event.minibatches):
+            return
+        left_s = remaining_s(first, event)
+        self._say(f"remaining: {left_s / 60:.0f} min {left_s % 60:.0f} s")
+
+
+def remaining_s(first: Iteration, now: Iteration) -> float:
+    """Seconds to the end at the pace since ``first``; there is some."""
+    pace = (now.seconds - first.seconds) / (now.minibatches - first.minibatches)
+    return max(0.0, pace * (now.minibatches_expected - now.minibatches))
+
+
+class CollectScoresListener(TrainingListener):
+    """Keeps (minibatches, loss) pairs in ``scores``. DL4J: ``CollectScoresIterationListener``."""
+
+    def __init__(self, frequency: int = 1) -> None:
+        self._due = Every("frequency", frequency)
+        self.scores: list[tuple[int, float]] = []
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        self._due.reset()
+
+    def on_iteration(self, event: Iteration) -> None:
+        if event.loss is not None and self._due.is_due(event.minibatches):
+            self.scores.append((event.minibatches, event.loss))
+
+
+class EvaluativeListener(TrainingListener):
+    """Evaluates rows of your own every ``frequency`` epochs. DL4J: ``EvaluativeListener``.
+
+    On the driver, beside the training, under the parameters of that moment: give some thousand
+    rows, not all. ``results`` holds (epoch, evaluation); ``metrics`` as ``network.evaluate`` has.
+    """
+
+    def __init__(
+        self,
+        features: Any,
+        labels: Any,
+        *,
+        frequency: int = 1,
+        metrics: Any = None,
+        say: Say = log.info,
+    ) -> None:
+        self._rows, self._metrics, self._say = (features, labels), metrics, say
+        self._due = Every("frequency", frequency)
+        self._epochs = 0
+        self.results: list[tuple[int, Any]] = []
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        self._due.reset()
+        self._epochs = 0
+
+    def on_epoch(self, event: EpochEnd) -> None:
+        self._epochs += 1
+        if not self._due.is_due(self._epochs):
+            return
+        found = event.evaluate(*self._rows, self._metrics)
+        self.results.append((event.epoch, found))
+        self._say(f"epoch {event.epoch}:\n{found.table()}")
+
+
+class WorkerLog(TrainingListener):
+    """Tells at once who was lost and who has come back; part of every fit that shows progress."""
+
+    fails_fit = False
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self._lost: set[int] = set()
+
+    def on_worker_change(self, event: WorkerChange) -> None:
+        for reason in event.reasons:
+            self._say(f"sparkstrom lost a worker: {reason}")
+        lost = self._lost | event.left
+        for partition in sorted(event.joined & lost):
+            self._say(f"sparkstrom goes on: partition {partition} has another worker")
+        self._lost = lost - event.joined
+
+    def on_fit_end(self, event: FitEnd) -> None:
+        self._lost.clear()

@@ -1,0 +1,36 @@
+"""Fit call: what a user asked one fit to do, and where it shows itself."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from sparkstrom.observe.progress import ProgressLine
+from sparkstrom.observe.stopping import EarlyStopping
+from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.spark.driver.cluster import Slots
+from sparkstrom.spark.driver.listener_thread import ListenerThread
+from sparkstrom.spark.driver.summary import FitRecord
+
+
+@dataclass(frozen=True, slots=True)
+class FitCall:
+    """The arguments of ``fit``, but the data; all checked."""
+
+    epochs: int
+    chosen: Chosen
+    early_stopping: EarlyStopping | None
+    listeners: tuple[Any, ...]
+    run_log: str | os.PathLike[str] | None
+
+
+@dataclass(slots=True)
+class Showing:
+    """Who says something while it runs, and what is kept for its summary."""
+
+    progress: ProgressLine
+    record: FitRecord
+    slots: Slots
+    warnings: list[str]
+    heard: ListenerThread | None = None  # who tells the users' listeners

@@ -1,0 +1,116 @@
+"""Fit run: one fit, made of its master, its Spark job and who follows it."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.codec.frames import KEY_BYTES, Seal
+from sparkstrom.encoding.backends import warm_up
+from sparkstrom.models.base import FlatModel
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
+from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.data.partitioning import Spread
+from sparkstrom.spark.driver.epoch_watch import EpochWatch
+from sparkstrom.spark.driver.fit_call import FitCall, Showing
+from sparkstrom.spark.driver.fit_listeners import FitEvents
+from sparkstrom.spark.driver.fit_progress import FitProgress, ResidualLog
+from sparkstrom.spark.driver.fitting import Fitting, SparkJob, StartWatch
+from sparkstrom.spark.driver.initial_parameters import Handle, travelling
+from sparkstrom.spark.driver.listener_setup import listener_thread
+from sparkstrom.spark.driver.master_setup import driver_transport, limits_of, plan_of
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.executor.interfaces import driver_address
+from sparkstrom.spark.executor.job import TrainingJob
+from sparkstrom.spark.executor.tasks import run_partition
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSite:
+    """What a network trains, and where: the same for all its fits."""
+
+    context: Any
+    model: FlatModel
+    master: SharedTrainingMaster
+    network: str  # names the files kept on executors for the next fit
+    keep: bool
+
+
+class FitRun:
+    """One fit that is about to begin; ``theta`` is the driver's replica, then and afterwards."""
+
+    def __init__(
+        self,
+        site: TrainingSite,
+        spec: FitSpec,
+        theta: Theta,
+        spread: Spread,
+        checkpoints: CheckpointFiles,
+    ) -> None:
+        self._site, self.spec, self.theta, self._spread = site, spec, theta, spread
+        self._key = secrets.token_bytes(KEY_BYTES)
+        self._master = self._master_thread(checkpoints)
+        self._events: FitEvents | None = None
+
+    def follow(self, call: FitCall, showing: Showing) -> EpochWatch:
+        """Who listens to it, in order; the listener thread is ``showing``'s from now on."""
+        site, progress = self._site, showing.progress
+        showing.heard = listener_thread(
+            call, self.spec, site.model, site.master, self._master.snapshot, progress
+        )
+        return EpochWatch(self._master, call.early_stopping)
+
+    @property
+    def epochs_complete(self) -> int:
+        """That all who train have come to the end of, so far."""
+        return self._events.epochs_complete if self._events is not None else 0
+
+    def run(self, watch: EpochWatch, showing: Showing) -> None:
+        """To its end, good or bad; raise what ended it early."""
+        say, record = showing.progress.say, showing.record
+        with travelling(self._site.context, self.theta, self.spec.workers) as initial:
+            job = self._spark_job(self._training_job(initial))
+            ours = [StartWatch(job, say), watch, FitProgress(showing.progress), ResidualLog()]
+            heard = [showing.heard] if showing.heard is not None else []
+            self._events = FitEvents(self.spec, [*ours, record, *heard])
+            Fitting(self._master, job, self._events).run()
+
+    def _master_thread(self, checkpoints: CheckpointFiles) -> MasterThread:
+        warm_up()
+        site, spec, theta = self._site, self.spec, self.theta
+        void = site.master.void
+        host = driver_address(void, site.context.getConf().get("spark.driver.host", "127.0.0.1"))
+        return MasterThread(
+            plan_of(spec, theta, site.model, void.max_chunk_size, checkpoints),
+            limits_of(site.master, spec.workers, theta.n_params),
+            theta,
+            open_transport=driver_transport(spec, void, host),
+            seal=Seal(self._key, spec.job),
+            clock=SystemClock(),
+        )
+
+    def _training_job(self, initial: Handle) -> TrainingJob:
+        return TrainingJob(
+            spec=self.spec,
+            key=self._key,
+            model=self._site.model,
+            master=self._site.master,
+            k=self.theta.k,
+            layers=self.theta.layers,
+            endpoint=self._master.endpoint,
+            join_stream=self._master.join_stream,
+            network=self._site.network,
+            rows=self._spread.rows,
+            initial=initial,
+            keep=self._site.keep,
+        )
+
+    def _spark_job(self, job: TrainingJob) -> SparkJob:
+        run = partial(run_partition, job, self._spread.blocks)
+        runner = self._spread.rdd.mapPartitionsWithIndex(run).collect
+        return SparkJob(self._site.context, f"sparkstrom-{job.spec.job:016x}", runner)

@@ -1,0 +1,78 @@
+"""A driver program that a person ends with Ctrl-C, as a terminal does: the whole process group.
+
+Prints READY when the fit is where it is to be interrupted, then one JSON object with what was left.
+Argument: "start" or "training".
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+
+import numpy as np
+from pyspark.sql import SparkSession
+
+from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom.listeners import TrainingListener
+from sparkstrom.models import DenseNetwork, Sgd
+
+
+class Ready(TrainingListener):
+    """Says when the fit has begun, or trained for a while."""
+
+    def __init__(self, when: str) -> None:
+        self._when, self._said = when, False
+
+    def _say(self) -> None:
+        if not self._said:
+            self._said = True
+            print("READY", flush=True)
+
+    def on_fit_begin(self, event: object) -> None:
+        if self._when == "start":
+            threading.Timer(0.3, self._say).start()
+
+    def on_iteration(self, event: object) -> None:
+        if self._when == "training" and event.minibatches > 100:
+            self._say()
+
+
+def main(when: str) -> None:
+    spark = (
+        SparkSession.builder.master("local-cluster[2,1,1024]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    random = np.random.default_rng(0)
+    features = random.normal(size=(400, 8)).astype(np.float32)
+    rows = [(x, int(x[0] > 0)) for x in features]
+    data = spark.sparkContext.parallelize(rows, 2)
+    data.count()  # executors are there
+    master = SharedTrainingMaster(debug_longer_iterations=10, batch_size_per_worker=10)
+    model = DenseNetwork([8, 4, 2], updater=Sgd(0.1), seed=1)
+    network = SparkNetwork(spark, model, master, progress=False)
+    before = network.parameters
+    found: dict[str, object] = {}
+    try:
+        network.fit(data, epochs=10_000, listeners=[Ready(when)])
+    except KeyboardInterrupt:
+        interrupted_s = time.monotonic()
+        tracker = spark.sparkContext.statusTracker()
+        while tracker.getActiveJobsIds():
+            time.sleep(0.05)
+        found["jobs_gone_s"] = time.monotonic() - interrupted_s
+        found["moved"] = float(np.abs(network.parameters - before).max())
+    summary = network.fit(data, epochs=1)
+    found["equal_afterwards"] = summary.replicas_equal
+    found["minibatches"] = [summary.minibatches, summary.minibatches_expected]
+    network.close()
+    spark.stop()
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,235 @@
+"""The listeners that come with the package: what they say, keep and write."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.listeners import (
+    CheckpointWritten,
+    CollectScoresListener,
+    EpochEnd,
+    EvaluativeListener,
+    FitBegin,
+    FitEnd,
+    Iteration,
+    JsonLines,
+    MlflowListener,
+    PerformanceListener,
+    ScoreIterationListener,
+    TensorBoardListener,
+    TimeIterationListener,
+    TrainingListener,
+    WorkerChange,
+)
+from sparkstrom.observe.listening import tracking
+from sparkstrom.observe.listening.given import WorkerLog
+from sparkstrom.observe.listening.json_lines import plain, read
+
+BEGIN = FitBegin("DenseNetwork", 4, 2, 3, 0, {"threshold": "auto", "batch_size_per_worker": 8})
+FIRST = Iteration(
+    minibatches=10, minibatches_expected=100, epoch=0.1, loss=None, examples=80, seconds=2.0,
+    updates=4, bytes_sent=1_000_000, sent_fraction=1e-3, tau=0.5, staleness=1.0, waiting=2.0,
+    workers=2, workers_wanted=2,
+)  # fmt: skip
+
+
+def later(minibatches: int, **changes: Any) -> Iteration:
+    """A minibatch takes 0.1 s and has 8 examples."""
+    seconds, examples = 1.0 + minibatches / 10, 8 * minibatches
+    known = {"loss": 1 / minibatches, "seconds": seconds, "examples": examples} | changes
+    return replace(FIRST, minibatches=minibatches, **known)
+
+
+def epoch(number: int, validation: float | None = None) -> EpochEnd:
+    return EpochEnd(number, 0.5, validation, 80, 1.0, lambda: None, lambda *rows: None)
+
+
+def tell(listener: Any, *iterations: Iteration) -> None:
+    listener.on_fit_begin(BEGIN)
+    for iteration in iterations:
+        listener.on_iteration(iteration)
+
+
+def test_scores_are_said_every_so_many_minibatches() -> None:
+    said: list[str] = []
+    tell(ScoreIterationListener(20, said.append), FIRST, *map(later, (19, 20, 21, 45, 59, 60)))
+    assert said == [
+        "loss at minibatch 20 is 0.05",
+        "loss at minibatch 45 is 0.0222222",
+        "loss at minibatch 60 is 0.0166667",
+    ]
+
+
+def test_a_second_fit_counts_anew() -> None:
+    scores = CollectScoresListener(20)
+    for _ in range(2):
+        tell(scores, later(20), later(21))
+    assert scores.scores == [(20, 0.05), (20, 0.05)]
+
+
+def test_performance_is_that_since_the_last_line() -> None:
+    said: list[str] = []
+    tell(PerformanceListener(10, said.append), later(10), later(30))
+    assert said[1] == (
+        "minibatch 30: 80 examples/s, 10.0 minibatches/s, 1.00 MB sent, 2 of 2 workers"
+    )
+
+
+def test_the_remaining_time_leaves_the_start_out() -> None:
+    said: list[str] = []
+    tell(TimeIterationListener(10, said.append), replace(FIRST, seconds=0.0), later(10), later(40))
+    assert said == ["remaining: 0 min 10 s"]
+
+
+def test_rows_are_evaluated_every_so_many_epochs() -> None:
+    asked: list[Any] = []
+
+    class Found:
+        def table(self) -> str:
+            return "accuracy 0.5"
+
+    def judge(*rows: Any) -> Found:
+        asked.append(rows)
+        return Found()
+
+    said: list[str] = []
+    listener = EvaluativeListener("x", "y", frequency=2, metrics="roc", say=said.append)
+    listener.on_fit_begin(BEGIN)
+    for number in (11, 12, 13, 14):
+        listener.on_epoch(replace(epoch(number), judge=judge))
+    assert [number for number, _ in listener.results] == [12, 14]
+    assert asked == [("x", "y", "roc")] * 2
+    assert said[0] == "epoch 12:\naccuracy 0.5"
+
+
+@pytest.mark.parametrize(
+    "kind", [ScoreIterationListener, PerformanceListener, TimeIterationListener]
+)
+@pytest.mark.parametrize("frequency", [0, -1, 2.5, "10"])
+def test_a_frequency_must_be_a_number_of_minibatches(kind: Any, frequency: Any) -> None:
+    with pytest.raises(UsageError, match="must be a whole number of at least 1"):
+        kind(frequency)
+
+
+def test_a_lost_worker_is_told_when_it_happens_and_its_return() -> None:
+    said: list[str] = []
+    log = WorkerLog(said.append)
+    both = frozenset({0, 1})
+    log.on_worker_change(WorkerChange(both, frozenset(), both, 0.1))
+    log.on_worker_change(
+        WorkerChange(frozenset(), frozenset({1}), frozenset({0}), 1.0, ("partition 1 on h: gone",))
+    )
+    log.on_worker_change(WorkerChange(frozenset({1}), frozenset(), both, 2.0))
+    assert said == [
+        "sparkstrom lost a worker: partition 1 on h: gone",
+        "sparkstrom goes on: partition 1 has another worker",
+    ]
+    at_once = frozenset({0})
+    log.on_worker_change(WorkerChange(at_once, at_once, both, 3.0, ("partition 0 on h: taken",)))
+    assert said[2:] == [
+        "sparkstrom lost a worker: partition 0 on h: taken",
+        "sparkstrom goes on: partition 0 has another worker",
+    ]
+
+
+# -- JSON lines ----------------------------------------------------------------------------------
+
+
+def test_every_event_is_a_line_that_json_reads(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "new" / "run.jsonl")
+    tell(lines, FIRST)
+    lines.on_worker_change(WorkerChange(frozenset({1, 0}), frozenset(), frozenset({1, 0}), 0.5))
+    lines.on_epoch(epoch(1, math.nan))
+    lines.on_checkpoint(CheckpointWritten("/c/1", 1.0, 2.0))
+    lines.on_fit_end(FitEnd(None, "it failed", 3.0))
+    found = read(tmp_path / "new" / "run.jsonl")
+    assert [line["event"] for line in found] == [
+        "fit_begin", "iteration", "worker_change", "epoch", "checkpoint", "fit_end",
+    ]  # fmt: skip
+    assert (found[0]["format"], found[0]["options"]["threshold"]) == (1, "auto")
+    assert found[1]["tau"] == 0.5
+    assert found[2]["joined"] == [0, 1]
+    assert found[3]["validation"] is None
+    assert "copy" not in found[3]
+    assert found[5]["error"] == "it failed"
+    assert all(line["time"].endswith("+00:00") for line in found)
+
+
+def test_lines_are_there_while_the_fit_goes_on_and_a_torn_one_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    lines = JsonLines(path)
+    tell(lines, FIRST)
+    assert [line["event"] for line in read(path)] == ["fit_begin", "iteration"]
+    with path.open("a") as file:
+        file.write('{"event": "epo')
+    assert len(read(path)) == 2
+    lines.on_fit_end(FitEnd(None, None, 1.0))
+
+
+def test_iterations_do_not_flood_the_file(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "run.jsonl")
+    tell(lines, *(later(n, seconds=n / 100) for n in range(1, 201)))
+    lines.on_fit_end(FitEnd(None, None, 2.0))
+    told = [line for line in read(lines.path) if line["event"] == "iteration"]
+    assert 3 <= len(told) <= 5
+
+
+def test_odd_values_become_plain_ones() -> None:
+    odd = {"a": math.inf, 1: (1, {2}), "p": Path("/x"), "b": True, "o": print}
+    found = plain(odd)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert (found["a"], found["1"], found["p"], found["b"]) == (None, [1, [2]], "/x", True)
+
+
+# -- other tools ---------------------------------------------------------------------------------
+
+
+def curves(listener: TrainingListener) -> None:
+    listener.on_fit_begin(BEGIN)
+    for minibatches in (10, 20, 21, 40):
+        listener.on_iteration(later(minibatches))
+    listener.on_epoch(epoch(1, 0.25))
+    listener.on_fit_end(FitEnd(None, None, 9.0))
+
+
+def test_tensorboard_reads_what_is_written(tmp_path: Path) -> None:
+    reading: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    curves(TensorBoardListener(str(tmp_path)))
+    found = reading.EventAccumulator(str(tmp_path)).Reload()
+    loss = [(point.step, point.value) for point in found.Scalars("train/loss")]
+    assert loss == [(10, pytest.approx(0.1)), (20, pytest.approx(0.05)), (40, pytest.approx(0.025))]
+    assert [p.value for p in found.Scalars("train/examples_per_second")] == pytest.approx([80, 80])
+    assert [(p.step, p.value) for p in found.Scalars("epoch/validation")] == [(1, 0.25)]
+
+
+def test_mlflow_reads_what_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # a server needs a database
+    mlflow: Any = pytest.importorskip("mlflow")
+    listener = MlflowListener(f"file:{tmp_path}/runs", "digits")
+    curves(listener)
+    client = mlflow.MlflowClient(tracking_uri=f"file:{tmp_path}/runs")
+    run = client.get_run(listener.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["threshold"] == "auto"
+    assert run.data.params["workers"] == "2"
+    history = client.get_metric_history(listener.run_id, "train/loss")
+    assert [(point.step, point.value) for point in history] == [(10, 0.1), (20, 0.05), (40, 0.025)]
+
+
+@pytest.mark.parametrize("kind", [lambda: TensorBoardListener("x"), MlflowListener])
+def test_a_missing_library_is_told_before_any_work(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(tracking.importlib, "import_module", missing)
+    with pytest.raises(SetupError, match=r"needs the package .* pip install"):
+        kind()

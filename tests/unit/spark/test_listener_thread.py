@@ -1,0 +1,235 @@
+"""Users' listeners: told in order, in a thread of their own, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import TrainingError, UsageError
+from sparkstrom.codec.messages import Phase
+from sparkstrom.listeners import (
+    EpochEnd,
+    FitBegin,
+    FitEnd,
+    Iteration,
+    TrainingListener,
+    WorkerChange,
+)
+from sparkstrom.observe.epochs import Epoch
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.members import Departure
+from sparkstrom.runtime.master_thread import Progress
+from sparkstrom.spark.driver.listener_thread import ListenerThread, check_listeners
+
+SPEC = FitSpec(workers=2, epochs=3, n_params=4, version="1")
+BEGIN = FitBegin("DenseNetwork", 4, 2, 3, 0, {})
+START = Progress(Phase.RUNNING, 2, 2, 2, 0, 60, 0, 0.0, {}, frozenset({0, 1}))
+
+
+class Diary:
+    """Writes down every event; no subclass of anything."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.thread = ""
+
+    def _note(self, event: Any) -> None:
+        self.events.append(event)
+        self.thread = threading.current_thread().name
+
+    on_fit_begin = on_iteration = on_worker_change = on_epoch = on_fit_end = _note
+
+    @property
+    def kinds(self) -> list[str]:
+        return [type(event).__name__ for event in self.events]
+
+
+class Summary:
+    """As much of one as ``follow`` touches."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+
+def thread_of(*listeners: Any, said: list[str] | None = None) -> ListenerThread:
+    return ListenerThread(
+        listeners,
+        BEGIN,
+        SPEC,
+        copy=lambda: "the copy",
+        judge=lambda *rows: ("judged", *rows),
+        say=(said if said is not None else []).append,
+    )
+
+
+def run(heard: ListenerThread, fit: Callable[[], None]) -> Any:
+    """A whole fit, in which ``fit`` happens."""
+
+    def whole() -> Any:
+        heard.on_fit_begin(SPEC)
+        fit()
+        return Summary()
+
+    return heard.follow(whole)
+
+
+def at(minibatches: int, **changes: Any) -> Progress:
+    return replace(START, minibatches=minibatches, **changes)
+
+
+def test_events_come_in_order_in_another_thread() -> None:
+    diary, other = Diary(), Diary()
+    heard = thread_of(diary, other)
+
+    def fit() -> None:
+        heard.on_progress(START)
+        heard.on_epoch(Epoch(1, 0.5, 100, 0.25, 2, held_weight=10.0))
+
+    summary = run(heard, fit)
+    assert diary.kinds == ["FitBegin", "WorkerChange", "Iteration", "EpochEnd", "FitEnd"]
+    assert diary.events == other.events
+    assert diary.thread == "sparkstrom-listeners"
+    assert diary.events[0] == BEGIN
+    assert diary.events[-1].summary is summary
+    assert diary.events[-1].error is None
+
+
+def test_an_epoch_has_figures_and_copies_only_what_is_asked_for() -> None:
+    diary = Diary()
+    heard = thread_of(diary)
+
+    def fit() -> None:
+        heard.on_epoch(Epoch(4, 0.5, 100, 0.25, 2, held_weight=10.0))
+        heard.on_epoch(Epoch(5, 0.5, 100, float("nan"), 2))
+
+    run(heard, fit)
+    with_rows, without = (event for event in diary.events if isinstance(event, EpochEnd))
+    assert (with_rows.epoch, with_rows.loss, with_rows.validation) == (4, 0.5, 0.25)
+    assert without.validation is None
+    assert with_rows.snapshot() == "the copy"
+    assert with_rows.evaluate("x", "y", "roc") == ("judged", "x", "y", "roc")
+
+
+def test_a_slow_listener_hears_of_the_newest_iteration_alone() -> None:
+    went_in, may_go_on = threading.Event(), threading.Event()
+
+    class Slow(Diary):
+        def on_fit_begin(self, event: FitBegin) -> None:
+            went_in.set()
+            assert may_go_on.wait(30)
+
+    slow = Slow()
+    heard = thread_of(slow)
+
+    def fit() -> None:
+        assert went_in.wait(30)
+        for minibatches in range(1, 51):
+            heard.on_progress(at(minibatches))
+        may_go_on.set()
+
+    run(heard, fit)
+    told = [event.minibatches for event in slow.events if isinstance(event, Iteration)]
+    assert told == [50]
+
+
+def test_workers_come_and_go_with_the_reason() -> None:
+    diary = Diary()
+    heard = thread_of(diary)
+    lost = Departure(3, 1, "host-b", "silent for 10 s")
+    taken_over = Departure(4, 0, "host-a", "another attempt")
+
+    def fit() -> None:
+        heard.on_progress(at(1, training=frozenset({0, 1})))
+        heard.on_progress(at(2, training=frozenset({0}), departures=(lost,)))
+        heard.on_progress(at(3, training=frozenset({0, 1}), departures=(lost,)))
+        heard.on_progress(at(4, training=frozenset({0, 1}), departures=(lost,)))
+        heard.on_progress(at(5, training=frozenset({0, 1}), departures=(lost, taken_over)))
+        heard.on_progress(
+            at(6, training=frozenset(), departures=(lost, taken_over), phase=Phase.DONE)
+        )
+
+    run(heard, fit)
+    changes = [event for event in diary.events if isinstance(event, WorkerChange)]
+    assert [(set(c.joined), set(c.left), c.reasons) for c in changes] == [
+        ({0, 1}, set(), ()),
+        (set(), {1}, ("partition 1 on host-b: silent for 10 s",)),
+        ({1}, set(), ()),
+        ({0}, {0}, ("partition 0 on host-a: another attempt",)),
+    ]
+
+
+def test_what_a_listener_raises_ends_the_fit_by_its_name() -> None:
+    class Broken(TrainingListener):
+        def on_iteration(self, event: Iteration) -> None:
+            raise ValueError("no such column")
+
+    diary = Diary()
+    heard = thread_of(Broken(), diary)
+
+    def fit() -> None:
+        for minibatches in range(1, 10_000):  # the thread has its time until one of them raises
+            heard.on_progress(at(minibatches))
+            threading.Event().wait(0.01)
+
+    wanted = r"^listener Broken\.on_iteration raised ValueError: no such column; .* fails_fit"
+    with pytest.raises(TrainingError, match=wanted) as caught:
+        run(heard, fit)
+    assert "Traceback" in caught.value.trace
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert diary.events[-1] == FitEnd(None, diary.events[-1].error, diary.events[-1].seconds)
+    assert diary.events[-1].error.startswith("listener Broken.on_iteration raised ValueError")
+
+
+def test_one_that_does_not_fail_the_fit_is_told_once_and_hears_no_more() -> None:
+    class Broken(Diary):
+        fails_fit = False
+
+        def on_worker_change(self, event: WorkerChange) -> None:
+            raise OSError("disk full")
+
+    broken, diary = Broken(), Diary()
+    said: list[str] = []
+    heard = thread_of(broken, diary, said=said)
+    summary = run(heard, lambda: heard.on_progress(START))
+    assert broken.kinds == ["FitBegin"]
+    assert diary.kinds[-1] == "FitEnd"
+    wanted = "listener Broken.on_worker_change raised OSError: disk full; it hears nothing more"
+    assert [text for text in said if wanted in text] == said != []
+    assert wanted in summary.warnings[0]
+
+
+def test_what_is_raised_after_the_end_is_a_warning() -> None:
+    class Late(TrainingListener):
+        def on_fit_end(self, event: FitEnd) -> None:
+            raise RuntimeError("upload failed")
+
+    summary = run(thread_of(Late()), lambda: None)
+    (warning,) = summary.warnings
+    assert warning.startswith("listener Late.on_fit_end raised RuntimeError: upload failed")
+
+
+def test_a_fit_that_failed_is_heard_and_keeps_its_own_error() -> None:
+    diary = Diary()
+
+    def fit() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(thread_of(diary), fit)
+    assert (diary.events[-1].summary, diary.events[-1].error) == (None, "KeyboardInterrupt")
+
+
+@pytest.mark.parametrize("wrong", [object(), Diary, print, 3])
+def test_what_hears_nothing_is_refused(wrong: Any) -> None:
+    with pytest.raises(UsageError, match=r"hears nothing: .* on_fit_begin, on_iteration"):
+        check_listeners([wrong])
+
+
+def test_a_listener_alone_is_refused() -> None:
+    with pytest.raises(UsageError, match="must be a list"):
+        check_listeners(Diary())  # type: ignore[arg-type]
+    check_listeners([Diary()])

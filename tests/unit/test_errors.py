@@ -1,0 +1,17 @@
+"""Errors that people read: one line says all, what is behind it follows once."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+
+from sparkstrom.base.errors import TrainingError
+
+
+def test_a_training_error_is_one_line_and_its_trace_a_note() -> None:
+    error = TrainingError("NaN", "host-b", 3, "Traceback\n  in step\nValueError: NaN")
+    assert str(error) == "NaN (partition 3 on host-b)"
+    printed = "".join(traceback.format_exception(pickle.loads(pickle.dumps(error))))
+    assert printed.endswith("TrainingError: NaN (partition 3 on host-b)\nTraceback\n  in step\n"
+                            "ValueError: NaN\n")  # fmt: skip
+    assert not hasattr(TrainingError("no trace"), "__notes__")
