@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 
-from sparkstrom.codec.messages import BUFFERS, Address, Failed, MergedRange, Message, Phase, Release
+from sparkstrom.codec.messages import BUFFERS, Failed, MergedRange, Message, Phase, Release
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Order, Send
 from sparkstrom.protocol.worker.node import Identity
@@ -211,9 +211,7 @@ class World:
 
     def open(self, process: SimProcess, *, alone: bool = False) -> None:
         """It listens on fresh streams."""
-        process.port += 1
-        address = Address(process.name, process.port, 1, 2)
-        process.feed(ev.Opened(address, alone), self.time.now_s)
+        process.feed(ev.Opened(self.network.listen(process), alone), self.time.now_s)
 
     def lose_driver(self, process: SimProcess) -> None:
         """It goes on over another media driver."""
