@@ -13,6 +13,11 @@ which writes the residual too.
                            of bandwidths
     replica_ms, replica_gb_s, replica_share_of_copy     the same with ``residual += delta`` in front
     move_ms                theta moved at the hits
+    choose_ms, choose_gb_s, choose_share_of_copy     half of the hits, which are below 2 tau, taken
+                           by chance: 4 bytes per parameter
+    levels_ms, move_levels_ms     the level of each hit; theta and the residual moved by them
+    shift_ms               the codes of a layer's hits turned into the whole model's
+    sample_ms              65,536 residuals to the host, for tau; by the clock
     message_ms             codes to the host, as Rice-coded gaps: the only transfer of the array's
                            size times the density; by the clock
 
@@ -34,6 +39,7 @@ import numpy as np
 from sparkstrom.base.errors import SetupError
 from sparkstrom.encoding import backends, gaps
 from sparkstrom.encoding.grid import quantum
+from sparkstrom.encoding.samples import SAMPLE_PARAMS
 
 PAIRS = 15
 DENSITIES = (1e-4, 1e-3, 1e-2)
@@ -96,6 +102,7 @@ def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]
             )
             for _ in range(PAIRS)
         )
+        by_level = levels_of(kernels, theta_there, kept, codes[:count], copied)
         theta_there.copy_to_device(theta)
         yield {
             "device": cuda.get_current_device().name.decode(),
@@ -112,8 +119,48 @@ def results(kernels: backends.Kernels, n_params: int) -> Iterator[dict[str, Any]
                 1.5 * c / r for c, r in zip(copy_too, replica, strict=True)
             ),
             "move_ms": move,
+            **by_level,
             "message_ms": message_ms(codes, count, n_params),
         }
+
+
+def levels_of(
+    kernels: backends.Kernels, theta: Any, kept: Any, codes: Any, copied: Any
+) -> dict[str, float]:
+    """What a publication with levels, chance and layers needs besides, at the hits ``codes``.
+
+    theta, kept  f32[n_params]  the residual is ``kept``: 1.5 tau at the hits
+    copied       f32[n_params]  where copies go
+    """
+    from numba import cuda
+
+    n_params, count = kept.size, codes.size
+    levels, chosen = cuda.device_array(count, np.uint8), cuda.device_array(count, np.int32)
+    copy, choose = in_turns(
+        lambda: copied.copy_to_device(theta),
+        lambda: kernels.choose_replica(kept, TAU, 2**31, 1, chosen),
+    )
+    where = np.random.default_rng(1).integers(0, n_params, SAMPLE_PARAMS)
+    take, sampled = backends.memory("cuda").take, []
+    for _ in range(PAIRS):
+        begin = time.perf_counter()
+        take(kept, where)
+        sampled.append(1e3 * (time.perf_counter() - begin))
+
+    def middle(work: Callable[[], Any]) -> float:
+        return median(on_device(work) for _ in range(PAIRS))
+
+    return {
+        "choose_ms": median(choose),
+        "choose_gb_s": 4e-6 * n_params / median(choose),
+        "choose_share_of_copy": median(0.5 * c / e for c, e in zip(copy, choose, strict=True)),
+        "levels_ms": middle(lambda: kernels.levels_replica(kept, codes, TAU, 3, levels)),
+        "move_levels_ms": middle(
+            lambda: kernels.move_levels(theta, kept, codes, levels, TAU, -TAU, Q)
+        ),
+        "shift_ms": middle(lambda: kernels.shift_codes(chosen, 1)),
+        "sample_ms": median(sampled),
+    }
 
 
 def in_turns(one: Callable[[], Any], other: Callable[[], Any]) -> tuple[list[float], list[float]]:

@@ -119,7 +119,7 @@ class Fit:
     def _replica(self, model: TorchModel, k: int) -> Replica:
         settings = self._settings
         theta = Theta(self.n_params, k)
-        theta.values[:] = self._initial
+        theta.load(self._initial)
         encoder = Encoder(
             self.n_params,
             k,
@@ -187,10 +187,10 @@ class Fit:
         return worker.steps >= worker.published + beside
 
     def _receive(self, worker: Worker, at: float) -> None:
-        before = worker.replica.theta.values.copy() if worker.stepping.watches else None
+        before = worker.replica.theta.to_host() if worker.stepping.watches else None
         updates = self._receive_all(worker, at)
         if before is not None and updates:
-            worker.stepping.others_moved(worker.replica.theta.values - before, updates)
+            worker.stepping.others_moved(worker.replica.theta.to_host() - before, updates)
         if self._settings.average and worker is self.workers[0]:
             self._average()
 
@@ -198,7 +198,7 @@ class Fit:
         """One worker's theta at its boundaries, in the last share of its steps."""
         worker = self.workers[0]
         if worker.steps >= (1 - self._settings.average) * worker.steps_max:
-            self.average_sum += worker.replica.theta.values
+            self.average_sum += worker.replica.theta.to_host()
             self.average_count += 1
 
     def _receive_all(self, worker: Worker, at: float) -> int:
@@ -249,7 +249,7 @@ class Fit:
         """theta, or its average."""
         if self.average_count:
             return (self.average_sum / self.average_count).astype(np.float32)
-        return self.workers[0].replica.theta.values.copy()
+        return self.workers[0].replica.theta.to_host()
 
 
 def train(trial: Trial, settings: Settings) -> Outcome:

@@ -26,7 +26,7 @@ class Stepping:
 
     def __init__(self, replica: Replica, settings: Settings, workers: int) -> None:
         self._replica, self._settings, self._workers = replica, settings, workers
-        self._moved = np.zeros_like(replica.theta.values)  # by the others
+        self._moved = np.zeros(replica.theta.n_params, np.float32)  # by the others
         self._updates = 0
         self._signal = self._square = 0.0
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
-from sparkstrom.encoding import backends, gaps, levels, sums
+from sparkstrom.encoding import gaps, levels, sums
+from sparkstrom.encoding.backends import host
 from sparkstrom.encoding.forms import Form, half_side
 from sparkstrom.encoding.grid import EXACT_QUANTA, Flat
 from sparkstrom.encoding.layers import Layers
@@ -92,7 +93,7 @@ def _decode_bitmap(
 ) -> tuple[Indices, Quanta]:
     packed = _checked_bitmap(payload, count, n_params)
     indices, quanta = np.empty(count, np.int32), np.empty(count, np.int32)
-    backends.kernels().bitmap_decode(packed, n_params, half_side(form), tau_quanta, indices, quanta)
+    host().kernels.bitmap_decode(packed, n_params, half_side(form), tau_quanta, indices, quanta)
     return indices, quanta
 
 
@@ -114,7 +115,7 @@ def _checked_bitmap(payload: bytes, count: int, n_params: int) -> NDArray[np.uin
     if len(payload) != (n_params + 3) // 4:
         raise WireError(f"a bitmap of {len(payload)} bytes for {n_params} parameters")
     packed = np.frombuffer(payload, np.uint8)
-    if (found := backends.kernels().bitmap_count(packed, n_params)) != count:
+    if (found := host().kernels.bitmap_count(packed, n_params)) != count:
         what = "has padding bits set" if found < 0 else f"holds {found} entries"
         raise WireError(f"a bitmap that announces {count} entries {what}")
     return packed

@@ -9,6 +9,7 @@ out over a compiler.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, cast
@@ -46,8 +47,6 @@ class Kernels(Protocol):
         self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float, /
     ) -> tuple[int, int]: ...
 
-    # These five are for the host only; an encoder refuses levels on a device.
-
     def choose_local(
         self, local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32, /
     ) -> int: ...
@@ -75,6 +74,8 @@ class Kernels(Protocol):
         q: float,
         /,
     ) -> tuple[int, int]: ...
+
+    def shift_codes(self, codes: I32, start: int, /) -> None: ...
 
     def bitmap_local(
         self,
@@ -139,8 +140,14 @@ class Kernels(Protocol):
     def norms_replica(self, residual: F32, /) -> tuple[float, float]: ...
 
 
+Read = Callable[[int, int], NDArray[Any]]  # (begin, end) -> that part of an array, on the host
+
+
 class Memory(Protocol):
-    """Where a kernel set's arrays lie, and how the host gets at them."""
+    """Where a kernel set's arrays lie, and how the host gets at them.
+
+    Each function answers when its work is done: nothing of it is under way on a device any more.
+    """
 
     def empty(self, size: int, dtype: DTypeLike, /) -> NDArray[Any]: ...
 
@@ -151,6 +158,20 @@ class Memory(Protocol):
     def to_host(self, array: NDArray[Any], /) -> NDArray[Any]: ...
 
     def add(self, target: F32, source: F32, /) -> None: ...
+
+    def copy(self, array: NDArray[Any], /) -> NDArray[Any]: ...
+
+    def assign(self, target: NDArray[Any], source: NDArray[Any], /) -> None: ...
+
+    def subtract(self, target: F32, one: F32, other: F32, /) -> None: ...
+
+    def from_host(self, host: NDArray[Any], /) -> NDArray[Any]: ...
+
+    def take(self, array: NDArray[Any], where: NDArray[np.integer] | None, /) -> NDArray[Any]: ...
+
+    def part(self, array: NDArray[Any], where: slice, /) -> NDArray[Any]: ...
+
+    def reader(self, array: NDArray[Any], /) -> Read: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +193,20 @@ def backend(name: str = "cpu") -> Backend:
     return Backend(name, kernels(name), memory(name))
 
 
+def host() -> Backend:
+    """The backend for what is on the host by nature: payloads, and sums that travel."""
+    return backend("cpu")
+
+
+def on_device(index: int) -> Backend:
+    """The CUDA backend, and from now on this thread works on that GPU of those it sees.
+
+    Raises SetupError with the reason where it cannot be had.
+    """
+    _cuda_device().select(index)
+    return backend(CUDA)
+
+
 def kernels(name: str = "cpu") -> Kernels:
     """The kernel set of this name; the first call compiles it or loads it from the cache.
 
@@ -186,15 +221,18 @@ def kernels(name: str = "cpu") -> Kernels:
 
 
 def _cuda_kernels() -> Kernels:
+    _cuda_device().require()
+    return cast(Kernels, importlib.import_module(CUDA_KERNELS))
+
+
+def _cuda_device() -> Any:
     try:
-        device = importlib.import_module("sparkstrom.encoding.cuda.cuda_device")
+        return importlib.import_module("sparkstrom.encoding.cuda.cuda_device")
     except (ImportError, ValueError) as error:  # the latter: NUMBA_CUDA_DRIVER leads nowhere
         raise SetupError(
             f"backend='cuda': numba.cuda cannot be imported: {error}. Install the package"
             " numba-cuda and look at the variables NUMBA_CUDA_*, or use backend='cpu'"
         ) from error
-    device.require()
-    return cast(Kernels, importlib.import_module(CUDA_KERNELS))
 
 
 def memory(name: str = "cpu") -> Memory:

@@ -1,10 +1,15 @@
-"""What comes out of an encoder: updates, and what it counts."""
+"""What comes out of an encoder: updates, what it counts, and what survives it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
 
 from sparkstrom.encoding.forms import Form
+
+EncoderState = dict[str, "NDArray[Any] | float | int"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,5 +34,5 @@ class Counters:
     mass_sent: float = 0.0  # what theta moved by (parameter units)
     mass_clipped: float = 0.0  # destroyed by clipping the residual
     mass_scaled_away: float = 0.0  # taken out of the residual and not sent: mean and sqrt
-    breaches: int = 0  # parameters moved beyond the exact range
-    first_breach: int = -1  # the index of the first of them
+    overflows: int = 0  # parameters moved beyond the exact range
+    first_overflow: int = -1  # the index of the first of them

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.encoding.backends import F32, I32, U8, Kernels
+from sparkstrom.encoding.backends import F32, I32, U8, Backend
 
 MULTIPLIER_MAX = 1024  # times the smallest tau still leaves three decades of tau above it
 NAMES_SHOWN = 20
@@ -97,11 +97,12 @@ def _end(name: str, start: int, n_params: int, layer_of: Callable[[int], str]) -
 class LayeredKernels:
     """What an encoder calls of a kernel set, layer by layer with each one's own tau.
 
-    Argument tables: ``sparkstrom.encoding.reference``. ``codes`` must have room for all hits.
+    Argument tables: ``sparkstrom.encoding.reference``; ``codes`` must have room for all hits. Where
+    they cross from layer to layer is looked up on the host.
     """
 
-    def __init__(self, kernels: Kernels, layers: Layers) -> None:
-        self._kernels, self._layers = kernels, layers
+    def __init__(self, backend: Backend, layers: Layers) -> None:
+        self._kernels, self._memory, self._layers = backend.kernels, backend.memory, layers
 
     def scan_local(self, local: F32, theta: F32, tau: float, codes: I32) -> tuple[int, int]:
         """``scan_local`` with a tau per layer."""
@@ -119,11 +120,11 @@ class LayeredKernels:
         tau: float,
         codes: I32,
     ) -> tuple[int, int]:
-        hits, worst = 0, 0
+        hits, worst, part = 0, 0, self._memory.part
         for start, stop, multiplier in self._layers.ranges():
-            rest = codes[hits:]
-            found, bits = scan(one[start:stop], other[start:stop], tau * multiplier, rest)
-            rest[:found] += np.where(rest[:found] < 0, -start, start).astype(np.int32)
+            own, rest = slice(start, stop), part(codes, slice(hits, None))
+            found, bits = scan(part(one, own), part(other, own), tau * multiplier, rest)
+            self._kernels.shift_codes(part(rest, slice(found)), start)
             hits, worst = hits + found, max(worst, bits)
         return hits, worst
 
@@ -132,7 +133,9 @@ class LayeredKernels:
     ) -> int:
         """``choose_local`` with a tau per layer."""
         return self._choose(
-            lambda part, *rest: self._kernels.choose_local(local[part], theta[part], *rest),
+            lambda own, *rest: self._kernels.choose_local(
+                self._memory.part(local, own), self._memory.part(theta, own), *rest
+            ),
             tau,
             limit,
             seed,
@@ -142,7 +145,9 @@ class LayeredKernels:
     def choose_replica(self, residual: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
         """``choose_replica`` with a tau per layer."""
         return self._choose(
-            lambda part, *rest: self._kernels.choose_replica(residual[part], *rest),
+            lambda own, *rest: self._kernels.choose_replica(
+                self._memory.part(residual, own), *rest
+            ),
             tau,
             limit,
             seed,
@@ -157,11 +162,11 @@ class LayeredKernels:
         seed: int,
         codes: I32,
     ) -> int:
-        hits = 0
+        hits, part = 0, self._memory.part
         for start, stop, multiplier in self._layers.ranges():
-            rest = codes[hits:]
+            rest = part(codes, slice(hits, None))
             found = choose(slice(start, stop), tau * multiplier, limit, seed + start, rest)
-            rest[:found] += np.where(rest[:found] < 0, -start, start).astype(np.int32)
+            self._kernels.shift_codes(part(rest, slice(found)), start)
             hits += found
         return hits
 
@@ -170,15 +175,17 @@ class LayeredKernels:
     ) -> int:
         """``levels_local`` with a tau per layer."""
         return max(
-            self._kernels.levels_local(local, theta, codes[part], tau * m, top, levels[part])
-            for part, m in self._layers.cut(indices_of(codes))
+            self._kernels.levels_local(
+                local, theta, own, tau * m, top, self._memory.part(levels, at)
+            )
+            for own, at, m in self._cut(codes)
         )
 
     def levels_replica(self, residual: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
         """``levels_replica`` with a tau per layer."""
         return max(
-            self._kernels.levels_replica(residual, codes[part], tau * m, top, levels[part])
-            for part, m in self._layers.cut(indices_of(codes))
+            self._kernels.levels_replica(residual, own, tau * m, top, self._memory.part(levels, at))
+            for own, at, m in self._cut(codes)
         )
 
     def move_levels(
@@ -193,9 +200,10 @@ class LayeredKernels:
     ) -> tuple[int, int]:
         """``move_levels`` with steps per layer."""
         breaches, first = 0, -1
-        for part, m in self._layers.cut(indices_of(codes)):
+        for own, at, m in self._cut(codes):
+            found = self._memory.part(levels, at)
             over, where = self._kernels.move_levels(
-                theta, other, codes[part], levels[part], m * step, m * other_step, q
+                theta, other, own, found, m * step, m * other_step, q
             )
             breaches, first = breaches + over, where if first < 0 else first
         return breaches, first
@@ -205,26 +213,34 @@ class LayeredKernels:
     ) -> tuple[int, int]:
         """``move`` with steps per layer."""
         breaches, first = 0, -1
-        for part, m in self._layers.cut(indices_of(codes)):
-            over, where = self._kernels.move(theta, other, codes[part], m * step, m * other_step, q)
+        for own, _, m in self._cut(codes):
+            over, where = self._kernels.move(theta, other, own, m * step, m * other_step, q)
             breaches, first = breaches + over, where if first < 0 else first
         return breaches, first
 
     def clip_local(self, local: F32, theta: F32, limit: float) -> float:
         """``clip_local`` with a limit per layer."""
+        part = self._memory.part
         return sum(
-            self._kernels.clip_local(local[start:stop], theta[start:stop], limit * m)
+            self._kernels.clip_local(
+                part(local, slice(start, stop)), part(theta, slice(start, stop)), limit * m
+            )
             for start, stop, m in self._layers.ranges()
         )
 
     def clip_replica(self, residual: F32, limit: float) -> float:
         """``clip_replica`` with a limit per layer."""
         return sum(
-            self._kernels.clip_replica(residual[start:stop], limit * m)
+            self._kernels.clip_replica(self._memory.part(residual, slice(start, stop)), limit * m)
             for start, stop, m in self._layers.ranges()
         )
 
+    def _cut(self, codes: I32) -> Iterator[tuple[I32, slice, int]]:
+        """(codes, their place among all codes, multiplier) of each range."""
+        for at, multiplier in self._layers.cut(indices_of(self._memory.to_host(codes))):
+            yield self._memory.part(codes, at), at, multiplier
+
 
 def indices_of(codes: I32) -> I32:
-    """The index of each code of a scan."""
+    """The index of each code of a scan; all of it is on the host."""
     return codes ^ (codes >> 31)

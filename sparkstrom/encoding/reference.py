@@ -136,6 +136,15 @@ def move_levels(
     return _breaches(exact, where, q)
 
 
+def shift_codes(codes: I32, start: int) -> None:
+    """Turn codes of a part's hits into those of the whole: each index becomes index + start.
+
+    codes  i32[hits]  in/out
+    start  i64        in      where the part begins
+    """
+    codes += np.where(codes < 0, -start, start).astype(np.int32)
+
+
 def bitmap_local(
     local: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:

@@ -7,8 +7,22 @@ counts what it destroys: conservation is only a law when the losses are terms of
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.encoding.error_feedback import Operands, Residual
+
+
+class ResidualPostProcessor(Protocol):
+    """What happens to the residual after a message was made of it."""
+
+    def process(self, residual: Residual, at: Operands, publication: int, tau: float, /) -> float:
+        """Change the residual; return the mass that this destroys.
+
+        at           local and theta, where the residual lies between them
+        publication  its number, from 1
+        tau          of that message (parameter units)
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +52,18 @@ class ResidualClipping:
     def is_due(self, publication: int) -> bool:
         """Whether publication number ``publication`` (from 1) ends with clipping."""
         return publication % self.frequency == 0
+
+    def process(self, residual: Residual, at: Operands, publication: int, tau: float) -> float:
+        """Clip where this publication ends with it."""
+        return residual.clip(at, self.multiple * tau) if self.is_due(publication) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class InTurn:
+    """Several post-processors, one after another."""
+
+    processors: tuple[ResidualPostProcessor, ...]
+
+    def process(self, residual: Residual, at: Operands, publication: int, tau: float) -> float:
+        """What all of them destroy."""
+        return sum(one.process(residual, at, publication, tau) for one in self.processors)

@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 
+from sparkstrom.encoding.backends import Memory
+from sparkstrom.encoding.cpu import host_memory
 from sparkstrom.encoding.grid import Flat
 from sparkstrom.encoding.layers import Layers
 
@@ -19,19 +21,20 @@ def tau_reached_by(
     other: Flat,
     sign: int,
     layers: Layers | None = None,
+    memory: Memory = host_memory,
 ) -> float | None:
     """The threshold that ``fraction`` of the residuals reach; None where all of them are 0.
 
-    The residual is ``learnt + sign * other``, f32[n_params] each; of many a sample by chance is
-    taken, the same for the same publication. A residual counts in multiples of its layer's tau.
+    The residual is ``learnt + sign * other``, f32[n_params] each, which lie in ``memory``; of many
+    a sample by chance is taken, the same for the same publication, and nothing else of them comes
+    to the host. A residual counts in multiples of its layer's tau.
     """
-    n_params = learnt.size
+    n_params = learnt.shape[0]
     where = None  # all of them
     if n_params > SAMPLE_PARAMS:  # by chance: a stride would see one column of a matrix
         where = np.random.default_rng(publication).integers(0, n_params, SAMPLE_PARAMS)
-        learnt, other = learnt[where], other[where]
     with np.errstate(invalid="ignore", over="ignore"):
-        sizes = np.abs(learnt + np.float32(sign) * other)
+        sizes = np.abs(memory.take(learnt, where) + np.float32(sign) * memory.take(other, where))
     if layers is not None:
         sizes /= layers.at(np.arange(n_params) if where is None else where)
     wanted = math.ceil(fraction * sizes.size)

@@ -3,9 +3,10 @@
 ``AutoThreshold``, the default, takes it from the present residual's own distribution; the others
 steer it by how much the last message sent.
 
-An algorithm is a frozen option; what it has learnt is a small plain dict that the caller keeps,
-from fit to fit and in checkpoints: ``{}`` before the first message, then ``tau`` (unrounded,
-parameter units) and ``sent_fraction`` (hits per parameter of the last message it looked at).
+A new one is a class here and its name in ``ALGORITHMS``. It is a frozen option; what it has learnt
+is a small plain dict that the caller keeps, from fit to fit and in checkpoints: ``{}`` before the
+first message, then ``tau`` (unrounded, parameter units) and ``sent_fraction`` (hits per parameter
+of the last message it looked at).
 Formulas and reducers are those of DL4J's ``org.deeplearning4j.optimize.solvers.accumulation
 .encoding.threshold``; its "sparsity ratio" is our sent fraction (a larger one is denser).
 """
@@ -29,10 +30,40 @@ FALL_MAX = 0.2  # per publication: from ceiling to floor in two; one late commit
 
 @runtime_checkable
 class ThresholdAlgorithm(Protocol):
-    """What the encoder asks of a threshold; without a number ``levels`` it has one."""
+    """What a threshold is asked; it may be one of the two kinds below as well."""
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
         """The state for the next message, ``tau`` in it; ``None``: nothing was published yet."""
+
+
+@runtime_checkable
+class Leveled(Protocol):
+    """A threshold of which an entry may move by a multiple at once."""
+
+    @property
+    def levels(self) -> int:
+        """An entry moves by tau, 2 tau, ... 2^(levels - 1) tau."""
+
+
+@runtime_checkable
+class FractionAlgorithm(ThresholdAlgorithm, Protocol):
+    """A threshold that says how much to send: tau is what so many of the residuals reach."""
+
+    @property
+    def sent_fraction_min(self) -> float:
+        """Of all parameters; not less than this is wanted."""
+
+    @property
+    def sent_fraction_max(self) -> float:
+        """Of all parameters; this is wanted first, and more never."""
+
+    def next_fraction(self, fraction: float, round_s: float, step_s: float) -> float:
+        """The fraction to send next, from what was wanted last and how that went."""
+
+
+def levels_of(threshold: ThresholdAlgorithm) -> int:
+    """By how many different steps an entry may move: one, unless the threshold knows more."""
+    return threshold.levels if isinstance(threshold, Leveled) else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +172,15 @@ class TargetSparsityThreshold:
         """tau falls by ``decay`` below the target and rises by it above."""
         target = self.sent_fraction_target
         return _steer(state, sent_fraction, self.tau_initial, target, target, self.decay)
+
+
+# Known by name where options are read, saved and checked.
+ALGORITHMS: tuple[type[ThresholdAlgorithm], ...] = (
+    AdaptiveThreshold,
+    AutoThreshold,
+    FixedThreshold,
+    TargetSparsityThreshold,
+)
 
 
 def _steer(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.encoding import backends
+from sparkstrom.encoding.backends import host
 from sparkstrom.encoding.cpu.compiled import kernel
 
 I32 = NDArray[np.int32]
@@ -92,7 +92,7 @@ class Total:
         if self._array is None and (self._hits[0].size + hits[0].size) * SPARSE_MAX > self.n_params:
             self._array = self.dense()
         if self._array is not None:
-            self.overflows += backends.kernels().sum_hits(self._array, *hits)[0]
+            self.overflows += host().kernels.sum_hits(self._array, *hits)[0]
             return
         room = self._hits[0].size + hits[0].size
         indices, quanta = np.empty(room, np.int32), np.empty(room, np.int32)
@@ -107,7 +107,7 @@ class Total:
             self.add(other._hits)
         elif self._array is None:
             mine, self._array = self._hits, other._array.copy()
-            self.overflows += backends.kernels().sum_hits(self._array, *mine)[0]
+            self.overflows += host().kernels.sum_hits(self._array, *mine)[0]
         else:
             before = self._array.copy()
             self._array += other._array

@@ -142,6 +142,20 @@ class Placeable(Protocol):
 
 
 @runtime_checkable
+class DeviceModel(Protocol):
+    """A model that can train on the memory of a GPU in place. Asked on executors, after ``place``.
+
+    Where it does, parameters, residual and encoding are there, too, and ``bind`` gets an array with
+    ``__cuda_array_interface__``, f32[n_params]. Nothing of the mesh is under way on the device when
+    ``step`` begins, and nothing of the model's may be when ``step`` returns, on whatever stream.
+    """
+
+    @property
+    def cuda_device(self) -> int | None:
+        """The index of its GPU among those that this process sees; None where it is on the host."""
+
+
+@runtime_checkable
 class Paced(Protocol):
     """A model whose momentum and schedules count the fit's minibatches, not its own steps.
 

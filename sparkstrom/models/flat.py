@@ -60,6 +60,19 @@ def bindable(params: Flat, n_params: int) -> Flat:
     return params
 
 
+def bindable_on_device(params: Any, n_params: int) -> Any:
+    """The same for memory of a GPU, by its ``__cuda_array_interface__``."""
+    told = params.__cuda_array_interface__
+    shape, read_only = tuple(told["shape"]), told["data"][1]
+    fits = shape == (n_params,) and told["typestr"] == "<f4"
+    if not fits or told.get("strides") not in (None, (4,)) or read_only:
+        raise UsageError(
+            f"parameters {told['typestr']}{list(shape)} on a device: need <f4[{n_params}],"
+            " contiguous and writable"
+        )
+    return params
+
+
 def one_array(columns: Columns, what: str = "features") -> NDArray[Any]:
     """The only array there is. Raise UsageError for several: not every model takes them."""
     if isinstance(columns, np.ndarray):

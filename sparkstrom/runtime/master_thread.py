@@ -265,7 +265,7 @@ class MasterThread(threading.Thread):
 
     def _copied(self) -> Snapshot:
         theta = self._theta
-        return Snapshot(theta.commit, theta.values.copy(), theta.buffers)
+        return Snapshot(theta.commit, theta.to_host(), theta.buffers)
 
     def _replace_transport(self) -> None:
         """Another media driver, on the same port: workers know no other place to request at."""

@@ -3,6 +3,8 @@
 ``train_on="local"``: the model works on ``local = theta + residual``; there is no residual array.
 ``train_on="replica"``: the model works on a copy of theta, and what it changed goes to the
 encoder's residual (Strom 2015; DL4J's EncodedGradientsAccumulator).
+
+All of it is memory of theta's backend, on the host or on a device; the model is bound to it there.
 """
 
 from __future__ import annotations
@@ -44,9 +46,9 @@ class Replica:
 
     def __init__(self, model: FlatModel, theta: Theta, encoder: Encoder, *, local: bool) -> None:
         self.model, self.theta, self.encoder = model, theta, encoder
-        self._trains_local = local
-        self._working: Flat = theta.values.copy()  # what the model changes in place
-        self._delta: Flat | None = None if local else np.zeros_like(self._working)
+        self._memory = theta.backend.memory
+        self._working = theta.open_local() if local else theta.copy()  # the model changes it
+        self._delta = None if local else self._memory.zeros(theta.n_params, np.float32)
         self._own: deque[Own] = deque()
         self._installed = False
         self._lock = threading.Lock()  # theta and the commit that it is at change together
@@ -54,8 +56,8 @@ class Replica:
 
     @property
     def local(self) -> Flat | None:
-        """theta + residual, where the model trains on it."""
-        return self._working if self._trains_local else None
+        """theta + residual, where the model trains on it; memory of theta's backend."""
+        return self.theta.local
 
     @property
     def commit(self) -> int:
@@ -81,7 +83,7 @@ class Replica:
     def apply(self, hits: Hits | Bitmap, commit: int) -> None:
         """Somebody else's update."""
         with self._lock:
-            self.theta.add(hits, self.local)
+            self.theta.add(hits)
             self.theta.commit = commit
 
     def apply_update(self, update: Committed) -> None:
@@ -104,22 +106,19 @@ class Replica:
 
     def _apply_sum(self, total: Total, passed: int, commit: int) -> None:
         with self._lock:
-            self.theta.add_sum(total, self.local)
+            self.theta.add_sum(total)
             for _ in range(passed):
                 self._own.popleft()
             self.theta.commit = commit
 
     def install(self, install: Install) -> None:
         """Take another theta; the residual stays."""
-        before = self.theta.values.copy()
         with self._lock:
             self.theta.install(install.chunks, install.held, install.own, install.commit)
             self._own = deque(
                 Own(None if update.form == BUFFERS else update) for update in install.own
             )
         self.begin()
-        if self._trains_local:
-            self._working += self.theta.values - before
 
     def begin(self) -> None:
         """theta is there: the model takes its buffers, unless it goes on with its own."""
@@ -142,13 +141,13 @@ class Replica:
 
     def step(self, batch: Batch) -> float:
         """Train on one minibatch; return its mean loss. Raise TrainingError where it is none."""
-        if not self._trains_local:
-            self._working[:] = self.theta.values
+        if self._delta is not None:
+            self.theta.copy_to(self._working)
         loss = self.model.step(batch)
         if not np.isfinite(loss):
             raise TrainingError(NOT_FINITE_LOSS.format(loss))
         if self._delta is not None:
-            np.subtract(self._working, self.theta.values, out=self._delta)
+            self.theta.subtract_from(self._working, self._delta)
         return loss
 
     def measure(self, batches: Iterable[Batch], metric: str) -> tuple[float, float]:
@@ -156,12 +155,12 @@ class Replica:
 
         What the model has learnt beyond theta is set aside meanwhile, and is there again after.
         """
-        learnt = self._working.copy()
-        self._working[:] = self.theta.values
+        learnt = self._memory.copy(self._working)
+        self.theta.copy_to(self._working)
         try:
             figures = [measured(self.model, batch, metric) for batch in batches]
         finally:
-            self._working[:] = learnt
+            self._memory.assign(self._working, learnt)
         sums, weights = zip(*figures, strict=True) if figures else ((), ())
         return math.fsum(sums), math.fsum(weights)
 
@@ -172,9 +171,8 @@ class Replica:
 
     def publish(self) -> Encoded | None:
         """Take out of the residual what reached the threshold and put it into theta."""
-        learnt = self._working if self._delta is None else self._delta
         with self._lock:
-            encoded = self.encoder.publish(learnt, self.theta.values)
+            encoded = self.theta.publish(self.encoder, self._delta)
             if encoded is not None:
                 self._own.append(Own(encoded))
         return encoded
@@ -183,7 +181,7 @@ class Replica:
 
     def residual(self) -> Flat:
         """A copy of what was learnt and not sent."""
-        return self.encoder.residual(self._working, self.theta.values)
+        return self.theta.residual(self.encoder)
 
     def unsent_mass(self) -> float:
         """Sum of absolute values of what it has learnt and no commit has (parameter units)."""
@@ -193,15 +191,15 @@ class Replica:
 
     def add_residual(self, residual: Flat) -> None:
         """What another fit left: residuals add."""
-        self.encoder.add_residual(residual, self._working)
+        self.theta.add_residual(self.encoder, residual)
 
     def residual_mass(self) -> float:
         """Sum of absolute values, in parameter units: one pass over it."""
-        return self.encoder.residual_norms(self._working, self.theta.values)[0]
+        return self.theta.residual_norms(self.encoder)[0]
 
     def residual_norm(self) -> float:
         """Euclidean, in parameter units."""
-        return self.encoder.residual_norms(self._working, self.theta.values)[1]
+        return self.theta.residual_norms(self.encoder)[1]
 
 
 NOT_FINITE_LOSS = (

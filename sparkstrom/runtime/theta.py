@@ -1,6 +1,7 @@
 """Theta: the shared parameters as one process holds them, on the exact grid.
 
-Whoever holds one applies every commit once, in any order, and has the same bits.
+Whoever holds one applies every commit once, in any order, and has the same bits, whichever backend
+it is on. Its memory is the backend's: the host asks for operations, and for copies.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from sparkstrom.codec.payload import (
     encode_theta,
     read_bitmap_untrusted,
 )
-from sparkstrom.encoding.backends import SCRATCH_BYTES, kernels
+from sparkstrom.encoding.backends import SCRATCH_BYTES, Backend, host
 from sparkstrom.encoding.encoded import Encoded
+from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.grid import quantum
 from sparkstrom.encoding.layers import Layers
@@ -40,11 +42,21 @@ def chunk_count(n_params: int) -> int:
 
 
 class Theta:
-    """f32[n_params], every value a multiple of 2^-k."""
+    """f32[n_params], every value a multiple of 2^-k; and local, where a model trains on it.
 
-    def __init__(self, n_params: int, k: int, layers: Layers | None = None) -> None:
-        self.values: Flat = np.zeros(n_params, np.float32)
-        self.layers = layers  # whose thresholds are multiples of an update's tau
+    ``local``, f32[n_params], moves with theta, so that their difference, the residual, stays.
+    """
+
+    def __init__(
+        self, n_params: int, k: int, layers: Layers | None = None, backend: Backend | None = None
+    ) -> None:
+        """All 0. ``backend``: where it lies; None: on the host."""
+        self.backend = backend or host()
+        self._kernels, self._memory = self.backend.kernels, self.backend.memory
+        self.n_params, self.layers = n_params, layers  # of which thresholds are multiples of tau
+        self._values: Flat = self._memory.zeros(n_params, np.float32)
+        self._read_part = self._memory.reader(self._values)
+        self.local: Flat | None = None
         self.k, self.q = k, quantum(k)
         self.commit = 0  # newest commit applied
         self.breaches = 0  # parameters that left the exact range, counted
@@ -52,9 +64,63 @@ class Theta:
         self.buffers = b""  # arrays beside the parameters, as the model lays them out
         self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
 
-    @property
-    def n_params(self) -> int:
-        return self.values.size
+    # -- whole vectors ---------------------------------------------------------------------------
+
+    def load(self, values: Flat) -> None:
+        """Become these, f32[n_params] on the host and on the grid."""
+        self._memory.assign(self._values, values)
+
+    def to_host(self) -> Flat:
+        """A copy for the host."""
+        return self._memory.to_host(self._values).copy()
+
+    def copy(self) -> Flat:
+        """A copy where theta lies."""
+        return self._memory.copy(self._values)
+
+    def copy_to(self, target: Flat) -> None:
+        """target := theta; it lies where theta does."""
+        self._memory.assign(target, self._values)
+
+    def subtract_from(self, values: Flat, out: Flat) -> None:
+        """out := values - theta; both lie where theta does."""
+        self._memory.subtract(out, values, self._values)
+
+    def open_local(self) -> Flat:
+        """Have ``local`` from now on, equal to theta at first."""
+        self.local = self.copy()
+        return self.local
+
+    def digest(self) -> str:
+        """SHA-256 of parameters and buffers, as hex."""
+        values = self._memory.to_host(self._values)
+        return hashlib.sha256(values.tobytes() + self.buffers).hexdigest()
+
+    # -- what is learnt here ---------------------------------------------------------------------
+
+    def publish(self, encoder: Encoder, delta: Flat | None = None) -> Encoded | None:
+        """Let the encoder take the next update out of ``local``, or out of what a step changed."""
+        return encoder.publish(self._learnt(delta), self._values)
+
+    def residual(self, encoder: Encoder) -> Flat:
+        """A copy for the host of what was learnt and not sent."""
+        return encoder.residual(self._learnt(self._values), self._values)
+
+    def residual_norms(self, encoder: Encoder) -> tuple[float, float]:
+        """Its sum of absolute values, and its Euclidean norm."""
+        return encoder.residual_norms(self._learnt(self._values), self._values)
+
+    def add_residual(self, encoder: Encoder, saved: Flat) -> None:
+        """Add what another fit left, f32[n_params] on the host."""
+        encoder.add_residual(saved, self._learnt(self._values))
+
+    def _learnt(self, otherwise: Flat | None) -> Flat:
+        """``local``; without one, an encoder has the residual, and needs no more than this."""
+        learnt = otherwise if self.local is None else self.local
+        assert learnt is not None, "who has no local publishes what a step changed"
+        return learnt
+
+    # -- updates ---------------------------------------------------------------------------------
 
     def decode(self, update: Encoded | Update | Committed) -> Hits:
         """The update's indices and quanta. Raise WireError where it is none."""
@@ -75,31 +141,37 @@ class Theta:
             update.payload, update.form, update.count, update.tau_quanta, self.n_params
         )
 
-    def add(self, hits: Hits | Bitmap, local: Flat | None = None) -> None:
+    def add(self, hits: Hits | Bitmap) -> None:
         """theta, and local where there is one, move by the hits."""
-        kernel = kernels()
+        self._add(hits, self.local)
+
+    def _add(self, hits: Hits | Bitmap, local: Flat | None) -> None:
+        kernels, put = self._kernels, self._memory.from_host
         if isinstance(hits, Bitmap):
             step = hits.tau_quanta * self.q
-            rest = (hits.packed, hits.side, step, self.q, self._scratch)
+            rest = (put(hits.packed), hits.side, step, self.q, self._scratch)
             if local is None:
-                self.count(kernel.bitmap_add(self.values, *rest))
+                self.count(kernels.bitmap_add(self._values, *rest))
             else:
-                self.count(kernel.bitmap_add_both(self.values, local, *rest))
-        elif local is None:
-            self.count(kernel.apply_hits(self.values, *hits, self.q))
+                self.count(kernels.bitmap_add_both(self._values, local, *rest))
+            return
+        indices, quanta = put(hits[0]), put(hits[1])
+        if local is None:
+            self.count(kernels.apply_hits(self._values, indices, quanta, self.q))
         else:
-            self.count(kernel.apply_hits_both(self.values, local, *hits, self.q))
+            self.count(kernels.apply_hits_both(self._values, local, indices, quanta, self.q))
 
-    def add_sum(self, total: Total, local: Flat | None = None) -> None:
+    def add_sum(self, total: Total) -> None:
         """theta, and local where there is one, move by merged updates."""
-        kernel = kernels()
         self.breaches += total.overflows
         if total.array is None:
-            self.add(total.hits, local)
-        elif local is None:
-            self.count(kernel.add_quanta(self.values, total.array, self.q))
+            self.add(total.hits)
+            return
+        array = self._memory.from_host(total.array)
+        if self.local is None:
+            self.count(self._kernels.add_quanta(self._values, array, self.q))
         else:
-            self.count(kernel.add_quanta_both(self.values, local, total.array, self.q))
+            self.count(self._kernels.add_quanta_both(self._values, self.local, array, self.q))
 
     def count(self, breaches: tuple[int, int]) -> None:
         """Take note of parameters that left the exact range."""
@@ -108,17 +180,22 @@ class Theta:
             self.first_breach = first
         self.breaches += number
 
+    # -- snapshots -------------------------------------------------------------------------------
+
     def chunk(self, index: int, less: Iterable[Hits] = ()) -> Chunk:
-        """Part of a snapshot, as of ``commit``: without updates that no commit has yet."""
+        """Part of a snapshot, as of ``commit``: without updates that no commit has yet.
+
+        For any thread, while nothing changes theta.
+        """
         begin = index * CHUNK_PARAMS
         if begin >= self.n_params:
             return Chunk(index=index, commit=self.commit, payload=self.buffers)
-        part = self.values[begin : begin + CHUNK_PARAMS]
+        part = self._read_part(begin, min(begin + CHUNK_PARAMS, self.n_params))
         for indices, quanta in less:
             first, last = np.searchsorted(indices, (begin, begin + part.size))
             part = part.copy()
             hits = indices[first:last] - np.int32(begin), -quanta[first:last]
-            kernels().apply_hits(part, *hits, self.q)
+            host().kernels.apply_hits(part, *hits, self.q)
         return Chunk(index=index, commit=self.commit, payload=encode_theta(part))
 
     def install(
@@ -130,20 +207,23 @@ class Theta:
     ) -> None:
         """Become the snapshot, plus what each chunk lacks of ``held``, plus ``own``.
 
+        local moves by as much as theta does.
         A chunk has all of a sum or nothing: no sum of ``held`` goes past its commit.
         """
+        before = None if self.local is None else self.copy()
         has = np.zeros(chunk_count(self.n_params), np.int64)
         *of_parameters, of_buffers = chunks
         self.buffers = of_buffers.payload
         for chunk in of_parameters:
-            part = self.values[chunk.index * CHUNK_PARAMS : (chunk.index + 1) * CHUNK_PARAMS]
-            part[:] = decode_theta_untrusted(chunk.payload, part.size, self.k)
+            begin = chunk.index * CHUNK_PARAMS
+            part = self._values[begin : min(begin + CHUNK_PARAMS, self.n_params)]
+            self._memory.assign(part, decode_theta_untrusted(chunk.payload, part.size, self.k))
             has[chunk.index] = chunk.commit
         for committed in held:
             if isinstance(committed, MergedRange):
                 indices, quanta = decode_quanta_untrusted(committed.payload, self.n_params).hits
                 lacking = has[indices // CHUNK_PARAMS] <= committed.after
-                self.add((indices[lacking], quanta[lacking]))
+                self._add((indices[lacking], quanta[lacking]), None)
                 continue
             if committed.form == Form.BUFFERS:
                 if committed.commit > of_buffers.commit:
@@ -151,11 +231,15 @@ class Theta:
                 continue
             indices, quanta = self.decode(committed)
             lacking = has[indices // CHUNK_PARAMS] < committed.commit
-            self.add((indices[lacking], quanta[lacking]))
+            self._add((indices[lacking], quanta[lacking]), None)
         for update in own:
             if update.form != Form.BUFFERS:
-                self.add(self.read(update))
+                self._add(self.read(update), None)
         self.commit = commit
+        if before is not None:
+            assert self.local is not None, "there was one before"
+            self._memory.subtract(before, self._values, before)
+            self._memory.add(self.local, before)
 
     def merge(self, wanted: SendMerged) -> MergedRange:
         """The sum of these commits; looks at no parameter."""
@@ -185,10 +269,6 @@ class Theta:
             indices, quanta = self.decode(update)
             total.add((indices, -quanta))
         return total
-
-    def digest(self) -> str:
-        """SHA-256 of parameters and buffers, as hex."""
-        return hashlib.sha256(self.values.tobytes() + self.buffers).hexdigest()
 
 
 class BoundedTotal(Total):

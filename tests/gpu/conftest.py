@@ -13,17 +13,37 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
-from sparkstrom.encoding.cuda import cuda_bitmaps, cuda_device, cuda_memory, cuda_scan, cuda_steps
+from sparkstrom.encoding.cuda import (
+    cuda_bitmaps,
+    cuda_blocks,
+    cuda_device,
+    cuda_levels,
+    cuda_memory,
+    cuda_scan,
+    cuda_steps,
+)
 from sparkstrom.encoding.cuda.cuda_device import SIMULATED
 
-settings.register_profile("gpu", deadline=None, max_examples=10 if SIMULATED else 100)
+# Looking for the smallest example that fails takes the simulator minutes.
+PHASES = [Phase.explicit, Phase.reuse, Phase.generate] if SIMULATED else list(Phase)
+settings.register_profile(
+    "gpu", deadline=None, max_examples=10 if SIMULATED else 100, phases=PHASES
+)
 
 
 # The simulator's threads look through the globals of a kernel's module at every call. Python adds
 # a key to them at the first warning that comes from there; it has to be there before.
-KERNEL_MODULES = (cuda_bitmaps, cuda_device, cuda_memory, cuda_scan, cuda_steps)
+KERNEL_MODULES = (
+    cuda_bitmaps,
+    cuda_blocks,
+    cuda_device,
+    cuda_levels,
+    cuda_memory,
+    cuda_scan,
+    cuda_steps,
+)
 
 allocating = threading.Lock()
 

@@ -9,15 +9,15 @@ import pytest
 from numba import cuda
 from numpy.typing import NDArray
 
-from sparkstrom.base.errors import TrainingError, UsageError
-from sparkstrom.encoding import backends
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.encoding import backends, samples
 from sparkstrom.encoding.cuda.cuda_device import is_usable
 from sparkstrom.encoding.encoder import Encoded, Encoder
 from sparkstrom.encoding.forms import Form
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
-from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
+from sparkstrom.encoding.thresholds import AdaptiveThreshold, AutoThreshold, FixedThreshold
 
 if not is_usable():  # the simulator is
     pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
@@ -130,7 +130,42 @@ def test_accumulating_is_publishing_later() -> None:
     assert device.held() == host.held()
 
 
-@pytest.mark.parametrize("option", [{"warm_up": WarmUp(2)}, {"layers": Layers((N,), (2,))}])
-def test_what_works_on_the_host_only_is_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="work on the host only"):
-        Encoder(N, K, FixedThreshold(1e-3), backend=backends.backend("cuda"), **option)
+def tied(n: int, steps: int) -> list[F32]:
+    """As after Adam's first step: all alike, some a multiple."""
+    random = np.random.default_rng(n)
+    sizes = np.float32([1, 1, 1, 1, 2, 4, 9])
+    return [
+        (random.choice([-1, 1], n) * random.choice(sizes, n) * 2.0**-10).astype(np.float32)
+        for _ in range(steps)
+    ]
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("learnt", [deltas(N, 3, 3e-3), tied(N, 3)], ids=["any", "tied"])
+@pytest.mark.parametrize("layers", [None, Layers((7, 130, N), (3, 1, 2))], ids=["flat", "layers"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"threshold": AutoThreshold(0.02, 0.1)},
+        {"threshold": AutoThreshold(0.02, 0.1, levels=1), "shake_frequency": 2},
+        {"threshold": FixedThreshold(1e-3, levels=3), "clipping": ResidualClipping(1.5, 2)},
+        {"threshold": AdaptiveThreshold(1e-3), "warm_up": WarmUp(3)},
+    ],
+    ids=["auto", "auto-one-level", "levels", "warm-up"],
+)
+def test_all_options_send_the_same_from_either_backend(
+    train_on: str, learnt: list[F32], layers: Layers | None, options: dict[str, Any]
+) -> None:
+    """Of more than ``SAMPLE_PARAMS`` parameters a sample says tau: here of 300."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples, "SAMPLE_PARAMS", 200)
+        host, device = workers(train_on, layers=layers, aggregation="sqrt", workers=2, **options)
+        for delta in learnt:
+            update = host.learn(delta)
+            assert device.learn(delta) == update
+            assert update is not None
+            assert device.held() == host.held()
+    ours, theirs = device.encoder.counters, host.encoder.counters
+    assert ours.mass_clipped == pytest.approx(theirs.mass_clipped, rel=1e-12)
+    theirs.mass_clipped = ours.mass_clipped
+    assert ours == theirs

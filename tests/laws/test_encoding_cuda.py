@@ -13,17 +13,43 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PASSED = 35  # at least so many, so that skipping all of them is no success
+PASSED = 80  # at least so many, so that skipping all of them is no success
+ON_DEVICE_MEMORY = (  # the same tests as on the host; memory is a device's (``memories``)
+    "test_theta.py",
+    "test_replica.py",
+    "test_measuring.py",
+    "test_layered.py",
+    "test_interleavings.py",
+    "test_trainer.py",
+)
 
 
-def test_kernels_for_cuda_under_the_simulator() -> None:
-    if os.environ.get("NUMBA_ENABLE_CUDASIM") == "1":
-        pytest.skip("all of this run is simulated: tests/gpu has run by itself")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/gpu"]
+def passed(*arguments: str) -> int:
+    """Run tests in a process under the simulator; how many passed."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *arguments]
     environment = os.environ | {"NUMBA_ENABLE_CUDASIM": "1"}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    passed = next(line for line in reversed(done.stdout.splitlines()) if " passed" in line)
-    assert int(passed.split(" passed")[0].split()[-1]) >= PASSED
+    line = next(line for line in reversed(done.stdout.splitlines()) if " passed" in line)
+    return int(line.split(" passed")[0].split()[-1])
+
+
+@pytest.mark.skipif(
+    os.environ.get("NUMBA_ENABLE_CUDASIM") == "1",
+    reason="all of this run is simulated: these tests have run by themselves",
+)
+@pytest.mark.parametrize(
+    ("arguments", "least"),
+    [
+        (("tests/gpu",), PASSED),
+        (
+            ("-p", "tests.gpu.conftest", *(f"tests/unit/runtime/{f}" for f in ON_DEVICE_MEMORY)),
+            100,
+        ),
+    ],
+    ids=["kernels and encoders", "theta and replicas"],
+)
+def test_on_a_device_under_the_simulator(arguments: tuple[str, ...], least: int) -> None:
+    assert passed(*arguments) >= least

@@ -150,7 +150,8 @@ def test_the_fast_kernels_are_the_defined_ones(
                         moved, other, codes[:hits], of, tau_here, other_step, 2.0**-20
                     )
                 )
-            answer += [of.tolist(), moved.tolist(), other.tolist()]
+            kernels.shift_codes(codes[:hits], limit >> 2)
+            answer += [of.tolist(), moved.tolist(), other.tolist(), codes[:hits].tolist()]
         answers.append(answer)
     assert answers[0] == answers[1]
 

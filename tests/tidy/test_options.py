@@ -14,12 +14,7 @@ import pytest
 
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
-from sparkstrom.encoding.thresholds import (
-    AdaptiveThreshold,
-    AutoThreshold,
-    FixedThreshold,
-    TargetSparsityThreshold,
-)
+from sparkstrom.encoding.thresholds import ALGORITHMS
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
@@ -28,12 +23,9 @@ TESTS = Path(__file__).parents[1]
 OPTIONS = [
     f"{owner.__name__}.{option.name}"
     for owner in (
-        AdaptiveThreshold,
-        AutoThreshold,
-        FixedThreshold,
+        *ALGORITHMS,
         ResidualClipping,
         SharedTrainingMaster,
-        TargetSparsityThreshold,
         VoidConfiguration,
         WarmUp,
     )

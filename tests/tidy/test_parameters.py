@@ -17,7 +17,8 @@ SOURCES = sorted((ROOT / "sparkstrom").rglob("*.py"))
 
 KERNELS = {  # in encoding/, and the step that XLA compiles
     *("bitmap_local", "bitmap_replica", "read_sparse"),
-    *("_find_local", "_find_replica", "_record", "_write", "_write_amounts", "_written"),
+    *("_find_chosen", "_find_levels", "_find_local", "_find_replica", "record"),
+    *("_move_each", "_write", "_write_amounts", "_written"),
     "_next",
 }
 CONSTRUCTORS = {

@@ -32,6 +32,7 @@ from sparkstrom.encoding.cpu.levels_cpu import (
     levels_local,
     levels_replica,
     move_levels,
+    shift_codes,
 )
 from sparkstrom.encoding.grid import EXACT_QUANTA
 
@@ -58,6 +59,7 @@ __all__ = [
     "norms_replica",
     "scan_local",
     "scan_replica",
+    "shift_codes",
     "sum_hits",
 ]
 

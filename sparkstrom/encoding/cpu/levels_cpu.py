@@ -127,3 +127,10 @@ def move_levels(
         if abs(exact) > limit:
             breaches, first = breaches + 1, (np.int64(at) if first < 0 else first)
     return breaches, first
+
+
+@kernel("void(i4[::1], i8)")
+def shift_codes(codes: I32, start: int) -> None:
+    """See ``reference.shift_codes``."""
+    for j in range(codes.shape[0]):
+        codes[j] += -start if codes[j] < 0 else start

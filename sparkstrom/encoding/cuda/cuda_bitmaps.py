@@ -2,7 +2,6 @@
 
 The threads of a block look at parameters side by side and leave each one's state in shared memory;
 when all of the tile is there, they make bytes of four. Signs are chosen, not multiplied by.
-Helpers live in this file: the simulator swaps ``cuda`` per file.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from sparkstrom.encoding.cuda.cuda_blocks import LAST, note_if
 from sparkstrom.encoding.cuda.cuda_device import (
     ITEMS,
     THREADS,
@@ -27,7 +27,6 @@ from sparkstrom.encoding.cuda.cuda_device import (
 from sparkstrom.encoding.grid import EXACT_QUANTA
 
 F32, F64, I32, U8 = np.float32, np.float64, np.int32, np.uint8
-LAST = 2**31 - 1  # positions are kept as LAST - position: the first is the largest, and 0 is none
 
 
 @helper
@@ -45,13 +44,6 @@ def _amount(state: Any, step: Any, part: Any) -> Any:
     if state == U8(3):
         return part
     return step if state == U8(1) else -step
-
-
-@helper
-def _note_if(over: bool, position: Any, answer: Any) -> None:
-    if over:
-        cuda.atomic.add(answer, 0, I32(1))
-        cuda.atomic.max(answer, 1, I32(LAST - position))
 
 
 @kernel("void(f4[::1], f4[::1], b1, f4, i8, f4, f4, f8, u1[::1], i4[::1])")
@@ -87,7 +79,7 @@ def _write(
                 if other_step != F32(0):
                     change = _amount(state, other_step, F32(other_step * toward))
                     other[i] = F32(other[i] + change)
-                _note_if(abs(exact) > limit, i, answer)
+                note_if(abs(exact) > limit, i, answer)
                 hits += I32(state != U8(3))
                 halves += I32(state == U8(3))
         states[place] = state
@@ -113,7 +105,7 @@ def _add(theta: Any, packed: Any, step: Any, part: Any, limit: Any, answer: Any)
         if state != U8(0):
             exact = F64(theta[i]) + F64(_amount(state, step, part))
             theta[i] = F32(exact)
-            _note_if(abs(exact) > limit, i, answer)
+            note_if(abs(exact) > limit, i, answer)
 
 
 def bitmap_local(

@@ -11,17 +11,21 @@ integer, squares of float32 in float64), or chooses a sign in place of multiplyi
 fused and separate operations give the same bits.
 
 Under Numba's simulator (``NUMBA_ENABLE_CUDASIM=1``) a thread is a Python thread: blocks are small.
+It puts its own ``cuda`` into a kernel's file while the kernel runs. A helper's file it would change
+and change back at every call, under the eyes of other threads; there ``running`` stands for it.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from ctypes import byref
 from typing import Any, TypeVar, cast
 
 import numpy as np
 from numba import cuda
 from numba.core import config
+from numba.cuda.cudadrv import driver, drvapi
 from numba.cuda.cudadrv.devicearray import is_cuda_ndarray
 from numba.cuda.cudadrv.error import CudaSupportError
 from numpy.typing import DTypeLike, NDArray
@@ -37,6 +41,8 @@ THREADS = 8 if SIMULATED else 256
 PREFIX_THREADS = 8 if SIMULATED else 1024  # of the one block that adds up all tiles
 ITEMS = 32  # parameters per thread, as many as a word has bits
 TILE = THREADS * ITEMS  # parameters per block
+
+STREAM_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING: no order with the legacy default stream
 
 # A small model is no mistake, and neither is a prefix sum in one block.
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
@@ -59,6 +65,41 @@ def require() -> None:
             "backend='cuda': there is a GPU, but Numba finds no compiler for it (libNVVM)."
             " Install the CUDA toolkit or the package numba-cuda, or use backend='cpu'"
         )
+
+
+def select(index: int) -> None:
+    """Let this thread work on that device. Raise SetupError where there is none."""
+    try:
+        count = len(cuda.gpus)
+    except CudaSupportError:
+        require()  # says what is missing
+        raise
+    if not 0 <= index < count:
+        raise SetupError(f"backend='cuda': device {index} is wanted, Numba sees {count}")
+    if getattr(cuda.gpus.current, "id", None) != index:
+        cuda.select_device(index)
+    scratch.move_to(index)
+
+
+def current_device() -> int:
+    """The index of the device that this thread works on."""
+    return int(cuda.current_context().device.id) if not SIMULATED else 0
+
+
+def stream_apart() -> Any:
+    """A stream of this thread's device that waits for no other one, nor others for it.
+
+    Numba makes streams that wait for the default one, on which a model's step is under way.
+    """
+    if SIMULATED:
+        return cuda.stream()
+    if driver.USE_NV_BINDING:
+        handle = int(driver.driver.cuStreamCreate(STREAM_NON_BLOCKING))
+    else:
+        made = drvapi.cu_stream()
+        driver.driver.cuStreamCreate(byref(made), STREAM_NON_BLOCKING)
+        handle = made.value
+    return cuda.external_stream(handle)
 
 
 def is_usable() -> bool:
@@ -86,8 +127,23 @@ def kernel(signature: str) -> Callable[[Callable[..., None]], Any]:
 
 
 def helper(function: Function) -> Function:
-    """Compile a function that only kernels of the same file call."""
+    """Compile a function that kernels call: of the same file, or from ``cuda_blocks``."""
     return cast(Function, cuda.jit(function, device=True))
+
+
+class _Running:
+    """``numba.cuda`` as the simulated kernel that runs has it."""
+
+    def __init__(self) -> None:
+        from numba.cuda.simulator import kernel
+
+        self._simulated = kernel
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._simulated._get_kernel_context(), name)
+
+
+running: Any = _Running() if SIMULATED else cuda  # ``cuda`` of a file that has helpers only
 
 
 def tiles_of(n: int) -> int:
@@ -136,6 +192,12 @@ class Scratch(threading.local):
 
     def __init__(self) -> None:
         self._arrays: dict[str, DeviceArray] = {}
+        self._device: int | None = None
+
+    def move_to(self, device: int) -> None:
+        """What lies on another device is of no use any more."""
+        if device != self._device:
+            self._arrays, self._device = {}, device
 
     def get(self, name: str, size: int, dtype: DTypeLike) -> DeviceArray:
         """The array of this name, with at least ``size`` entries; garbage at first."""

@@ -4,7 +4,7 @@ The pass leaves one bit per parameter: a block looks at a tile, its threads side
 and gathers hits as the bits of 32-bit words, with their rank within the tile. A prefix sum over
 the tiles' counts then says where each tile's codes begin, and a last kernel writes them. It reads
 the words alone, a 64th of what the pass has read. So codes ascend as on the CPU, whatever order
-blocks run in. Helpers live in this file: the simulator swaps ``cuda`` per file.
+blocks run in.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from sparkstrom.encoding.cuda.cuda_blocks import ONE, larger, prefix_sum, record
 from sparkstrom.encoding.cuda.cuda_device import (
     ITEMS,
     PREFIX_THREADS,
     THREADS,
     TILE,
     DeviceArray,
-    helper,
     kernel,
     scratch,
     taken,
@@ -30,74 +30,6 @@ from sparkstrom.encoding.cuda.cuda_device import (
 U32, I32 = np.uint32, np.int32
 MAGNITUDE = np.int32(0x7FFFFFFF)
 GROUP = 8  # values on their way to a thread at the same time
-ONE = np.uint32(1)
-
-
-@helper
-def _larger(one: Any, other: Any) -> Any:  # Numba 0.68 fails at compiling ``max`` for CUDA
-    return one if one > other else other
-
-
-@helper
-def _record(
-    hits: Any, down: Any, worst: Any, words: Any, downs: Any, ranks: Any, counts: Any, worsts: Any
-) -> None:
-    """Turn a thread's hits (bit k: parameter k * THREADS + thread) into words in index order."""
-    shared_hits = cuda.shared.array(THREADS, np.uint32)
-    shared_down = cuda.shared.array(THREADS, np.uint32)
-    sums = cuda.shared.array(THREADS, np.int32)
-    largest = cuda.shared.array(1, np.int32)
-    thread, tile = cuda.threadIdx.x, cuda.blockIdx.x
-    shared_hits[thread] = U32(0)
-    shared_down[thread] = U32(0)
-    if thread == 0:
-        largest[0] = I32(0)
-    any_hit = cuda.syncthreads_or(I32(hits != U32(0)))
-    if worst > largest[0]:  # an old value at worst asks for an atomic too many
-        cuda.atomic.max(largest, 0, worst)
-    at = tile * THREADS + thread
-    if not any_hit:
-        words[at] = U32(0)
-        cuda.syncthreads()
-        if thread == 0:
-            counts[tile] = I32(0)
-            worsts[tile] = largest[0]
-        return
-    while hits != U32(0):
-        item = U32(cuda.ffs(hits) - 1)
-        place = U32(item * U32(THREADS) + U32(thread))
-        bit = U32(ONE << U32(place & U32(31)))
-        cuda.atomic.or_(shared_hits, place >> U32(5), bit)
-        if U32(down >> item) & ONE:
-            cuda.atomic.or_(shared_down, place >> U32(5), bit)
-        hits = U32(hits & U32(hits - ONE))
-    cuda.syncthreads()
-    word = shared_hits[thread]
-    found = I32(cuda.popc(word))
-    _prefix_sum(sums, found, THREADS)
-    words[at] = word
-    if word != U32(0):
-        downs[at] = shared_down[thread]
-        ranks[at] = sums[thread] - found
-    if thread == 0:
-        counts[tile] = sums[THREADS - 1]
-        worsts[tile] = largest[0]
-
-
-@helper
-def _prefix_sum(sums: Any, value: Any, threads: int) -> None:
-    """sums[t] = the values of threads 0 to t, in log2(threads) rounds."""
-    thread, step = cuda.threadIdx.x, 1
-    sums[thread] = value
-    cuda.syncthreads()
-    while step < threads:
-        before = I32(0)
-        if thread >= step:
-            before = sums[thread - step]
-        cuda.syncthreads()
-        sums[thread] += before
-        cuda.syncthreads()
-        step *= 2
 
 
 @kernel("void(f4[::1], f4[::1], f4, u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
@@ -112,10 +44,10 @@ def _find_local(
         near = i if i < n else n - 1  # always read: a condition would hold up the reads behind it
         value = local[near]
         residual = value - theta[near]
-        worst = _larger(worst, I32(value.view(np.int32) & MAGNITUDE))
+        worst = larger(worst, I32(value.view(np.int32) & MAGNITUDE))
         hits = U32(hits | U32(U32(abs(residual) >= tau and i < n) << U32(item)))
         down = U32(down | U32(U32(residual < np.float32(0)) << U32(item)))
-    _record(hits, down, worst, words, downs, ranks, counts, worsts)
+    record(hits, down, worst, words, downs, ranks, counts, worsts)
 
 
 @kernel("void(f4[::1], f4[::1], f4, u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
@@ -144,10 +76,10 @@ def _find_replica(
             if i < n:
                 value = sums[k]
                 residual[i] = value
-                worst = _larger(worst, I32(value.view(np.int32) & MAGNITUDE))
+                worst = larger(worst, I32(value.view(np.int32) & MAGNITUDE))
                 hits = U32(hits | U32(U32(abs(value) >= tau) << U32(item)))
                 down = U32(down | U32(U32(value < np.float32(0)) << U32(item)))
-    _record(hits, down, worst, words, downs, ranks, counts, worsts)
+    record(hits, down, worst, words, downs, ranks, counts, worsts)
 
 
 @kernel("void(u1[::1], i8, u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
@@ -166,7 +98,7 @@ def _find_states(
                     hits = U32(hits | U32(ONE << U32(item)))
                 else:
                     worst = I32(1)
-    _record(hits, U32(0), worst, words, downs, ranks, counts, worsts)
+    record(hits, U32(0), worst, words, downs, ranks, counts, worsts)
 
 
 @kernel("void(i4[::1], i4[::1], i8, i4[::1], i4[::1])")
@@ -183,8 +115,8 @@ def _add_up(counts: Any, worsts: Any, tiles: Any, offsets: Any, answer: Any) -> 
     own, worst = I32(0), I32(0)
     for tile in range(first, last):
         own = I32(own + counts[tile])
-        worst = _larger(worst, worsts[tile])
-    _prefix_sum(sums, own, PREFIX_THREADS)
+        worst = larger(worst, worsts[tile])
+    prefix_sum(sums, own, PREFIX_THREADS)
     cuda.atomic.max(largest, 0, worst)
     offset = I32(sums[thread] - own)
     for tile in range(first, last):
@@ -251,12 +183,18 @@ def _placed(n: int, tables: list[DeviceArray]) -> tuple[DeviceArray, DeviceArray
     return offsets, answer
 
 
-def _scan(find: Any, one: Any, other: Any, tau: float, codes: Any) -> tuple[int, int]:
+def scanned(find: Any, codes: DeviceArray, one: DeviceArray, *rest: Any) -> tuple[int, int]:
+    """Have ``find`` look at ``one`` T[n] with the ``rest``, and write the codes of what it found.
+
+    find   a kernel that calls ``record`` with its last five arguments, which are made here
+    codes  i32[capacity]  out  ascending, then garbage; hits beyond capacity are only counted
+    returns (hits, worst)
+    """
     n = int(one.size)
     if n == 0:
         return 0, 0
     tables = _tables(n)
-    find[tiles_of(n), THREADS](one, other, np.float32(tau), *tables)
+    find[tiles_of(n), THREADS](one, *rest, *tables)
     offsets, answer = _placed(n, tables)
     if codes.size:
         words, downs, ranks = tables[:3]
@@ -268,13 +206,13 @@ def _scan(find: Any, one: Any, other: Any, tau: float, codes: Any) -> tuple[int,
 def scan_local(local: Any, theta: Any, tau: float, codes: Any) -> tuple[int, int]:
     """See ``reference.scan_local``."""
     one, other = taken(local, np.float32, "local"), taken(theta, np.float32, "theta")
-    return _scan(_find_local, one, other, tau, taken(codes, np.int32, "codes"))
+    return scanned(_find_local, taken(codes, np.int32, "codes"), one, other, np.float32(tau))
 
 
 def scan_replica(residual: Any, delta: Any, tau: float, codes: Any) -> tuple[int, int]:
     """See ``reference.scan_replica``. Which NaN it is, of many, is the hardware's choice."""
     one, other = taken(residual, np.float32, "residual"), taken(delta, np.float32, "delta")
-    return _scan(_find_replica, one, other, tau, taken(codes, np.int32, "codes"))
+    return scanned(_find_replica, taken(codes, np.int32, "codes"), one, other, np.float32(tau))
 
 
 def bitmap_count(packed: Any, n: int) -> int:

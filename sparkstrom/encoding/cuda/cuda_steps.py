@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from sparkstrom.encoding.cuda.cuda_blocks import LAST, index_of, note_if, sum_of_block
 from sparkstrom.encoding.cuda.cuda_device import (
     ITEMS,
     THREADS,
     TILE,
     DeviceArray,
     blocks_of,
-    helper,
     kernel,
     scratch,
     taken,
@@ -28,29 +28,6 @@ from sparkstrom.encoding.cuda.cuda_device import (
 from sparkstrom.encoding.grid import EXACT_QUANTA
 
 F32, F64, I32 = np.float32, np.float64, np.int32
-LAST = 2**31 - 1  # positions are kept as LAST - position: the first is the largest, and 0 is none
-
-
-@helper
-def _note_if(over: bool, position: Any, answer: Any) -> None:
-    """Count, and remember the first: answer i32[2], all 0 where there was none."""
-    if over:
-        cuda.atomic.add(answer, 0, I32(1))
-        cuda.atomic.max(answer, 1, I32(LAST - position))
-
-
-@helper
-def _sum_of_block(sums: Any, value: Any) -> Any:
-    """The sum over all threads of a block, added in a tree; for every thread to see."""
-    thread, half = cuda.threadIdx.x, THREADS // 2
-    sums[thread] = value
-    cuda.syncthreads()
-    while half > 0:
-        if thread < half:
-            sums[thread] += sums[thread + half]
-        cuda.syncthreads()
-        half //= 2
-    return sums[0]
 
 
 @kernel("void(f4[::1], f4[::1], i4[::1], f4, f4, f8, i4[::1])")
@@ -60,12 +37,12 @@ def _move(
     j = cuda.grid(1)
     if j < codes.shape[0]:
         code = codes[j]
-        at = I32(code ^ (code >> I32(31)))
+        at = index_of(code)
         exact = F64(theta[at]) + F64(step if code >= 0 else -step)
         theta[at] = F32(exact)
         if other_step != F32(0):
             other[at] = F32(other[at] + (other_step if code >= 0 else -other_step))
-        _note_if(abs(exact) > limit, j, answer)
+        note_if(abs(exact) > limit, j, answer)
 
 
 @kernel("void(f4[::1], i4[::1], i4[::1], f8, f8, i4[::1])")
@@ -74,7 +51,7 @@ def _apply(theta: Any, indices: Any, quanta: Any, q: Any, limit: Any, answer: An
     if j < indices.shape[0]:
         exact = F64(theta[indices[j]]) + F64(quanta[j]) * q
         theta[indices[j]] = F32(exact)
-        _note_if(abs(exact) > limit, j, answer)
+        note_if(abs(exact) > limit, j, answer)
 
 
 @kernel("void(i4[::1], i4[::1], i4[::1], i4[::1])")
@@ -84,7 +61,7 @@ def _sum(totals: Any, indices: Any, quanta: Any, answer: Any) -> None:
         exact = np.int64(totals[indices[j]]) + np.int64(quanta[j])
         wrapped = ((exact + np.int64(2**31)) & np.int64(2**32 - 1)) - np.int64(2**31)
         totals[indices[j]] = I32(wrapped)
-        _note_if(wrapped != exact, j, answer)
+        note_if(wrapped != exact, j, answer)
 
 
 @kernel("void(f4[::1], i4[::1], f8, f8, i4[::1])")
@@ -93,7 +70,7 @@ def _add(theta: Any, totals: Any, q: Any, limit: Any, answer: Any) -> None:
     if i < theta.shape[0]:
         exact = F64(theta[i]) + F64(totals[i]) * q
         theta[i] = F32(exact)
-        _note_if(abs(exact) > limit, i, answer)
+        note_if(abs(exact) > limit, i, answer)
 
 
 @kernel("void(f4[::1], f4[::1])")
@@ -101,6 +78,13 @@ def _accumulate(residual: Any, delta: Any) -> None:
     i = cuda.grid(1)
     if i < residual.shape[0]:
         residual[i] = F32(residual[i] + delta[i])
+
+
+@kernel("void(f4[::1], f4[::1], f4[::1])")
+def _subtract(target: Any, one: Any, other: Any) -> None:
+    i = cuda.grid(1)
+    if i < target.shape[0]:
+        target[i] = F32(one[i] - other[i])
 
 
 @kernel("void(f4[::1], f4[::1], b1, f4, f8[::1])")
@@ -118,7 +102,7 @@ def _clip(values: Any, theta: Any, difference: Any, limit: Any, masses: Any) -> 
                 after = centre + limit if residual > F32(0) else centre - limit
                 values[i] = F32(after)
                 mass += abs(F64(before) - F64(F32(after)))
-    mass = _sum_of_block(sums, mass)
+    mass = sum_of_block(sums, mass)
     if cuda.threadIdx.x == 0:
         masses[cuda.blockIdx.x] = mass
 
@@ -133,7 +117,7 @@ def _norms(values: Any, theta: Any, difference: Any, masses: Any, squares: Any) 
         if i < values.shape[0]:
             value = F64(values[i] - theta[i] if difference else values[i])
             mass, square = mass + abs(value), square + value * value
-    mass, square = _sum_of_block(mass_sums, mass), _sum_of_block(square_sums, square)
+    mass, square = sum_of_block(mass_sums, mass), sum_of_block(square_sums, square)
     if cuda.threadIdx.x == 0:
         masses[cuda.blockIdx.x], squares[cuda.blockIdx.x] = mass, square
 
@@ -143,10 +127,10 @@ def move(
 ) -> tuple[int, int]:
     """See ``reference.move``."""
     to, also, where = _floats("theta", theta), _floats("other", other), _ints("codes", codes)
-    answer, steps = _answer(), (np.float32(step), np.float32(other_step))
+    answer, steps = noting(), (np.float32(step), np.float32(other_step))
     if where.size:
         _move[blocks_of(where.size), THREADS](to, also, where, *steps, EXACT_QUANTA * q, answer)
-    return _noted(answer, where)
+    return noted(answer, where)
 
 
 def apply_hits(theta: Any, indices: Any, quanta: Any, q: float) -> tuple[int, int]:
@@ -162,19 +146,19 @@ def apply_hits_both(theta: Any, local: Any, indices: Any, quanta: Any, q: float)
 
 def _apply_hits(theta: Any, indices: Any, quanta: Any, q: float, limit: float) -> tuple[int, int]:
     to, where, much = _floats("theta", theta), _ints("indices", indices), _ints("quanta", quanta)
-    answer = _answer()
+    answer = noting()
     if where.size:
         _apply[blocks_of(where.size), THREADS](to, where, much, q, limit, answer)
-    return _noted(answer, where)
+    return noted(answer, where)
 
 
 def sum_hits(total: Any, indices: Any, quanta: Any) -> tuple[int, int]:
     """See ``reference.sum_hits``."""
     to, where, much = _ints("total", total), _ints("indices", indices), _ints("quanta", quanta)
-    answer = _answer()
+    answer = noting()
     if where.size:
         _sum[blocks_of(where.size), THREADS](to, where, much, answer)
-    return _noted(answer, where)
+    return noted(answer, where)
 
 
 def add_quanta(theta: Any, total: Any, q: float) -> tuple[int, int]:
@@ -189,10 +173,10 @@ def add_quanta_both(theta: Any, local: Any, total: Any, q: float) -> tuple[int, 
 
 
 def _add_quanta(theta: Any, total: Any, q: float, limit: float) -> tuple[int, int]:
-    to, much, answer = _floats("theta", theta), _ints("total", total), _answer()
+    to, much, answer = _floats("theta", theta), _ints("total", total), noting()
     if to.size:
         _add[blocks_of(to.size), THREADS](to, much, q, limit, answer)
-    return _noted(answer, None)
+    return noted(answer, None)
 
 
 def accumulate(residual: Any, delta: Any) -> None:
@@ -200,6 +184,14 @@ def accumulate(residual: Any, delta: Any) -> None:
     to, much = _floats("residual", residual), _floats("delta", delta)
     if to.size:
         _accumulate[blocks_of(to.size), THREADS](to, much)
+    cuda.synchronize()
+
+
+def difference(target: Any, one: Any, other: Any) -> None:
+    """target := one - other, f32[n] all."""
+    to, minuend, less = (_floats("target", target), _floats("one", one), _floats("other", other))
+    if to.size:
+        _subtract[blocks_of(to.size), THREADS](to, minuend, less)
     cuda.synchronize()
 
 
@@ -241,11 +233,12 @@ def _norms_of(values: DeviceArray, theta: DeviceArray, difference: bool) -> tupl
     return total(masses, tiles), total(squares, tiles)
 
 
-def _answer() -> DeviceArray:
+def noting() -> DeviceArray:
+    """Where ``note_if`` counts, until ``noted`` is asked: all 0 now."""
     return scratch.zeros("noted", 2)
 
 
-def _noted(answer: DeviceArray, where: DeviceArray | None) -> tuple[int, int]:
+def noted(answer: DeviceArray, where: DeviceArray | None) -> tuple[int, int]:
     """How many were noted, and the index of the first; ``where`` has the index of each position."""
     count, last = answer.copy_to_host().tolist()
     if count == 0:

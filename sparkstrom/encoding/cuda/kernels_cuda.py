@@ -12,6 +12,14 @@ from sparkstrom.encoding.cuda.cuda_bitmaps import (
     bitmap_local,
     bitmap_replica,
 )
+from sparkstrom.encoding.cuda.cuda_levels import (
+    choose_local,
+    choose_replica,
+    levels_local,
+    levels_replica,
+    move_levels,
+    shift_codes,
+)
 from sparkstrom.encoding.cuda.cuda_scan import bitmap_count, bitmap_decode, scan_local, scan_replica
 from sparkstrom.encoding.cuda.cuda_steps import (
     add_quanta,
@@ -37,12 +45,18 @@ __all__ = [
     "bitmap_decode",
     "bitmap_local",
     "bitmap_replica",
+    "choose_local",
+    "choose_replica",
     "clip_local",
     "clip_replica",
+    "levels_local",
+    "levels_replica",
     "move",
+    "move_levels",
     "norms_local",
     "norms_replica",
     "scan_local",
     "scan_replica",
+    "shift_codes",
     "sum_hits",
 ]

@@ -1,7 +1,7 @@
 """TorchModel: a user's module, loss and optimizer, trained on one flat vector.
 
 The module's parameters are views of the vector that ``bind`` supplies, so the optimizer steps in
-place on what the encoder reads, and nothing is copied (on a GPU: one copy in and one out a step).
+place on what the encoder reads; nothing is copied, but a host's vector for a model on a GPU.
 """
 
 from __future__ import annotations
@@ -22,8 +22,14 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, Flat, Share, State, rows_of
 from sparkstrom.models.flat import Layout, bindable
 from sparkstrom.models.torch import module_buffers, statistics
-from sparkstrom.models.torch.optimizer_options import check_options, device_name, device_of
+from sparkstrom.models.torch.optimizer_options import (
+    check_options,
+    device_name,
+    device_of,
+    index_of,
+)
 from sparkstrom.models.torch.optimizers import (
+    NO_GRADIENT,
     Groups,
     OptimizerFactory,
     SchedulerFactory,
@@ -43,6 +49,7 @@ from sparkstrom.models.torch.parameters import (
     named_parameters,
     need_same,
     refuse_aliases,
+    tensor_on,
 )
 from sparkstrom.models.torch.tensors import (
     FORWARD_FITS,
@@ -61,7 +68,6 @@ from sparkstrom.models.torch.tensors import (
 from sparkstrom.models.torch.torch_losses import Loss, number_of, outputs_kind, weighted
 from sparkstrom.models.torch.travel import awakened, refuse_holders, without_storage
 
-PREDICT_ROWS = 1024  # at once, so that activations of a large table do not fill the memory
 OPTIONS = (
     *("_loss", "_custom", "_factories", "_device_wanted", "_clip_norm", "_accumulate"),
     *("_autocast", "_outputs_kind"),
@@ -166,13 +172,18 @@ class TorchModel:
         self._device = device_of(self._device_wanted, share.gpu)
         self._is_placed = True
 
-    def bind(self, params: Flat) -> None:
-        """Work on this memory from now on, f32[n_params]; the optimizer's state stays."""
-        host = torch.from_numpy(bindable(params, self.n_params))
+    @property
+    def cuda_device(self) -> int | None:
+        """The GPU of this process that it trains on; None for the CPU, and before ``place``."""
+        return index_of(self._device)
+
+    def bind(self, params: Any) -> None:
+        """Work on f32[n_params] of the host or its own device; the optimizer's state stays."""
+        held = tensor_on(params, self.n_params, self._device)
         if self._has_values:
             self._initial, self._has_values = gathered(self._named), False
         move_buffers(self._device, self._module, self._loss)
-        self._views = Views(self._named, self._layout, host, host.to(self._device))
+        self._views = Views(self._named, self._layout, held, held.to(self._device))
         if self._is_placed:  # an optimizer makes torch import 800 modules: not in the first step
             self._made()
 
@@ -206,7 +217,7 @@ class TorchModel:
     def predict(self, features: Columns) -> Any:
         """What the module puts out in evaluation mode, as arrays [rows, ...]."""
         with self._evaluating():
-            return joined([self._outputs(rows) for rows in slices_of(features, PREDICT_ROWS)])
+            return joined([self._outputs(rows) for rows in slices_of(features)])
 
     @property
     def outputs(self) -> str:
@@ -387,9 +398,3 @@ class TorchModel:
         twin.__setstate__(self.__getstate__())
         twin._initial = self.initial() if self._has_values else self._initial
         return twin
-
-
-NO_GRADIENT = (
-    "no parameter of the module got a gradient: the loss is computed without them (detached, under"
-    " torch.no_grad, or from another module); compute it from the output that it is given"
-)

@@ -87,6 +87,13 @@ def device_of(name: str | None, gpu: int | None) -> torch.device:
     return device
 
 
+def index_of(device: torch.device) -> int | None:
+    """Which of the GPUs that this process sees; None for the CPU."""
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.current_device()) if device.index is None else device.index
+
+
 def _visible(gpu: int) -> int:
     """Spark counts the machine's GPUs, torch those that this process sees."""
     seen = os.environ.get(VISIBLE, "").split(",")

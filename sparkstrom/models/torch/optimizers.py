@@ -253,3 +253,9 @@ def _filled(tree: Any, path: str, left: State) -> Any:
         if name in left:
             return _taken(name, left.pop(name))[1]
     return tree
+
+
+NO_GRADIENT = (
+    "no parameter of the module got a gradient: the loss is computed without them (detached, under"
+    " torch.no_grad, or from another module); compute it from the output that it is given"
+)

@@ -16,7 +16,7 @@ from torch import nn
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Flat
-from sparkstrom.models.flat import Layout
+from sparkstrom.models.flat import Layout, bindable, bindable_on_device
 
 Named = dict[str, nn.Parameter]
 
@@ -120,13 +120,30 @@ def gathered(named: Named) -> Flat:
     return np.concatenate(pieces)
 
 
+def tensor_on(params: Any, n_params: int, device: torch.device) -> torch.Tensor:
+    """The same memory as a tensor. Raise UsageError where it cannot be, or is on another GPU."""
+    if not hasattr(params, "__cuda_array_interface__"):
+        return torch.from_numpy(bindable(params, n_params))
+    given: tuple[int, bool] = bindable_on_device(params, n_params).__cuda_array_interface__["data"]
+    tensor = torch.as_tensor(params, device=device)
+    if tensor.data_ptr() != given[0]:
+        raise UsageError(
+            f"parameters of another device than {device}, where the model is: allocate them there"
+        )
+    return tensor
+
+
 class Views:
-    """Parameters that lie in one flat tensor: in the host's vector, or in a device's copy of it."""
+    """Parameters that lie in one flat tensor: in the vector that all work on, or in a copy of it.
+
+    ``shared``: f32[n_params], on the host or on the model's device; ``flat``: the same where it is
+    on the device, else a copy there.
+    """
 
     def __init__(
-        self, named: Named, layout: Layout, host: torch.Tensor, flat: torch.Tensor
+        self, named: Named, layout: Layout, shared: torch.Tensor, flat: torch.Tensor
     ) -> None:
-        self._host, self._flat = host, flat
+        self._shared, self._flat = shared, flat
         self._named = named
         self._pointers: list[int] = []
         for parameter, start in zip(named.values(), layout.starts, strict=True):
@@ -136,15 +153,17 @@ class Views:
             self._pointers.append(parameter.data_ptr())
 
     def fetch(self) -> None:
-        """Before a step: what others have changed in the host's vector."""
-        if self._flat is not self._host:
-            self._flat.copy_(self._host)
+        """Before a step: what others have changed in a vector on the host."""
+        if self._flat is not self._shared:
+            self._flat.copy_(self._shared)
 
     def store(self) -> None:
-        """After a step: what it has changed."""
+        """After a step: what it has changed. Nothing of it is under way any more."""
         self.check()
-        if self._flat is not self._host:
-            self._host.copy_(self._flat)
+        if self._flat is not self._shared:
+            self._shared.copy_(self._flat)
+        elif self._flat.is_cuda:  # whoever works on it next knows nothing of torch's streams
+            torch.cuda.synchronize(self._flat.device)
 
     def check(self) -> None:
         """Raise UsageError naming a parameter that lies elsewhere now: its training is lost."""

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, rows_of
 
+PREDICT_ROWS = 1024  # at once, so that activations of a large table do not fill the memory
+
 Tensors = Any  # a tensor, or a tuple or dict of tensors
 
 
@@ -99,7 +101,7 @@ def parts_of(batch: TorchBatch, rows: int, count: int) -> Iterator[tuple[TorchBa
         yield part, (stop - start if weights is None else weights.sum()) / whole
 
 
-def slices_of(columns: Columns, size: int) -> Iterator[Columns]:
+def slices_of(columns: Columns, size: int = PREDICT_ROWS) -> Iterator[Columns]:
     """The columns in parts of at most ``size`` rows; of no rows, one part of none."""
     for start in range(0, max(rows_of(columns), 1), size):
         yield mapped(itemgetter(slice(start, start + size)), columns)

@@ -17,7 +17,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.spark.data.arrow import blocks_of_arrow, count_arrow
 from sparkstrom.spark.data.columns import Chosen, check_chosen, chosen_columns, is_image, is_vector
 from sparkstrom.spark.data.row_blocks import blocks_of_rows, count_rows
-from sparkstrom.spark.data.shuffle_blocks import Blocks, blocks_of_parcels, deal
+from sparkstrom.spark.data.shuffle_blocks import Blocks, blocks_from_shuffle, deal
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -81,8 +81,8 @@ def spread_out(source: Source, workers: int, seed: int, *, move: bool) -> Spread
     rdd = source.rdd
     if move:
         dealt = rdd.mapPartitionsWithIndex(partial(deal, source.blocks, workers, seed))
-        parcels: RDD[Any] = dealt.partitionBy(workers, int).values()
-        return Spread(parcels, partial(blocks_of_parcels, rdd.getNumPartitions()), workers)
+        shuffled: RDD[Any] = dealt.partitionBy(workers, int).values()
+        return Spread(shuffled, partial(blocks_from_shuffle, rdd.getNumPartitions()), workers)
     kept = rdd if rdd.getNumPartitions() <= workers else rdd.coalesce(workers)
     rows = tuple(kept.mapPartitions(source.count).collect())
     return Spread(kept, source.blocks, len(rows), rows)

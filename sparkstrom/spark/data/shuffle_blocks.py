@@ -3,10 +3,10 @@
 Spark ends a Python worker's input in the same way when it is read to the end and when it breaks
 off (lost shuffle files): the task's failure shows only when the Python side is done. A task that
 trains for hours on half a partition would be the worst end of all. So every source partition
-sends each worker at least one parcel, and the last one says how many there were.
+sends each worker at least one shuffle block, and the last one says how many there were.
 
 Dealing holds one block of rows at a time, of some MiB. What is wrong with the data travels as a
-parcel, too: a worker can tell the master why, where a task that fails would only be tried again.
+block, too: a worker can tell the master why, where a task that fails would only be tried again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ShuffleBlock(NamedTuple):
 
     source: int
     number: int  # from 0
-    total: int  # of the parcels from this source for this worker in the last one, 0 before it
+    total: int  # how many this source sent this worker, in the last one; 0 before it
     block: Block | None = None
     refusal: SparkstromError | None = None  # why there are no more
 
@@ -36,7 +36,7 @@ class ShuffleBlock(NamedTuple):
 def deal(
     blocks: Blocks, workers: int, seed: int, source: int, rows: Iterable[object]
 ) -> Iterator[tuple[int, ShuffleBlock]]:
-    """A source partition as (worker, parcel): each block shuffled, then dealt in turn.
+    """A source partition as (worker, shuffle block): each block shuffled, then dealt in turn.
 
     Shares differ by at most one row per source, and are the same when Spark computes it again.
     """
@@ -59,26 +59,26 @@ def _part(block: Block, share: NDArray[np.int64]) -> Block:
     return block._replace(records=block.records[share], numbers=block.numbers[share])
 
 
-def blocks_of_parcels(
-    sources: int, partition: int, parcels: Iterable[ShuffleBlock]
+def blocks_from_shuffle(
+    sources: int, partition: int, shuffled: Iterable[ShuffleBlock]
 ) -> Iterator[Block]:
-    """A worker's rows, as they come. Raise EOFError where a parcel is missing in the end."""
+    """A worker's rows, as they come. Raise EOFError where a block is missing in the end."""
     seen: dict[int, set[int]] = {source: set() for source in range(sources)}
     counts: dict[int, int] = {}
-    for parcel in parcels:
-        if parcel.refusal is not None:
-            raise parcel.refusal
-        if parcel.number in seen[parcel.source]:
+    for dealt in shuffled:
+        if dealt.refusal is not None:
+            raise dealt.refusal
+        if dealt.number in seen[dealt.source]:
             continue
-        seen[parcel.source].add(parcel.number)
-        if parcel.total:
-            counts[parcel.source] = parcel.total
-        if parcel.block is not None and len(parcel.block.records):
-            yield parcel.block
+        seen[dealt.source].add(dealt.number)
+        if dealt.total:
+            counts[dealt.source] = dealt.total
+        if dealt.block is not None and len(dealt.block.records):
+            yield dealt.block
     missing = [s for s in range(sources) if len(seen[s]) != counts.get(s)]
     if missing:
         raise EOFError(
-            f"parcels of rows did not arrive from {len(missing)} of {sources} source partitions "
+            f"shuffle blocks did not arrive from {len(missing)} of {sources} source partitions "
             f"(first: source partition {missing[0]}): Spark has lost shuffle files and makes them "
             "again"
         )

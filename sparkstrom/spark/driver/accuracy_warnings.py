@@ -20,6 +20,7 @@ from sparkstrom.encoding.thresholds import (
     TargetSparsityThreshold,
     ThresholdAlgorithm,
     algorithm_of,
+    levels_of,
 )
 from sparkstrom.models.base import FlatModel, Paced
 from sparkstrom.observe.fit_totals import FitTotals
@@ -187,7 +188,7 @@ def wanted_fractions(threshold: ThresholdAlgorithm) -> tuple[float, float] | Non
 
 def steps_doubts(master: SharedTrainingMaster, facts: Facts) -> list[str]:
     """A parameter that a worker sends less than once in the whole fit."""
-    several = getattr(algorithm_of(master.threshold), "levels", 1) > 1
+    several = levels_of(algorithm_of(master.threshold)) > 1
     needed = 1 / (facts.sent_fraction * (LEVELS_REACH if several else 1.0))
     if facts.publications >= needed:
         return []

@@ -48,7 +48,7 @@ class Handle(Protocol):
 
 def pack(theta: Theta) -> Packed:
     """Three bytes a parameter, or less: the grid needs no more where a fit begins."""
-    quanta = np.ldexp(theta.values, theta.k).astype("<i4")
+    quanta = np.ldexp(theta.to_host(), theta.k).astype("<i4")
     assert np.abs(quanta).max(initial=0) < QUANTA_MAX, "a fit begins far inside the exact range"
     planes = quanta.view(np.uint8).reshape(-1, 4)
     low, middle, high = (np.ascontiguousarray(planes[:, place]) for place in range(3))

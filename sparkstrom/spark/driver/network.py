@@ -161,7 +161,7 @@ class SparkNetwork:
         self._minibatches_trained = end.spec.minibatches_before + outcome.minibatches
         self._epochs_trained += end.epochs_trained
         if best is None or best.commit == outcome.commits:
-            self._parameters, self._kept = theta.values.copy(), outcome.kept
+            self._parameters, self._kept = theta.to_host(), outcome.kept
             buffers = theta.buffers
         else:  # what workers kept belongs to later parameters
             self._parameters, buffers = best.parameters, best.buffers
@@ -195,7 +195,7 @@ class SparkNetwork:
         multipliers = self._master.layer_multipliers or {}
         layers = layers_of(self._model.n_params, self._model.layer_of, multipliers)
         theta = Theta(self._model.n_params, self._k, layers)
-        theta.values[:] = round_to_grid(self._parameters, self._k)
+        theta.load(round_to_grid(self._parameters, self._k))
         if isinstance(self._model, Buffered):
             theta.buffers = self._model.buffers_bytes()
         return theta

@@ -14,30 +14,20 @@ from typing import Any
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
-from sparkstrom.encoding.thresholds import (
-    AdaptiveThreshold,
-    AutoThreshold,
-    FixedThreshold,
-    TargetSparsityThreshold,
-)
+from sparkstrom.encoding.thresholds import ALGORITHMS
 from sparkstrom.observe.stopping import EarlyStopping
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
-CLASSES: dict[str, Any] = {
-    made.__name__: made
-    for made in (
-        AdaptiveThreshold,
-        AutoThreshold,
-        EarlyStopping,
-        FixedThreshold,
-        ResidualClipping,
-        SharedTrainingMaster,
-        TargetSparsityThreshold,
-        VoidConfiguration,
-        WarmUp,
-    )
-}
+_OPTIONS: tuple[type[Any], ...] = (
+    *ALGORITHMS,
+    EarlyStopping,
+    ResidualClipping,
+    SharedTrainingMaster,
+    VoidConfiguration,
+    WarmUp,
+)
+CLASSES = {made.__name__: made for made in sorted(_OPTIONS, key=lambda made: made.__name__)}
 KIND = "class"
 
 

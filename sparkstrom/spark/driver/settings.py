@@ -16,13 +16,7 @@ from typing import Any, TypeVar
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
-from sparkstrom.encoding.thresholds import (
-    AUTO,
-    AdaptiveThreshold,
-    AutoThreshold,
-    FixedThreshold,
-    TargetSparsityThreshold,
-)
+from sparkstrom.encoding.thresholds import ALGORITHMS, AUTO
 from sparkstrom.spark.driver.discovery import REFUSED as VOID_REFUSED
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.options import unknown
@@ -33,15 +27,7 @@ ENVIRONMENT_PREFIX = "SPARKSTROM_"
 LOCAL_IP = ("SPARKSTROM_LOCAL_IP", "DL4J_VOID_IP")  # the second is DL4J's name for it
 
 _CALLABLE: dict[str, Callable[..., object]] = {
-    made.__name__: made
-    for made in (
-        AdaptiveThreshold,
-        AutoThreshold,
-        FixedThreshold,
-        TargetSparsityThreshold,
-        ResidualClipping,
-        WarmUp,
-    )
+    made.__name__: made for made in (*ALGORITHMS, ResidualClipping, WarmUp)
 }
 
 Options = TypeVar("Options", SharedTrainingMaster, VoidConfiguration)

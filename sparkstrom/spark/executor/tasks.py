@@ -26,7 +26,7 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import SetupError, SparkstromError, UsageError
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import ResidualCheckpoint
-from sparkstrom.encoding.backends import warm_up
+from sparkstrom.encoding.backends import Backend, warm_up
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.thresholds import AUTO, algorithm_of
 from sparkstrom.models.base import Placeable, Share
@@ -50,6 +50,7 @@ from sparkstrom.spark.driver.cluster import edges_of
 from sparkstrom.spark.driver.initial_parameters import unpack
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor import residual_files
+from sparkstrom.spark.executor.devices import backend_of
 from sparkstrom.spark.executor.interfaces import executor_address, opener
 from sparkstrom.spark.executor.job import TrainingJob, serving_of
 from sparkstrom.transport.aeron.processes import find_executor
@@ -200,7 +201,7 @@ class Session:
 
     def __init__(self, job: TrainingJob, place: TaskPlace, batches: Batches) -> None:
         self._job, self._place = job, place
-        theta = initial_theta(job)
+        theta = initial_theta(job, backend_of(job.model))
         self.replica = replica = make_replica(job, theta)
         inbox = TrainerInbox(job.master.void.window_bytes, theta.begin_sum)
         self.channel, lender = TrainerChannel(inbox), OptimizerLender(SystemClock())
@@ -283,16 +284,17 @@ def schedule_of(job: TrainingJob, partition: int = 0, attempt: int = 0) -> Sched
     )
 
 
-def initial_theta(job: TrainingJob) -> Theta:
+def initial_theta(job: TrainingJob, backend: Backend | None = None) -> Theta:
     """The parameters and buffers that the fit begins with, where the job brings them."""
-    theta = Theta(job.spec.n_params, job.k, job.layers)
+    theta = Theta(job.spec.n_params, job.k, job.layers, backend)
     if job.initial is not None:
-        theta.values[:], theta.buffers = unpack(job.initial.value, job.spec.n_params, job.k)
+        values, theta.buffers = unpack(job.initial.value, job.spec.n_params, job.k)
+        theta.load(values)
     return theta
 
 
 def make_replica(job: TrainingJob, theta: Theta) -> Replica:
-    """This worker's model, theta and encoder."""
+    """This worker's model, theta and encoder, all of them on theta's backend."""
     master = job.master
     encoder = Encoder(
         job.spec.n_params,
@@ -302,6 +304,7 @@ def make_replica(job: TrainingJob, theta: Theta) -> Replica:
         train_on=master.train_on,
         aggregation=master.aggregation,
         workers=job.spec.workers,
+        backend=theta.backend,
         layer_of=job.model.layer_of,
         warm_up=master.warm_up,
         shake_frequency=master.shake_frequency,

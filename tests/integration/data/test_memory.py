@@ -31,10 +31,10 @@ def rows(count):
 
 def train(limit, count):
     store = Store(limit, Path(sys.argv[2]), seed=1, fraction=0.1)
-    for _, parcel in deal(blocks_of_rows, 1, 0, 0, rows(count)):  # dealt and read in one process
-        if parcel.block is not None:
-            check_block(model, parcel.block)
-            store.add(parcel.block.form, parcel.block.records)
+    for _, dealt in deal(blocks_of_rows, 1, 0, 0, rows(count)):  # dealt and read in one process
+        if dealt.block is not None:
+            check_block(model, dealt.block)
+            store.add(dealt.block.form, dealt.block.records)
     batches = Batches.of_store(store.finish(), batch_rows=256, seed=1, partition=0)
     trained = sum(model.step(batches.get(0, i)) >= 0 for i in range(batches.per_epoch))
     assert trained == batches.per_epoch

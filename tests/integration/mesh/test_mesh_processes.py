@@ -29,7 +29,7 @@ def check_each_row_counted_once(mesh: Any, outcome: Any) -> None:
     assert outcome.hashes["driver"] == mesh.theta.digest()
     epochs = mesh.order.epochs
     assert outcome.minibatches == outcome.minibatches_expected == WORKERS * BATCHES * epochs
-    counts, rows = np.unique(mesh.theta.values, return_counts=True)
+    counts, rows = np.unique(mesh.theta.to_host(), return_counts=True)
     assert dict(zip(counts / TAU, rows, strict=True)) == {epochs: mesh.theta.n_params}
 
 

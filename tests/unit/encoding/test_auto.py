@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -301,13 +300,6 @@ def test_tau_leaves_room_for_its_largest_level() -> None:
     assert update is not None
     assert update.tau_quanta == 2**21
     assert worker.theta[0] == 2 * 2**21 * quantum(K)
-
-
-@pytest.mark.parametrize("threshold", [AutoThreshold(levels=1), FixedThreshold(1e-3, levels=2)])
-def test_a_device_is_refused_with_the_remedy(threshold: Any) -> None:
-    device = replace(backends.backend(), name="cuda")
-    with pytest.raises(UsageError, match=r"AutoThreshold or levels above 1.*AdaptiveThreshold"):
-        Encoder(8, K, threshold, backend=device)
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,17 @@ def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
         backends.kernels("gpu")
 
 
+@pytest.mark.parametrize("name", backends.BACKENDS)
+def test_a_backend_has_all_that_the_protocols_name(name: str) -> None:
+    backend = backends.backend(name)
+    for protocol, module in (
+        (backends.Kernels, backend.kernels),
+        (backends.Memory, backend.memory),
+    ):
+        names = {member for member in vars(protocol) if not member.startswith("_")}
+        assert names - set(dir(module)) == set()
+
+
 @pytest.mark.parametrize(
     ("driver", "reason"),
     [

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.codec.payload import decode_update_untrusted
-from sparkstrom.encoding.encoder import Encoded, Encoder, prefers_bitmap
-from sparkstrom.encoding.forms import Form
+from sparkstrom.encoding.encoder import Encoded, Encoder
+from sparkstrom.encoding.forms import Form, prefers_bitmap
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.thresholds import AdaptiveThreshold, FixedThreshold
 
@@ -139,7 +139,7 @@ def test_a_parameter_that_leaves_the_exact_range_is_counted() -> None:
     encoder = Encoder(3, 20, FixedThreshold(1.0))
     theta = flat(0, 16, 0)
     encoder.publish(flat(0, 17.5, 0), theta)
-    assert (encoder.counters.breaches, encoder.counters.first_breach) == (1, 1)
+    assert (encoder.counters.overflows, encoder.counters.first_overflow) == (1, 1)
 
 
 @pytest.mark.parametrize("train_on", ["local", "replica"])

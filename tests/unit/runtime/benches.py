@@ -16,10 +16,10 @@ from sparkstrom.protocol.common.events import Directive, Order
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.optimizer_lending import OptimizerLender
 from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.trainer import Schedule, Trainer
 from sparkstrom.runtime.trainer_channel import TrainerChannel
 from sparkstrom.runtime.trainer_inbox import Item, TrainerInbox
+from tests.unit.runtime.memories import backend, make_theta
 
 K, N, TAU = 10, 300, 0.125
 KEPT = ResidualCheckpoint("/there", 1.5)
@@ -33,7 +33,7 @@ class Scripted(TrainerChannel):
     """Plays one line of its script for each look of the trainer; waiting is at once over."""
 
     def __init__(self, script: Script) -> None:
-        super().__init__(TrainerInbox(0, Theta(N, K).begin_sum))
+        super().__init__(TrainerInbox(0, make_theta(N, K).begin_sum))
         self.script = [*script, ([], END)]
         self.waits = 0
 
@@ -61,8 +61,8 @@ class Bench:
         self.channel = Scripted(script)
         self.granted: list[tuple[str, ...]] = []
         self.model, self.lender = model, OptimizerLender(SystemClock())
-        encoder = Encoder(N, K, FixedThreshold(TAU))
-        self.replica = Replica(model, Theta(N, K), encoder, local=True)
+        encoder = Encoder(N, K, FixedThreshold(TAU), backend=backend())
+        self.replica = Replica(model, make_theta(N, K), encoder, local=True)
         features = np.arange(2 * rows, dtype=np.float32).reshape(rows, 2)
         batches = Batches(features, np.zeros(rows, np.int64), batch_rows=4, seed=0, partition=0)
         self.trainer = Trainer(

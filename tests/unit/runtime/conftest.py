@@ -19,6 +19,7 @@ from sparkstrom.models.base import Batch, Flat, State
 from sparkstrom.transport.memory import MemoryNetwork
 from tests.unit.runtime.benches import TAU, Bench, N, Script
 from tests.unit.runtime.fits import Mesh
+from tests.unit.runtime.memories import seen
 from tests.unit.runtime.offices import Office, join
 
 K = 10  # q = 1/1024
@@ -40,7 +41,7 @@ class Pushing:
         return np.zeros(self.n_params, np.float32)
 
     def bind(self, params: Flat) -> None:
-        self.params = params
+        self.params = seen(params)
 
     def step(self, batch: Batch) -> float:
         self.seen.append(batch)

@@ -14,6 +14,7 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import KEY_BYTES, Seal
+from sparkstrom.encoding.backends import Backend
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import round_to_grid
 from sparkstrom.encoding.thresholds import AdaptiveThreshold
@@ -74,7 +75,7 @@ class Mesh:
         self.network = MemoryNetwork()
         self.seal = Seal(secrets.token_bytes(KEY_BYTES), 1)
         self.theta = Theta(MODEL.n_params, K)
-        self.theta.values[:] = round_to_grid(MODEL.initial(), K)
+        self.theta.load(round_to_grid(MODEL.initial(), K))
         self.opening = Opening(self.network)
         self.limits, self.partitions = limits, partitions
         self.nodes: list[NodeThread] = []
@@ -112,14 +113,15 @@ class Mesh:
         opening: OpenTransport | None = None,
         rows: int = ROWS,
         executor: str = "",
+        backend: Backend | None = None,
         **schedule: Any,
     ) -> None:
         chance = np.random.default_rng(partition)
         features = chance.normal(size=(rows, 5)).astype(np.float32)
         labels = chance.integers(0, 3, rows)
         batches = Batches(features, labels, batch_rows=8, seed=0, partition=partition)
-        theta = Theta(MODEL.n_params, K)
-        encoder = Encoder(MODEL.n_params, K, AdaptiveThreshold(1e-3))
+        theta = Theta(MODEL.n_params, K, backend=backend)
+        encoder = Encoder(MODEL.n_params, K, AdaptiveThreshold(1e-3), backend=backend)
         replica = Replica(model or DenseNetwork([5, 8, 3]), theta, encoder, local=True)
         channel, lender = (
             TrainerChannel(TrainerInbox(1 << 20, theta.begin_sum)),

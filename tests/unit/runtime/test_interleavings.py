@@ -28,15 +28,19 @@ from sparkstrom.protocol.common.events import (
 from sparkstrom.runtime import trainer_inbox
 from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.theta import Theta, chunk_count
+from sparkstrom.runtime.theta import chunk_count
 from sparkstrom.runtime.trainer_channel import TrainerChannel
 from sparkstrom.runtime.trainer_inbox import Item, Merged, TrainerInbox
 from tests.unit.runtime.careless import NoLock, OrdersFirst, TakesTwice
 from tests.unit.runtime.fits import Mesh
 from tests.unit.runtime.interleaved import at_every_instruction
+from tests.unit.runtime.memories import backend, make_theta
 
 K, N, TAU = 10, 300, 0.125
-FILES = ("runtime/replica.py", "runtime/theta.py", "encoding/encoder.py")
+FILES = (
+    *("runtime/replica.py", "runtime/theta.py", "encoding/encoder.py"),
+    *("encoding/error_feedback.py", "encoding/form_writers.py", "encoding/scans.py"),
+)
 CHANNELS = ("runtime/trainer_channel.py", "runtime/careless.py")
 ITEMS = get_args(trainer_inbox.Effect)
 BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
@@ -82,7 +86,7 @@ def takes_buffers(replica: Replica, make_commit: MakeCommit) -> None:
 
 
 def installs(replica: Replica, make_commit: MakeCommit) -> None:
-    other = Theta(N, K)
+    other = make_theta(N, K)
     other.add(other.decode(make_commit(1, 7)))
     other.buffers, other.commit = b"theirs", 5
     chunks = tuple(other.chunk(index) for index in range(chunk_count(N)))
@@ -102,8 +106,8 @@ WORKS = [
 
 @pytest.fixture
 def replica(pushing: Callable[..., Any]) -> Replica:
-    encoder = Encoder(N, K, FixedThreshold(TAU), train_on="replica")
-    return Replica(pushing(N, TAU), Theta(N, K), encoder, local=False)
+    encoder = Encoder(N, K, FixedThreshold(TAU), train_on="replica", backend=backend())
+    return Replica(pushing(N, TAU), make_theta(N, K), encoder, local=False)
 
 
 def contents_served(replica: Replica, make_commit: MakeCommit, work: Work) -> tuple[Any, int]:
@@ -179,7 +183,7 @@ def test_a_commit_that_comes_while_a_chunk_is_made_is_in_it_whole_or_not_at_all(
 
 
 def made(kind: type[TrainerChannel] = TrainerChannel) -> TrainerChannel:
-    channel = kind(TrainerInbox(10_000, Theta(N, K).begin_sum))
+    channel = kind(TrainerInbox(10_000, make_theta(N, K).begin_sum))
     channel._changed = threading.Condition(threading.Lock())  # one that says whether it is held
     return channel
 

@@ -11,8 +11,8 @@ from sparkstrom.codec.messages import Committed
 from sparkstrom.encoding.layers import Layers
 from sparkstrom.protocol.common.events import Deliver
 from sparkstrom.runtime import theta as module
-from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.trainer_inbox import Merged, TrainerInbox
+from tests.unit.runtime.memories import make_theta
 
 K, N = 10, 300
 LAYERS = Layers((100, N), (1, 5))
@@ -21,18 +21,18 @@ MakeCommit = Callable[..., Committed]
 
 
 def test_an_entry_adds_its_layers_multiple(make_commit: MakeCommit) -> None:
-    plain, layered = Theta(N, K), Theta(N, K, LAYERS)
+    plain, layered = make_theta(N, K), make_theta(N, K, LAYERS)
     for theta in (plain, layered):
         theta.add(theta.decode(make_commit(1, 3, 200)))
-    where = np.flatnonzero(plain.values)
+    where = np.flatnonzero(plain.to_host())
     assert where.size
-    assert (layered.values[where] == plain.values[where] * LAYERS.at(where)).all()
+    assert (layered.to_host()[where] == plain.to_host()[where] * LAYERS.at(where)).all()
 
 
 def test_a_sum_ends_before_multiples_of_tau_could_overflow_it(
     make_commit: MakeCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theta = Theta(N, K, LAYERS)
+    theta = make_theta(N, K, LAYERS)
     update = make_commit(1, 200)
     largest = 5 * update.tau_quanta
     assert np.abs(theta.decode(update)[1]).max() == largest

@@ -65,10 +65,12 @@ def test_a_snapshot_is_a_copy_with_its_commit(
     make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
 ) -> None:
     theta = Theta(N, K)
-    theta.values[:], theta.commit, theta.buffers = 0.5, 7, b"statistics"
+    theta.load(np.full(N, 0.5, np.float32))
+    theta.commit, theta.buffers = 7, b"statistics"
     master, _ = make_master(theta)
     made = master.snapshot()
-    theta.values[:], theta.buffers = 1.0, b"newer ones"
+    theta.load(np.full(N, 1.0, np.float32))
+    theta.buffers = b"newer ones"
     assert (made.commit, made.buffers) == (7, b"statistics")
     np.testing.assert_array_equal(made.parameters, np.full(N, 0.5, np.float32))
 

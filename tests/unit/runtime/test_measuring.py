@@ -10,7 +10,7 @@ from sparkstrom.encoding.thresholds import FixedThreshold
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.models.base import Batch
 from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.theta import Theta
+from tests.unit.runtime.memories import OnMemory, backend, make_theta, seen
 
 K = 20
 random = np.random.default_rng(0)
@@ -21,10 +21,12 @@ WEIGHTS = random.integers(0, 3, 60).astype(np.float32)
 
 @pytest.fixture(params=["local", "replica"])
 def replica(request: pytest.FixtureRequest) -> Replica:
-    model = DenseNetwork([4, 3, 2], updater=Sgd(0.5), seed=1)
-    theta = Theta(model.n_params, K)
-    theta.values[:] = np.round(model.initial() * 2**10) / 2**10
-    encoder = Encoder(model.n_params, K, FixedThreshold(0.5), train_on=request.param)
+    model = OnMemory([4, 3, 2], updater=Sgd(0.5), seed=1)
+    theta = make_theta(model.n_params, K)
+    theta.load(np.round(model.initial() * 2**10) / 2**10)
+    encoder = Encoder(
+        model.n_params, K, FixedThreshold(0.5), train_on=request.param, backend=backend()
+    )
     made = Replica(model, theta, encoder, local=request.param == "local")
     made.step(Batch(FEATURES, LABELS))
     return made
@@ -38,11 +40,11 @@ def parts(weighted: bool) -> list[Batch]:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_theta_is_measured_and_local_stays(replica: Replica, weighted: bool) -> None:
-    local = replica._working.copy()
+    local = seen(replica._working).copy()
     found = replica.measure(parts(weighted), "loss")
-    assert replica._working.tobytes() == local.tobytes()
+    assert seen(replica._working).tobytes() == local.tobytes()
     alone = DenseNetwork([4, 3, 2])
-    alone.bind(replica.theta.values.copy())
+    alone.bind(replica.theta.to_host())
     weights = WEIGHTS if weighted else None
     assert found == pytest.approx(alone.loss(Batch(FEATURES, LABELS, weights)), rel=1e-6)
     alone.bind(local)
@@ -51,7 +53,7 @@ def test_theta_is_measured_and_local_stays(replica: Replica, weighted: bool) -> 
 
 def test_accuracy_counts_the_weights_of_hits(replica: Replica) -> None:
     alone = DenseNetwork([4, 3, 2])
-    alone.bind(replica.theta.values.copy())
+    alone.bind(replica.theta.to_host())
     hits = alone.predict(FEATURES).argmax(1) == LABELS
     assert replica.measure(parts(False), "accuracy") == (hits.sum(), 60)
     assert replica.measure(parts(True), "accuracy") == (WEIGHTS[hits].sum(), WEIGHTS.sum())
@@ -62,7 +64,7 @@ def test_nothing_held_out_weighs_nothing(replica: Replica) -> None:
 
 
 def test_local_is_there_again_after_an_error(replica: Replica) -> None:
-    local = replica._working.copy()
+    local = seen(replica._working).copy()
     with pytest.raises(IndexError):
         replica.measure([Batch(FEATURES, LABELS + 7)], "loss")
-    assert replica._working.tobytes() == local.tobytes()
+    assert seen(replica._working).tobytes() == local.tobytes()

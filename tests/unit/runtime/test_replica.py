@@ -19,8 +19,10 @@ from sparkstrom.protocol.common.events import DeliverMerged, Install, SendMerged
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.theta import Theta, chunk_count
 from sparkstrom.runtime.trainer_inbox import Merged
+from tests.unit.runtime.memories import SIMULATED, backend, make_theta, seen
 
 K, N, TAU = 10, 300, 0.125
+COMMITS = 20 if SIMULATED else 200  # while a neighbour copies
 BATCH = Batch(np.zeros((1, 1), np.float32), np.zeros(1, np.int64))
 
 WAYS = pytest.mark.parametrize("train_on", ["local", "replica"])
@@ -32,8 +34,8 @@ def make(pushing: Callable[..., Any]) -> Callable[..., Replica]:
     """A replica whose model adds ``push`` to every parameter in each step."""
 
     def build(train_on: str, push: float = TAU / 2) -> Replica:
-        encoder = Encoder(N, K, FixedThreshold(TAU), train_on=train_on)
-        return Replica(pushing(N, push), Theta(N, K), encoder, local=train_on == "local")
+        encoder = Encoder(N, K, FixedThreshold(TAU), train_on=train_on, backend=backend())
+        return Replica(pushing(N, push), make_theta(N, K), encoder, local=train_on == "local")
 
     return build
 
@@ -44,7 +46,7 @@ def whole(theta: Theta) -> tuple[Chunk, ...]:
 
 def copied(replica: Replica) -> tuple[int, Theta]:
     """What a neighbour that takes a snapshot of this replica holds, and as of which commit."""
-    copy = Theta(N, K)
+    copy = make_theta(N, K)
     chunks = [replica.chunk(index) for index in range(chunk_count(N))]
     copy.install(chunks, (), (), chunks[0].commit)
     return chunks[0].commit, copy
@@ -61,13 +63,13 @@ def test_what_is_learnt_stays_residual_until_it_reaches_tau(
     replica = make(train_on)
     assert replica.step(BATCH) == 1.0
     assert replica.publish() is None
-    np.testing.assert_array_equal(replica.theta.values, all_at(0))
+    np.testing.assert_array_equal(replica.theta.to_host(), all_at(0))
     np.testing.assert_array_equal(replica.residual(), all_at(TAU / 2))
     replica.step(BATCH)
     encoded = replica.publish()
     assert isinstance(encoded, Encoded)
     assert encoded.count == N
-    np.testing.assert_array_equal(replica.theta.values, all_at(TAU))
+    np.testing.assert_array_equal(replica.theta.to_host(), all_at(TAU))
     np.testing.assert_array_equal(replica.residual(), all_at(0))
     assert replica.residual_norm() == 0.0
 
@@ -77,7 +79,7 @@ def test_a_local_model_goes_on_from_its_own_steps(make: Callable[..., Replica]) 
     replica.step(BATCH)
     replica.step(BATCH)
     assert replica.local is not None
-    np.testing.assert_array_equal(replica.local, all_at(TAU))
+    np.testing.assert_array_equal(seen(replica.local), all_at(TAU))
 
 
 def test_the_replica_rule_takes_every_gradient_at_theta(make: Callable[..., Replica]) -> None:
@@ -102,8 +104,8 @@ def test_holding_back_loses_nothing(make: Callable[..., Replica], train_on: str)
     for _ in range(2):
         seldom.step(BATCH)
         seldom.publish()
-    np.testing.assert_array_equal(often.theta.values, all_at(2 * TAU))
-    np.testing.assert_array_equal(seldom.theta.values, often.theta.values)
+    np.testing.assert_array_equal(often.theta.to_host(), all_at(2 * TAU))
+    np.testing.assert_array_equal(seldom.theta.to_host(), often.theta.to_host())
 
 
 @WAYS
@@ -116,7 +118,7 @@ def test_updates_of_others_move_theta_and_leave_the_residual(
     replica.apply(replica.theta.decode(make_commit(1, 3)), 1)
     replica.apply_merged(Merged(Total.of_array(np.full(N, 1024, np.int32)), 5, 0))
     assert replica.theta.commit == 5
-    assert replica.theta.values[[2, 3]].tolist() == [1 + TAU, 1]
+    assert replica.theta.to_host()[[2, 3]].tolist() == [1 + TAU, 1]
     np.testing.assert_array_equal(replica.residual(), all_at(TAU / 2))
     replica.step(BATCH)
     model = replica.model.params  # type: ignore[attr-defined]
@@ -128,15 +130,15 @@ def test_updates_of_others_move_theta_and_leave_the_residual(
 def test_another_theta_leaves_the_residual(
     make: Callable[..., Replica], make_commit: MakeCommit, train_on: str
 ) -> None:
-    server = Theta(N, K)
-    server.values[:] = all_at(2)
+    server = make_theta(N, K)
+    server.load(all_at(2))
     server.commit = 8
     replica = make(train_on)
     replica.step(BATCH)
     replica.publish()
     replica.install(Install(whole(server), (make_commit(9, 1),), (), 9))
     assert replica.theta.commit == 9
-    assert replica.theta.values[[0, 1]].tolist() == [2 + TAU, 2]
+    assert replica.theta.to_host()[[0, 1]].tolist() == [2 + TAU, 2]
     np.testing.assert_array_equal(replica.residual(), all_at(TAU / 2))
 
 
@@ -170,7 +172,7 @@ def test_a_parameter_that_is_no_number_ends_training_before_theta_moves(
     replica.step(BATCH)
     with pytest.raises(TrainingError, match=r"parameter 0 became inf"):
         replica.publish()
-    np.testing.assert_array_equal(replica.theta.values, all_at(0))
+    np.testing.assert_array_equal(replica.theta.to_host(), all_at(0))
 
 
 # -- what it holds for its neighbours ----------------------------------------------------------
@@ -202,7 +204,7 @@ def committed_of(encoded: Encoded, commit: int) -> Committed:
 def test_a_copy_has_own_updates_once_they_are_committed(
     make: Callable[..., Replica], make_commit: MakeCommit, train_on: str
 ) -> None:
-    replica, server = make(train_on, push=TAU), Theta(N, K)
+    replica, server = make(train_on, push=TAU), make_theta(N, K)
     mine = [published(replica) for _ in range(2)]
     replica.apply(replica.theta.decode(make_commit(1, 3)), 1)
     server.add(server.decode(make_commit(1, 3)))
@@ -221,7 +223,7 @@ def test_a_copy_has_own_updates_once_they_are_committed(
 def test_a_sum_with_own_updates_in_it_adds_only_the_others(
     make: Callable[..., Replica], make_commit: MakeCommit, train_on: str, kind: str
 ) -> None:
-    replica, server = make(train_on, push=TAU), Theta(N, K)
+    replica, server = make(train_on, push=TAU), make_theta(N, K)
     mine = [published(replica) for _ in range(3)]
     log = (make_commit(1, 5, -9), committed_of(mine[0], 2), committed_of(mine[1], 3))
     for commit in log:
@@ -245,13 +247,14 @@ def test_a_sum_with_own_updates_in_it_adds_only_the_others(
 def test_after_a_snapshot_own_updates_are_those_that_it_lacks(
     make: Callable[..., Replica],
 ) -> None:
-    replica, server = make("local", push=TAU), Theta(N, K)
+    replica, server = make("local", push=TAU), make_theta(N, K)
     mine = [published(replica) for _ in range(2)]
     server.add(server.decode(committed_of(mine[0], 5)))
     server.commit = 5
     replica.install(Install(whole(server), (), (update_of(mine[1], 2),), 5))
     assert copied(replica)[1].digest() == server.digest()
-    np.testing.assert_array_equal(replica.theta.values, all_at(2 * TAU))
+    np.testing.assert_array_equal(replica.theta.to_host(), all_at(2 * TAU))
+    np.testing.assert_array_equal(replica.residual(), all_at(0))
     assert replica.unsent_mass() == N * TAU
     replica.passed(6)
     assert copied(replica)[1].digest() == replica.theta.digest()
@@ -272,11 +275,11 @@ def test_a_neighbour_copies_while_the_trainer_works(
 
     neighbour = threading.Thread(target=look)
     neighbour.start()
-    theta, expected = Theta(N, K), [bytes(4 * N)]
-    for commit in range(1, 200, 2):
+    theta, expected = make_theta(N, K), [bytes(4 * N)]
+    for commit in range(1, COMMITS, 2):
         for one in (committed_of(published(replica), commit), make_commit(commit + 1, 3)):
             theta.add(theta.decode(one))
-            expected.append(theta.values.tobytes())
+            expected.append(theta.to_host().tobytes())
         replica.passed(commit)
         replica.apply(replica.theta.decode(make_commit(commit + 1, 3)), commit + 1)
     ended.set()
@@ -318,7 +321,7 @@ def test_reported_buffers_are_an_own_update_that_adds_nothing(buffered: Replica)
     buffered.passed(1)
     at, copy = copied(buffered)
     assert (at, copy.buffers) == (1, b"average")
-    np.testing.assert_array_equal(copy.values, all_at(0))
+    np.testing.assert_array_equal(copy.to_host(), all_at(0))
     buffered.passed(2)
     assert copied(buffered)[1].digest() == buffered.theta.digest()
     assert encoded.count == N
@@ -330,11 +333,11 @@ def test_a_model_without_buffers_reports_none(make: Callable[..., Replica]) -> N
     assert replica.report_buffers() == b""
     published(replica)
     replica.passed(1)
-    np.testing.assert_array_equal(copied(replica)[1].values, all_at(TAU))
+    np.testing.assert_array_equal(copied(replica)[1].to_host(), all_at(TAU))
 
 
 def test_only_the_first_snapshot_sets_the_models_buffers(buffered: Replica) -> None:
-    server = Theta(N, K)
+    server = make_theta(N, K)
     server.buffers = b"average"
     buffered.install(Install(whole(server), (), (), 1))
     assert buffered.model.buffers_bytes() == b"average"  # type: ignore[attr-defined]
@@ -354,7 +357,7 @@ def test_who_begins_with_a_replica_takes_the_buffers_that_came_with_it(buffered:
     buffered.theta.buffers = b"initial"
     buffered.begin()
     assert buffered.model.buffers_bytes() == b"initial"  # type: ignore[attr-defined]
-    server = Theta(N, K)
+    server = make_theta(N, K)
     server.buffers = b"a newer one"
     buffered.install(Install(whole(server), (), (), 1))
     assert buffered.model.buffers_bytes() == b"initial"  # type: ignore[attr-defined]

@@ -17,7 +17,8 @@ from sparkstrom.encoding.totals import Total
 from sparkstrom.models.base import Flat
 from sparkstrom.protocol.common.events import DeliverMerged, SendMerged
 from sparkstrom.runtime import theta as module
-from sparkstrom.runtime.theta import Theta, chunk_count
+from sparkstrom.runtime.theta import chunk_count
+from tests.unit.runtime.memories import make_theta, seen
 
 K, N = 10, 300
 MakeCommit = Callable[..., Committed]
@@ -60,7 +61,7 @@ def buffers(commit: int) -> Committed:
 @pytest.mark.parametrize(("n_params", "chunks"), [(1, 2), (128, 2), (129, 3), (300, 4)])
 def test_chunks_cover_all_parameters_and_the_last_has_buffers(n_params: int, chunks: int) -> None:
     assert chunk_count(n_params) == chunks
-    theta = Theta(n_params, K)
+    theta = make_theta(n_params, K)
     theta.buffers = b"statistics"
     *parts, of_buffers = [theta.chunk(index).payload for index in range(chunks)]
     sizes = [len(part) // 4 for part in parts]
@@ -78,8 +79,8 @@ def test_chunks_of_different_commits_equal_direct_application(
     commits: int,
 ) -> None:
     """Each chunk is read when it likes; ``held`` brings it to head, ``own`` comes on top."""
-    server = Theta(N, K)
-    server.values[:] = on_grid(N, 2)
+    server = make_theta(N, K)
+    server.load(on_grid(N, 2))
     read_at = [data.draw(st.integers(0, commits)) for _ in range(4)]
     chunks, log = [], []
     for commit in range(commits + 1):
@@ -94,8 +95,8 @@ def test_chunks_of_different_commits_equal_direct_application(
             server.commit = commit
         chunks += [server.chunk(index) for index in range(4) if read_at[index] == commit]
     mine = make_commit(1, 1, -N)
-    receiver = Theta(N, K)
-    receiver.values[:] = on_grid(N, 3)  # whatever it had before is gone
+    receiver = make_theta(N, K)
+    receiver.load(on_grid(N, 3))  # whatever it had before is gone
     held = [c for c in log if c.commit > min(read_at)]
     chunks.sort(key=lambda chunk: chunk.index)
     receiver.install(chunks, held, [own(mine), own(buffers(1))], commits)
@@ -112,8 +113,8 @@ def test_held_sums_equal_direct_application(
     """Commits 1 to 8, some of them as sums; a chunk has all of a sum or nothing."""
     ends = sorted(data.draw(st.sets(st.integers(1, 7), max_size=4)) | {8})
     read_at = [data.draw(st.sampled_from([0, *ends])) for _ in range(4)]
-    server = Theta(N, K)
-    server.values[:] = on_grid(N, 2)
+    server = make_theta(N, K)
+    server.load(on_grid(N, 2))
     chunks = [server.chunk(index) for index in range(4) if read_at[index] == 0]
     held: list[Committed | MergedRange] = []
     for after, end in zip([0, *ends], ends, strict=False):
@@ -128,20 +129,20 @@ def test_held_sums_equal_direct_application(
         held.append(part[0] if one else server.merge(sum_))
         chunks += [server.chunk(index) for index in range(4) if read_at[index] == end]
     chunks.sort(key=lambda chunk: chunk.index)
-    receiver, mine = Theta(N, K), make_commit(1, 1, -N)
+    receiver, mine = make_theta(N, K), make_commit(1, 1, -N)
     receiver.install(chunks, held, [own(mine)], 8)
     server.add(server.decode(mine))
     assert receiver.digest() == server.digest()
 
 
 def test_without_held_or_own_it_is_the_snapshot(on_grid: Callable[[int, int], Flat]) -> None:
-    server, receiver = Theta(N, K), Theta(N, K)
-    server.values[:] = on_grid(N, 4)
+    server, receiver = make_theta(N, K), make_theta(N, K)
+    server.load(on_grid(N, 4))
     server.commit = 17
     server.buffers = b"statistics"
     receiver.install([server.chunk(i) for i in range(4)], [], [], 17)
     assert receiver.buffers == b"statistics"
-    np.testing.assert_array_equal(receiver.values, server.values)
+    np.testing.assert_array_equal(receiver.to_host(), server.to_host())
 
 
 @pytest.mark.parametrize(
@@ -150,22 +151,26 @@ def test_without_held_or_own_it_is_the_snapshot(on_grid: Callable[[int, int], Fl
     ids=["too short", "off the grid"],
 )
 def test_a_chunk_that_cannot_be_is_refused(payload: bytes) -> None:
-    good = [Theta(N, K).chunk(index) for index in (1, 2, 3)]
+    good = [make_theta(N, K).chunk(index) for index in (1, 2, 3)]
     with pytest.raises(WireError):
-        Theta(N, K).install([Chunk(index=0, commit=0, payload=payload), *good], [], [], 0)
+        make_theta(N, K).install([Chunk(index=0, commit=0, payload=payload), *good], [], [], 0)
 
 
 def test_local_moves_with_theta(make_commit: MakeCommit) -> None:
-    theta, local = Theta(N, K), np.full(N, 0.25, np.float32)
-    theta.add(theta.decode(make_commit(1, 5)), local)
-    theta.add_sum(Total.of_array(np.full(N, 1024, np.int32)), local)
-    assert theta.values[[4, 5]].tolist() == [1.125, 1.0]
+    theta = make_theta(N, K)
+    local = seen(theta.open_local())
+    local += np.float32(0.25)
+    theta.add(theta.decode(make_commit(1, 5)))
+    theta.add_sum(Total.of_array(np.full(N, 1024, np.int32)))
+    assert theta.to_host()[[4, 5]].tolist() == [1.125, 1.0]
     assert local[[4, 5]].tolist() == [1.375, 1.25]
 
 
 def test_leaving_the_exact_range_is_counted_with_the_first_index(make_commit: MakeCommit) -> None:
-    theta = Theta(N, K)
-    theta.values[[4, 9]] = EXACT_QUANTA * theta.q
+    theta = make_theta(N, K)
+    values = theta.to_host()
+    values[[4, 9]] = EXACT_QUANTA * theta.q
+    theta.load(values)
     theta.add(theta.decode(make_commit(1, 5, 10)))
     assert (theta.breaches, theta.first_breach) == (2, 4)
     theta.add_sum(Total.of_array(np.ones(N, np.int32)))
@@ -176,14 +181,14 @@ def test_leaving_the_exact_range_is_counted_with_the_first_index(make_commit: Ma
 def test_a_copy_is_without_what_has_no_commit_yet(
     make_commit: MakeCommit, on_grid: Callable[[int, int], Flat]
 ) -> None:
-    theta, before = Theta(N, K), on_grid(N, 5)
-    theta.values[:] = before
+    theta, before = make_theta(N, K), on_grid(N, 5)
+    theta.load(before)
     mine = [theta.decode(make_commit(1, *hits)) for hits in ((1, -128, 129, 300), (1, 2, -300))]
     for hits in mine:
         theta.add(hits)
     parts = [decode_theta(theta.chunk(index, mine)) for index in range(3)]
     np.testing.assert_array_equal(np.concatenate(parts), before)
-    assert (theta.values != before).sum() == 4  # what it holds itself stays as it is
+    assert (theta.to_host() != before).sum() == 4  # what it holds itself stays as it is
 
 
 def decode_theta(chunk: Chunk) -> Flat:
@@ -191,7 +196,7 @@ def decode_theta(chunk: Chunk) -> Flat:
 
 
 def test_a_sum_less_the_own_updates_is_what_others_did(make_commit: MakeCommit) -> None:
-    theta, others = Theta(N, K), Theta(N, K)
+    theta, others = make_theta(N, K), make_theta(N, K)
     commits = [make_commit(i, *hits) for i, hits in enumerate([(1, 2), (2, -3), (3, 300)], 1)]
     first = theta.merge(SendMerged(1, 0, 2, [(9, 2)], 4, tuple(commits[:2])))
     whole = theta.merge(SendMerged(1, 0, 3, [(9, 3)], 6, (first, commits[2])))
@@ -204,22 +209,22 @@ def test_a_sum_less_the_own_updates_is_what_others_did(make_commit: MakeCommit) 
 
 
 def test_buffers_are_part_of_the_digest() -> None:
-    theta = Theta(2, K)
+    theta = make_theta(2, K)
     before = theta.digest()
     theta.buffers = b"x"
     assert theta.digest() != before
 
 
 def test_the_digest_is_that_of_the_bytes() -> None:
-    theta = Theta(2, K)
+    theta = make_theta(2, K)
     zero = "af5570f5a1810b7af78caf4bc70a660f0df51e42baf91d4de5b2328de0e83dfc"  # of 8 zero bytes
     assert theta.digest() == zero
-    theta.values[1] = theta.q
+    theta.load(np.array([0, theta.q], np.float32))
     assert theta.digest() != zero
 
 
 def test_a_sum_that_wrapped_around_is_told_as_a_breach() -> None:
-    theta = Theta(64, K)
+    theta = make_theta(64, K)
     total = Total(64)
     total.add((np.array([3], np.int32), np.array([2**31 - 1], np.int32)))
     total.add((np.array([3], np.int32), np.array([2**31 - 1], np.int32)))

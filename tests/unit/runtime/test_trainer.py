@@ -24,6 +24,7 @@ from sparkstrom.protocol.common.events import Directive, Order
 from sparkstrom.runtime.theta import Theta, chunk_count
 from sparkstrom.runtime.trainer_inbox import Merged
 from tests.unit.runtime.benches import KEPT, TAU, TRAIN, Bench, K, N, Script, steps
+from tests.unit.runtime.memories import make_theta
 
 
 def whole(theta: Theta) -> tuple[Chunk, ...]:
@@ -77,7 +78,7 @@ def test_it_publishes_every_so_often_and_at_the_end(
 
 
 def test_no_rows_are_nothing_to_train(bench: Callable[..., Bench]) -> None:
-    install = ev.Install(whole(Theta(N, K)), (), (), 0)
+    install = ev.Install(whole(make_theta(N, K)), (), (), 0)
     made = bench([([install], Directive(Order.PAUSE, number=1)), *steps(2)], rows=0)
     assert ev.Busy(Activity.FINISHED) in made.run()
     assert made.model.seen == []
@@ -122,8 +123,8 @@ def test_who_comes_back_goes_on_where_it_was(bench: Callable[..., Bench]) -> Non
 def test_a_pause_is_answered_once_and_a_replica_taken_with_its_grants(
     bench: Callable[..., Bench],
 ) -> None:
-    server = Theta(N, K)
-    server.values[:] = 2.0
+    server = make_theta(N, K)
+    server.load(np.full(N, 2.0, np.float32))
     admitted = ev.Admitted(5, epoch=0, batch=0, steps=0, grants=("a", "b"), returned=False)
     install = ev.Install(whole(server), (), (), 3)
     pause = Directive(Order.PAUSE, number=1)
@@ -138,7 +139,7 @@ def test_a_pause_is_answered_once_and_a_replica_taken_with_its_grants(
     assert events.index(ev.Paused(1)) < events.index(ev.Installed())
     assert made.granted == [("a", "b")]
     assert made.replica.theta.commit == 3
-    assert made.replica.theta.values[0] == 2.0 + TAU
+    assert made.replica.theta.to_host()[0] == 2.0 + TAU
     installed = events.index(ev.Installed())
     assert events[installed + 1] == ev.Busy(Activity.WAITING)  # no longer catching up
     assert not any(isinstance(event, ev.Busy) for event in events[:installed])
@@ -157,14 +158,14 @@ def test_updates_of_others_are_applied_between_steps(
     events = made.run()
     seen = [event.seen for event in events if isinstance(event, ev.Published)]
     assert seen == [0, 7]
-    assert made.replica.theta.values[[0, 1]].tolist() == [1 + 3 * TAU, 1 + 2 * TAU]
+    assert made.replica.theta.to_host()[[0, 1]].tolist() == [1 + 3 * TAU, 1 + 2 * TAU]
 
 
 def test_what_it_says_it_has_applied_it_has(bench: Any, make_commit: Any) -> None:
     made = bench([([ev.Deliver(make_commit(n, n)) for n in (1, 2)], Directive(Order.WAIT))])
     post, had = made.channel.post, {}
-    values = made.replica.theta.values
-    made.channel.post = lambda event: (had.update({event: values[1]}), post(event))
+    theta = made.replica.theta
+    made.channel.post = lambda event: (had.update({event: theta.to_host()[1]}), post(event))
     made.run()
     assert had[ev.Applied(2)] == TAU
 
@@ -262,11 +263,11 @@ def test_own_updates_move_the_commit_and_nothing_else(bench: Callable[..., Bench
     assert [event.seen for event in events if isinstance(event, ev.Published)] == [0, 0, 5, 6]
     applied = [event.commit for event in events if isinstance(event, ev.Applied)]
     assert applied == [5, 6]  # from now on a neighbour may copy so much
-    assert made.replica.theta.values[0] == 4 * TAU
+    assert made.replica.theta.to_host()[0] == 4 * TAU
 
 
 def test_after_a_replica_it_says_what_it_holds(bench: Callable[..., Bench]) -> None:
-    server = Theta(N, K)
+    server = make_theta(N, K)
     server.commit = 3
     made = bench([([ev.Install(whole(server), (), (), 3)], Directive(Order.WAIT))])
     events = made.run()

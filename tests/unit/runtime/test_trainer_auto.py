@@ -21,7 +21,7 @@ def test_it_publishes_when_it_may_and_at_the_end(bench: Callable[..., Bench]) ->
     events = made.run()
     assert [e.steps for e in events if isinstance(e, ev.Published)] == [1, 4, 6]
     assert [e.steps for e in events if isinstance(e, ev.Progressed)] == [2, 3, 5]
-    sent = made.replica.theta.values / TAU + made.replica.residual() / TAU
+    sent = made.replica.theta.to_host() / TAU + made.replica.residual() / TAU
     np.testing.assert_allclose(sent, 6.0)
 
 

@@ -16,6 +16,7 @@ from sparkstrom.protocol.common.events import Admitted, Deliver, Install, Passed
 from sparkstrom.runtime import theta as module
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.trainer_inbox import Item, Merged, TrainerInbox
+from tests.unit.runtime.memories import make_theta
 
 K, N = 10, 300
 INSTALL = Install((), (), (), 5)
@@ -38,7 +39,7 @@ def apply(theta: Theta, items: list[Item]) -> list[int]:
 
 
 def test_items_come_out_in_order_and_once(make_commit: MakeCommit) -> None:
-    inbox = TrainerInbox(10_000, Theta(N, K).begin_sum)
+    inbox = TrainerInbox(10_000, make_theta(N, K).begin_sum)
     items = [ADMITTED, INSTALL, Deliver(make_commit(1, 3)), Deliver(make_commit(2, -3))]
     for item in items:
         inbox.put(item)
@@ -50,7 +51,7 @@ def test_items_come_out_in_order_and_once(make_commit: MakeCommit) -> None:
 
 def test_beyond_its_bytes_it_holds_one_sum(make_commit: MakeCommit) -> None:
     first = Deliver(make_commit(1, 1, 2))
-    inbox = TrainerInbox(len(first.update.payload), Theta(N, K).begin_sum)
+    inbox = TrainerInbox(len(first.update.payload), make_theta(N, K).begin_sum)
     inbox.put(first)
     for commit in range(2, 50):
         inbox.put(Deliver(make_commit(commit, 1, -7)))
@@ -63,7 +64,7 @@ def test_beyond_its_bytes_it_holds_one_sum(make_commit: MakeCommit) -> None:
 
 def test_after_taking_there_is_room_again(make_commit: MakeCommit) -> None:
     update = Deliver(make_commit(1, 1))
-    inbox = TrainerInbox(len(update.update.payload), Theta(N, K).begin_sum)
+    inbox = TrainerInbox(len(update.update.payload), make_theta(N, K).begin_sum)
     for _ in range(3):
         inbox.put(update)
         assert inbox.take() == [update]
@@ -71,7 +72,7 @@ def test_after_taking_there_is_room_again(make_commit: MakeCommit) -> None:
 
 def test_a_replica_in_between_ends_the_sum(make_commit: MakeCommit) -> None:
     """What comes after an Install is not in it."""
-    inbox = TrainerInbox(0, Theta(N, K).begin_sum)
+    inbox = TrainerInbox(0, make_theta(N, K).begin_sum)
     inbox.put(Deliver(make_commit(1, 1)))
     inbox.put(INSTALL)
     inbox.put(Deliver(make_commit(6, 1)))
@@ -80,7 +81,7 @@ def test_a_replica_in_between_ends_the_sum(make_commit: MakeCommit) -> None:
 
 
 def test_own_commits_cut_no_sum_into_pieces(make_commit: MakeCommit) -> None:
-    inbox = TrainerInbox(0, Theta(N, K).begin_sum)
+    inbox = TrainerInbox(0, make_theta(N, K).begin_sum)
     for commit in range(1, 10, 3):
         inbox.put(Deliver(make_commit(commit, 1)))
         inbox.put(Passed(commit + 1))
@@ -91,7 +92,7 @@ def test_own_commits_cut_no_sum_into_pieces(make_commit: MakeCommit) -> None:
 
 
 def test_own_commits_with_nothing_to_merge_stand_alone(make_commit: MakeCommit) -> None:
-    inbox = TrainerInbox(10_000, Theta(N, K).begin_sum)
+    inbox = TrainerInbox(10_000, make_theta(N, K).begin_sum)
     items = [Passed(1), Deliver(make_commit(2, 1)), Passed(3)]
     for item in items:
         inbox.put(item)
@@ -100,7 +101,7 @@ def test_own_commits_with_nothing_to_merge_stand_alone(make_commit: MakeCommit) 
 
 def test_buffers_are_in_no_sum(make_commit: MakeCommit) -> None:
     """They replace, and what was own of them passes after them."""
-    inbox = TrainerInbox(0, Theta(N, K).begin_sum)
+    inbox = TrainerInbox(0, make_theta(N, K).begin_sum)
     average = Deliver(
         Committed(commit=2, origin=9, seq=1, form=BUFFERS, tau_quanta=0, count=0, payload=b"a" * 99)
     )
@@ -117,7 +118,7 @@ def test_a_sum_that_could_overflow_is_followed_by_another(
     make_commit: MakeCommit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MERGED_QUANTA_MAX", 300)
-    inbox = TrainerInbox(0, Theta(N, K).begin_sum)
+    inbox = TrainerInbox(0, make_theta(N, K).begin_sum)
     for commit in range(1, 6):
         inbox.put(Deliver(make_commit(commit, 1)))  # 128 quanta each
     items = inbox.take()
@@ -140,8 +141,9 @@ def test_merged_is_equal_to_the_singles_bit_by_bit(
     bytes_max: int,
     takes: set[int],
 ) -> None:
-    singly, merged = Theta(N, K), Theta(N, K)
-    singly.values[:] = merged.values[:] = on_grid(N, 1)
+    singly, merged = make_theta(N, K), make_theta(N, K)
+    for theta in (singly, merged):
+        theta.load(on_grid(N, 1))
     inbox = TrainerInbox(bytes_max, merged.begin_sum)
     commits: list[int] = []
     for i, indices in enumerate(hits):
@@ -151,7 +153,7 @@ def test_merged_is_equal_to_the_singles_bit_by_bit(
         if i in takes:
             commits += apply(merged, inbox.take())
     commits += apply(merged, inbox.take())
-    np.testing.assert_array_equal(merged.values.view(np.int32), singly.values.view(np.int32))
+    np.testing.assert_array_equal(merged.to_host().view(np.int32), singly.to_host().view(np.int32))
     assert commits == sorted(commits)
     assert commits[-1:] == ([len(hits)] if hits else [])
     assert merged.q == quantum(K)

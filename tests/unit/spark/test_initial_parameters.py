@@ -23,7 +23,8 @@ K, WORKERS = 20, 4
 
 def theta_of(values: Any, k: int = K, buffers: bytes = b"") -> Theta:
     theta = Theta(len(values), k)
-    theta.values[:], theta.buffers = values, buffers
+    theta.load(np.asarray(values, np.float32))
+    theta.buffers = buffers
     return theta
 
 
@@ -31,7 +32,7 @@ def theta_of(values: Any, k: int = K, buffers: bytes = b"") -> Theta:
 def test_parameters_arrive_bit_by_bit(quanta: Any) -> None:
     theta = theta_of(np.ldexp(quanta.astype(np.float32), -K), buffers=b"statistics")
     values, buffers = unpack(pack(theta), theta.n_params, K)
-    assert values.tobytes() == theta.values.tobytes()
+    assert values.tobytes() == theta.to_host().tobytes()
     assert buffers == b"statistics"
 
 
@@ -137,6 +138,6 @@ def test_a_worker_begins_with_what_its_job_brings(job_of: Callable[..., Training
     context = Context()
     with travelling(context, theta, WORKERS) as handle:
         begun = initial_theta(replace(job, initial=handle))
-    assert begun.values.tobytes() == theta.values.tobytes()
+    assert begun.to_host().tobytes() == theta.to_host().tobytes()
     assert (begun.buffers, begun.commit) == (b"statistics", 0)
-    assert not initial_theta(job).values.any()
+    assert not initial_theta(job).to_host().any()

@@ -110,7 +110,7 @@ def test_aggregation(replica_of: Callable[..., Replica], aggregation: str, weigh
     replica = replica_of(aggregation=aggregation, threshold=FixedThreshold(2**-10))
     replica.step(BATCH)
     replica.publish()
-    assert np.abs(replica.theta.values).max() == weight * 2**-10
+    assert np.abs(replica.theta.to_host()).max() == weight * 2**-10
 
 
 @pytest.mark.flips("SharedTrainingMaster.batch_size_per_worker")

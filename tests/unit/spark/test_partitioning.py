@@ -23,11 +23,11 @@ def shares(parts: list[int], workers: int, seed: int) -> list[tuple[int, tuple[i
     return [
         (worker, (index, int(number)))
         for index, count in enumerate(parts)
-        for worker, parcel in deal(
+        for worker, dealt in deal(
             blocks_of_rows, workers, seed, index, [([index, i], i) for i in range(count)]
         )
-        if parcel.block is not None
-        for number in parcel.block.numbers
+        if dealt.block is not None
+        for number in dealt.block.numbers
     ]
 
 

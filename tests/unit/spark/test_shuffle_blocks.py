@@ -11,15 +11,15 @@ import pytest
 from sparkstrom.base.errors import UsageError
 from sparkstrom.spark.data import row_blocks
 from sparkstrom.spark.data.row_blocks import blocks_of_rows
-from sparkstrom.spark.data.shuffle_blocks import ShuffleBlock, blocks_of_parcels, deal
+from sparkstrom.spark.data.shuffle_blocks import ShuffleBlock, blocks_from_shuffle, deal
 
 
 def of_worker(worker: int, sources: int, rows: int, bad: Any = ()) -> list[ShuffleBlock]:
     """What one of two workers gets from sources of so many rows each, through pickle."""
     sent = [
-        parcel
+        dealt
         for source in range(sources)
-        for who, parcel in deal(
+        for who, dealt in deal(
             blocks_of_rows, 2, 0, source, [*(([source, i], i) for i in range(rows)), *bad]
         )
         if who == worker
@@ -27,12 +27,12 @@ def of_worker(worker: int, sources: int, rows: int, bad: Any = ()) -> list[Shuff
     return pickle.loads(pickle.dumps(sent))
 
 
-def rows_of(sources: int, parcels: list[ShuffleBlock]) -> list[tuple[str, int]]:
-    found = blocks_of_parcels(sources, 0, parcels)
+def rows_of(sources: int, shuffled: list[ShuffleBlock]) -> list[tuple[str, int]]:
+    found = blocks_from_shuffle(sources, 0, shuffled)
     return sorted((block.where, int(number)) for block in found for number in block.numbers)
 
 
-def test_all_parcels_make_the_partition_whatever_their_order() -> None:
+def test_all_blocks_make_the_partition_whatever_their_order() -> None:
     sent = of_worker(0, sources=3, rows=10)
     assert len(rows_of(3, sent)) == 15
     assert rows_of(3, sent) == rows_of(3, sent[::-1])
@@ -41,29 +41,29 @@ def test_all_parcels_make_the_partition_whatever_their_order() -> None:
     ]
 
 
-def test_a_parcel_that_came_twice_counts_once() -> None:
+def test_a_block_that_came_twice_counts_once() -> None:
     sent = of_worker(0, sources=2, rows=10)
     assert rows_of(2, sent * 2) == rows_of(2, sent)
 
 
-def test_an_empty_source_sends_a_parcel_too() -> None:
+def test_an_empty_source_sends_a_block_too() -> None:
     sent = of_worker(1, sources=2, rows=0)
     assert len(sent) == 2
     assert rows_of(2, sent) == []
 
 
 @pytest.mark.parametrize("lost", range(8))
-def test_a_parcel_that_did_not_arrive_is_no_end_of_input(lost: int) -> None:
+def test_a_block_that_did_not_arrive_is_no_end_of_input(lost: int) -> None:
     sent = of_worker(0, sources=4, rows=5)
     source = sent.pop(lost).source
     with pytest.raises(EOFError, match=f"source partition {source}"):
         rows_of(4, sent)
 
 
-def test_a_source_in_many_parcels_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_in_many_blocks_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 3 * 16)
     sent = of_worker(0, sources=1, rows=20)
-    assert [parcel.total for parcel in sent] == [0] * (len(sent) - 1) + [len(sent)]
+    assert [dealt.total for dealt in sent] == [0] * (len(sent) - 1) + [len(sent)]
     assert len(sent) > 5
     assert len(rows_of(1, sent)) == 10
     for lost in range(len(sent)):
@@ -84,8 +84,8 @@ def test_a_row_that_does_not_fit_is_told_to_every_worker(worker: int) -> None:
 
 
 def test_shares_of_a_block_keep_the_numbers_of_their_rows() -> None:
-    for parcel in of_worker(0, sources=1, rows=10):
-        if parcel.block is not None:
-            features = parcel.block.form.batch(parcel.block.records).features
+    for dealt in of_worker(0, sources=1, rows=10):
+        if dealt.block is not None:
+            features = dealt.block.form.batch(dealt.block.records).features
             assert isinstance(features, np.ndarray)
-            np.testing.assert_array_equal(features[:, 1], parcel.block.numbers)
+            np.testing.assert_array_equal(features[:, 1], dealt.block.numbers)

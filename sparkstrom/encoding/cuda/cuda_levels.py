@@ -1,0 +1,198 @@
+"""Levels on the device, and hits that chance has to choose: as ``levels_cpu`` has them.
+
+Choosing is a scan with another condition. What is drawn for a parameter depends on its index and
+the seed alone, so it does not matter which thread asks. Levels and steps are one thread per hit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import cuda
+
+from sparkstrom.encoding.cuda.cuda_blocks import index_of, note_if, record
+from sparkstrom.encoding.cuda.cuda_device import (
+    ITEMS,
+    THREADS,
+    TILE,
+    DeviceArray,
+    blocks_of,
+    helper,
+    kernel,
+    scratch,
+    taken,
+)
+from sparkstrom.encoding.cuda.cuda_scan import scanned
+from sparkstrom.encoding.cuda.cuda_steps import noted, noting
+from sparkstrom.encoding.grid import EXACT_QUANTA
+
+F32, F64, I32, I64, U8, U32, U64 = (
+    np.float32,
+    np.float64,
+    np.int32,
+    np.int64,
+    np.uint8,
+    np.uint32,
+    np.uint64,
+)
+LOW32 = np.uint64(0xFFFFFFFF)
+
+
+@helper
+def _drawn(i: Any, seed: Any) -> Any:
+    """See ``reference.drawn``. All but the low 32 bits are cut off before anything can overflow."""
+    x = (U64(i) * U64(0x9E3779B1) + U64(seed)) & LOW32
+    x = ((x ^ (x >> U64(16))) * U64(0x85EBCA6B)) & LOW32
+    x = ((x ^ (x >> U64(13))) * U64(0xC2B2AE35)) & LOW32
+    return x ^ (x >> U64(16))
+
+
+@kernel("void(f4[::1], f4[::1], b1, f4, u8, u8, u4[::1], u4[::1], i4[::1], i4[::1], i4[::1])")
+def _find_chosen(
+    values: Any,
+    theta: Any,
+    difference: Any,
+    tau: Any,
+    limit: Any,
+    seed: Any,
+    words: Any,
+    downs: Any,
+    ranks: Any,
+    counts: Any,
+    worsts: Any,
+) -> None:
+    """``values`` is local, and the residual its difference to theta; or the residual itself."""
+    n = values.shape[0]
+    start = cuda.blockIdx.x * TILE + cuda.threadIdx.x
+    hits, down = U32(0), U32(0)
+    for item in range(ITEMS):
+        i = start + item * THREADS
+        near = i if i < n else n - 1  # always read, as in a scan
+        residual = values[near] - theta[near] if difference else values[near]
+        size = abs(residual)
+        if size >= tau and i < n and (size >= tau + tau or _drawn(i, seed) < limit):
+            hits = U32(hits | U32(U32(1) << U32(item)))
+        down = U32(down | U32(U32(residual < F32(0)) << U32(item)))
+    record(hits, down, I32(0), words, downs, ranks, counts, worsts)
+
+
+@kernel("void(f4[::1], f4[::1], b1, i4[::1], f4, i8, u1[::1], i4[::1])")
+def _find_levels(
+    values: Any,
+    theta: Any,
+    difference: Any,
+    codes: Any,
+    tau: Any,
+    top: Any,
+    levels: Any,
+    highest: Any,
+) -> None:
+    """``values`` as in ``_find_chosen``; highest i32[1]: of all levels, if it was 0."""
+    j = cuda.grid(1)
+    if j < codes.shape[0]:
+        at = index_of(codes[j])
+        size = abs(values[at] - theta[at] if difference else values[at])
+        level, next_tau = I32(0), F32(tau + tau)
+        while level < top and size >= next_tau:
+            level, next_tau = I32(level + 1), F32(next_tau + next_tau)
+        levels[j] = U8(level)
+        if level > highest[0]:  # an old value asks for an atomic too many
+            cuda.atomic.max(highest, 0, level)
+
+
+@kernel("void(f4[::1], f4[::1], i4[::1], u1[::1], f4, f4, f8, i4[::1])")
+def _move_each(
+    theta: Any,
+    other: Any,
+    codes: Any,
+    levels: Any,
+    step: Any,
+    other_step: Any,
+    limit: Any,
+    answer: Any,
+) -> None:
+    j = cuda.grid(1)
+    if j < codes.shape[0]:
+        at, times = index_of(codes[j]), F32(I32(1) << I32(levels[j]))
+        if codes[j] < 0:
+            times = F32(-times)
+        exact = F64(theta[at]) + F64(F32(times * step))  # a power of two: no product is rounded
+        theta[at] = F32(exact)
+        if other_step != F32(0):
+            other[at] = F32(other[at] + F32(times * other_step))
+        note_if(abs(exact) > limit, j, answer)
+
+
+@kernel("void(i4[::1], i4)")
+def _shift(codes: Any, start: Any) -> None:
+    j = cuda.grid(1)
+    if j < codes.shape[0]:
+        codes[j] = I32(codes[j] - start if codes[j] < 0 else codes[j] + start)
+
+
+def choose_local(local: Any, theta: Any, tau: float, limit: int, seed: int, codes: Any) -> int:
+    """See ``reference.choose_local``."""
+    values = taken(local, F32, "local")
+    return _chosen((values, taken(theta, F32, "theta"), True), tau, limit, seed, codes)
+
+
+def choose_replica(residual: Any, tau: float, limit: int, seed: int, codes: Any) -> int:
+    """See ``reference.choose_replica``."""
+    values = taken(residual, F32, "residual")
+    return _chosen((values, values, False), tau, limit, seed, codes)
+
+
+def _chosen(
+    residual: tuple[DeviceArray, DeviceArray, bool], tau: float, limit: int, seed: int, codes: Any
+) -> int:
+    chance = U64(limit), U64(seed) & LOW32
+    return scanned(_find_chosen, taken(codes, I32, "codes"), *residual, F32(tau), *chance)[0]
+
+
+def levels_local(local: Any, theta: Any, codes: Any, tau: float, top: int, levels: Any) -> int:
+    """See ``reference.levels_local``."""
+    values = taken(local, F32, "local")
+    return _levels((values, taken(theta, F32, "theta"), True), codes, tau, top, levels)
+
+
+def levels_replica(residual: Any, codes: Any, tau: float, top: int, levels: Any) -> int:
+    """See ``reference.levels_replica``."""
+    values = taken(residual, F32, "residual")
+    return _levels((values, values, False), codes, tau, top, levels)
+
+
+def _levels(
+    residual: tuple[DeviceArray, DeviceArray, bool], codes: Any, tau: float, top: int, levels: Any
+) -> int:
+    where, found = taken(codes, I32, "codes"), taken(levels, U8, "levels")
+    highest = scratch.zeros("highest", 1)
+    if where.size:
+        _find_levels[blocks_of(where.size), THREADS](
+            *residual, where, F32(tau), I64(top), found, highest
+        )
+    answer = int(highest.copy_to_host()[0])
+    if answer:
+        highest.copy_to_device(np.zeros(1, np.int32))
+    return answer
+
+
+def move_levels(
+    theta: Any, other: Any, codes: Any, levels: Any, step: float, other_step: float, q: float
+) -> tuple[int, int]:
+    """See ``reference.move_levels``."""
+    to, also = taken(theta, F32, "theta"), taken(other, F32, "other")
+    where, found, answer = taken(codes, I32, "codes"), taken(levels, U8, "levels"), noting()
+    if where.size:
+        _move_each[blocks_of(where.size), THREADS](
+            to, also, where, found, F32(step), F32(other_step), EXACT_QUANTA * q, answer
+        )
+    return noted(answer, where)
+
+
+def shift_codes(codes: Any, start: int) -> None:
+    """See ``reference.shift_codes``."""
+    where = taken(codes, I32, "codes")
+    if where.size and start:
+        _shift[blocks_of(where.size), THREADS](where, I32(start))
+        cuda.synchronize()

@@ -1,0 +1,213 @@
+"""Levels, chance and layers on the device equal the NumPy definition in every bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numba import cuda
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.encoding import backends, reference
+from sparkstrom.encoding.cuda.cuda_device import TILE, is_usable
+from sparkstrom.encoding.layers import LayeredKernels, Layers
+from tests.gpu.compared import F32, LARGE, Q, near_theta, quanta, same, seeds, sizes, wild
+
+# What floats overflow to is what is tested; NumPy, which simulates, warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+if not is_usable():  # the simulator is
+    pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
+
+I32 = NDArray[np.int32]
+
+limits = st.one_of(st.sampled_from([0, 1, 2**32 - 1, 2**32]), st.integers(0, 2**32))
+tops = st.integers(0, 7)
+BOTH_WAYS = pytest.mark.parametrize("name", ["local", "replica"])
+
+
+def same_choice(
+    name: str, parts: tuple[F32, ...], tau: float, chance: tuple[int, int], capacity: int
+) -> I32:
+    """``same`` for choosing, whose codes are garbage after those taken; return the codes."""
+    codes = np.full(capacity, 7, np.int32)
+    there = cuda.to_device(codes)
+    expected = getattr(reference, f"choose_{name}")(*parts, tau, *chance, codes)
+    device = [cuda.to_device(part) for part in parts]
+    taken = getattr(backends.kernels("cuda"), f"choose_{name}")(*device, tau, *chance, there)
+    assert taken == expected
+    np.testing.assert_array_equal(there.copy_to_host(), codes)  # beyond those taken: untouched
+    for host, at in zip(parts, device, strict=True):
+        np.testing.assert_array_equal(host, at.copy_to_host())
+    return codes[:taken]
+
+
+def residual_of(name: str, local: F32, theta: F32) -> tuple[F32, ...]:
+    return (local, theta) if name == "local" else (local - theta,)
+
+
+@BOTH_WAYS
+@given(
+    n=sizes,
+    seed=seeds,
+    tau=quanta,
+    limit=limits,
+    draw=st.integers(0, 2**40),
+    spare=st.integers(-40, 40),
+)
+def test_choosing(
+    name: str, n: int, seed: int, tau: int, limit: int, draw: int, spare: int
+) -> None:
+    parts = residual_of(name, *near_theta(n, seed, tau))
+    same_choice(name, parts, tau * Q, (limit, draw), max(0, n + spare))
+
+
+@BOTH_WAYS
+@given(n=sizes, seed=seeds, tau=quanta, limit=limits)
+def test_choosing_among_any_bits(name: str, n: int, seed: int, tau: int, limit: int) -> None:
+    """NaN is never taken, infinity always."""
+    parts = residual_of(name, wild(n, seed), wild(n, seed + 1))
+    codes = same_choice(name, parts, tau * Q, (limit, seed), n)
+    residual = parts[0] - parts[1] if name == "local" else parts[0]
+    chosen = np.where(codes < 0, ~codes, codes)
+    assert not np.isnan(residual[chosen]).any()
+    assert np.isin(np.flatnonzero(np.isinf(residual)), chosen).all()
+
+
+@BOTH_WAYS
+def test_chance_among_many_that_are_tied(name: str) -> None:
+    """Half of what has tau, everything that has 2 tau, nothing below; indices ascend."""
+    tau = np.float32(1000 * Q)
+    residual = np.resize(np.array([1, -1, 2, -3, 0.999, 0], np.float32) * tau, LARGE)
+    parts = (residual, np.zeros(LARGE, np.float32))[: 2 if name == "local" else 1]
+    codes = same_choice(name, parts, float(tau), (2**31, 5), LARGE)
+    indices = np.where(codes < 0, ~codes, codes)
+    assert (np.diff(indices) > 0).all()
+    assert np.isin(np.flatnonzero(np.abs(residual) >= 2 * tau), indices).all()
+    tied = np.abs(residual) == tau
+    assert np.count_nonzero(tied[indices]) == pytest.approx(np.count_nonzero(tied) / 2, rel=0.15)
+
+
+@given(n=sizes, seed=seeds, tau=quanta, top=tops)
+def test_levels(n: int, seed: int, tau: int, top: int) -> None:
+    local, theta = near_theta(n, seed, tau)
+    local += ((local - theta) * np.resize(np.float32([0, 1, 3, 7, 40]), n)).astype(np.float32)
+    codes = np.zeros(n, np.int32)
+    hits, _ = reference.scan_local(local, theta, tau * Q, codes)
+    rest = (codes[:hits], tau * Q, top, np.full(hits, 9, np.uint8))
+    same("levels_local", local, theta, *rest)
+    same("levels_replica", local - theta, *rest)
+
+
+@given(n=sizes, seed=seeds, tau=quanta, top=tops)
+def test_levels_of_any_bits(n: int, seed: int, tau: int, top: int) -> None:
+    indices = np.random.default_rng(seed).permutation(n).astype(np.int32)
+    codes = np.where(indices % 3 == 0, ~indices, indices)
+    rest = (codes, tau * Q, top, np.full(n, 9, np.uint8))
+    same("levels_local", wild(n, seed), wild(n, seed + 1), *rest)
+    same("levels_replica", wild(n, seed), *rest)
+
+
+def test_the_highest_level_is_of_this_call() -> None:
+    codes, levels = np.arange(3, dtype=np.int32), np.zeros(3, np.uint8)
+    for size, highest in ((8, 3), (2, 1), (1, 0)):
+        residual = np.array([1, -1, size], np.float32)
+        assert same("levels_replica", residual, codes, 1.0, 3, levels)[0] == highest
+    assert same("levels_replica", residual, codes[:0], 1.0, 3, levels[:0])[0] == 0
+
+
+@given(n=sizes, seed=seeds, tau=quanta, top=st.integers(0, 3), part=st.integers(1, 2**12))
+def test_moving_by_levels(n: int, seed: int, tau: int, top: int, part: int) -> None:
+    local, theta = near_theta(n, seed, tau)
+    codes, step = np.zeros(n, np.int32), min(tau, 2 * part)
+    hits, _ = reference.scan_local(local, theta, tau * Q, codes)
+    levels = np.random.default_rng(seed).integers(0, top + 1, hits).astype(np.uint8)
+    for other_step in ((step - tau) * Q, -tau * Q, 0.0):
+        same("move_levels", theta, local, codes[:hits], levels, step * Q, other_step, Q)
+
+
+@given(n=st.integers(1, 40), seed=seeds)
+def test_breaches_by_levels_are_counted_and_the_first_is_named(n: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    edge = random.choice([2**24 - 16, 2**24 - 4, 2**24, 0], n) * random.choice([-1, 1], n)
+    theta, indices = (edge * Q).astype(np.float32), random.permutation(n).astype(np.int32)
+    codes = np.where(random.random(n) < 0.5, indices, ~indices)
+    levels = random.integers(0, 4, n).astype(np.uint8)
+    (over, first), _ = same("move_levels", theta, theta, codes, levels, 2 * Q, 0.0, Q)
+    assert (over == 0) == (first == -1)
+    same("move_levels", theta, theta, codes[:0], levels[:0], 2 * Q, 0.0, Q)
+
+
+@given(n=sizes, seed=seeds, start=st.integers(0, 2**31 - 1 - TILE - 70))
+def test_shifting_codes(n: int, seed: int, start: int) -> None:
+    random = np.random.default_rng(seed)
+    indices = np.arange(n, dtype=np.int32)
+    codes = np.where(random.random(n) < 0.5, indices, ~indices)
+    _, (shifted,) = same("shift_codes", codes, start)
+    moved = np.where(shifted < 0, ~shifted, shifted)
+    np.testing.assert_array_equal(moved, indices + start)
+    np.testing.assert_array_equal(shifted < 0, codes < 0)
+
+
+@st.composite
+def layered(draw: st.DrawFn) -> Layers:
+    each = st.one_of(st.integers(1, 20), st.sampled_from([TILE - 1, TILE]))
+    widths = draw(st.lists(each, min_size=1, max_size=3))
+    multipliers = draw(st.lists(st.integers(1, 5), min_size=len(widths), max_size=len(widths)))
+    return Layers(tuple(np.cumsum(widths).tolist()), tuple(multipliers))
+
+
+@BOTH_WAYS
+@given(layers=layered(), seed=seeds, tau=quanta, limit=limits)
+def test_layers(name: str, layers: Layers, seed: int, tau: int, limit: int) -> None:
+    """All that an encoder does in a publication, layer by layer: equal answers and memory."""
+    n = layers.stops[-1]
+    local, theta = near_theta(n, seed, tau)
+    answers = [
+        publication(name, backends.backend(backend), layers, (local, theta), (tau * Q, limit))
+        for backend in ("reference", "cuda")
+    ]
+    assert answers[0] == answers[1]
+
+
+def publication(
+    name: str,
+    backend: backends.Backend,
+    layers: Layers,
+    arrays: tuple[F32, F32],
+    chance: tuple[float, int],
+) -> list[Any]:
+    memory, n, (tau, limit) = backend.memory, layers.stops[-1], chance
+    kernels = LayeredKernels(backend, layers)
+    local, theta = (memory.from_host(array.copy()) for array in arrays)
+    residual = memory.copy(local)
+    memory.subtract(residual, local, theta)
+    codes, levels = memory.zeros(n, np.int32), memory.zeros(n, np.uint8)
+    one, other = (local, theta) if name == "local" else (residual, memory.zeros(n, np.float32))
+    parts = (local, theta) if name == "local" else (residual,)
+    answers: list[Any] = [getattr(kernels, f"scan_{name}")(one, other, tau, codes)]
+    hits = getattr(kernels, f"choose_{name}")(*parts, tau, limit, 3, codes)
+    taken, found = codes[:hits], levels[:hits]
+    answers += [hits, getattr(kernels, f"levels_{name}")(*parts, taken, tau, 3, found)]
+    answers.append(kernels.move_levels(theta, parts[0], taken, found, tau, 0.0, Q))
+    answers.append(kernels.move(theta, parts[0], taken, tau, -tau, Q))
+    answers.append(getattr(kernels, f"clip_{name}")(*parts, 2 * tau))
+    left = (theta, parts[0], taken, found)
+    return [pytest.approx(answers.pop(), rel=1e-12), *answers] + [
+        memory.to_host(array).tolist() for array in left
+    ]
+
+
+def test_levels_are_bytes_on_the_device() -> None:
+    residual, codes = (
+        cuda.to_device(np.ones(4, np.float32)),
+        cuda.to_device(np.arange(4, dtype="i4")),
+    )
+    with pytest.raises(UsageError, match=r"levels is a numpy\.ndarray in host memory"):
+        backends.kernels("cuda").levels_replica(residual, codes, Q, 3, np.zeros(4, np.uint8))
+    with pytest.raises(UsageError, match="levels is int32 on the device: must be uint8"):
+        backends.kernels("cuda").levels_replica(residual, codes, Q, 3, codes)

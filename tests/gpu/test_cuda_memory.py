@@ -1,0 +1,142 @@
+"""Memory of either kind does the same, and nothing but what is asked for leaves the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.encoding import backends, samples
+from sparkstrom.encoding.cuda.cuda_device import TILE, is_usable
+from sparkstrom.encoding.layers import Layers
+from tests.gpu.compared import Q, near_theta, seeds, sizes, wild
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+if not is_usable():  # the simulator is
+    pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
+
+EITHER = pytest.mark.parametrize("name", ["cpu", "cuda"])
+
+
+def test_all_that_a_protocol_names_is_there() -> None:
+    for protocol, module in (
+        (backends.Kernels, backends.kernels("cuda")),
+        (backends.Memory, backends.memory("cuda")),
+    ):
+        names = {name for name in vars(protocol) if not name.startswith("_")}
+        assert names - set(dir(module)) == set()
+
+
+@EITHER
+@given(n=sizes, seed=seeds)
+def test_taking_gathers_bits(name: str, n: int, seed: int) -> None:
+    memory, host = backends.memory(name), wild(n, seed)
+    for array in (host, host.view(np.int32)):
+        placed = memory.from_host(array.copy())
+        assert memory.take(placed, None).tobytes() == array.tobytes()
+        for dtype in (np.int32, np.int64):
+            where = np.random.default_rng(seed).integers(0, max(1, n), n and 9).astype(dtype)
+            found = memory.take(placed, where)
+            assert found.dtype == array.dtype
+            assert found.tobytes() == array[where].tobytes()
+
+
+@pytest.mark.parametrize("index", [-1, 5])
+def test_no_index_reads_what_lies_beside_an_array(index: int) -> None:
+    memory = backends.memory("cuda")
+    with pytest.raises(AssertionError, match="a kernel"):
+        memory.take(memory.zeros(5, np.float32), np.array([0, index]))
+
+
+@EITHER
+@given(n=sizes, seed=seeds)
+def test_a_copy_is_another_array(name: str, n: int, seed: int) -> None:
+    memory, host = backends.memory(name), wild(n, seed)
+    first = memory.from_host(host.copy())
+    second = memory.copy(first)
+    memory.assign(first, np.zeros(n, np.float32))
+    assert memory.to_host(second).tobytes() == host.tobytes()
+    assert not memory.to_host(first).any()
+
+
+@EITHER
+@given(n=sizes, seed=seeds)
+def test_assigning_from_and_to_either_side(name: str, n: int, seed: int) -> None:
+    memory, host = backends.memory(name), wild(n, seed)
+    there, also = memory.zeros(n, np.float32), memory.zeros(n + 3, np.float32)
+    back = np.zeros(n, np.float32)
+    memory.assign(there, host)
+    memory.assign(memory.part(also, slice(2, n + 2)), there)
+    memory.assign(back, there)
+    assert back.tobytes() == host.tobytes()
+    framed = memory.to_host(also)
+    assert framed[2 : n + 2].tobytes() == host.tobytes()
+    assert not framed[[0, 1, -1]].any()
+    memory.assign(back, np.ones(n, np.float32))
+    assert (back == 1).all()
+
+
+@EITHER
+@pytest.mark.parametrize("other", [np.zeros(3, np.float32), np.zeros(1, np.float32), np.zeros(4)])
+def test_what_is_not_alike_is_not_assigned(name: str, other: Any) -> None:
+    memory = backends.memory(name)
+    target = memory.zeros(4, np.float32)
+    with pytest.raises(AssertionError):
+        memory.assign(target, other)
+    with pytest.raises(AssertionError):
+        memory.assign(target, memory.from_host(other))
+
+
+@EITHER
+@given(n=sizes, seed=seeds)
+def test_subtracting(name: str, n: int, seed: int) -> None:
+    memory, (one, other) = backends.memory(name), near_theta(n, seed, 1000)
+    first, second = memory.from_host(one.copy()), memory.from_host(other.copy())
+    memory.subtract(first, first, second)
+    assert memory.to_host(first).tobytes() == (one - other).tobytes()
+    memory.subtract(second, first, second)
+    assert memory.to_host(second).tobytes() == ((one - other) - other).tobytes()
+
+
+def test_only_arrays_on_the_device_are_subtracted() -> None:
+    memory, host = backends.memory("cuda"), np.zeros(4, np.float32)
+    with pytest.raises(UsageError, match=r"other is a numpy\.ndarray in host memory"):
+        memory.subtract(memory.zeros(4, np.float32), memory.zeros(4, np.float32), host)
+
+
+@EITHER
+def test_a_part_is_the_same_memory(name: str) -> None:
+    memory = backends.memory(name)
+    whole = memory.zeros(TILE + 9, np.float32)
+    for where in (slice(3, TILE), slice(TILE + 9, None), slice(0)):
+        part = memory.part(whole, where)
+        memory.assign(part, np.ones(part.size, np.float32))
+    assert np.flatnonzero(memory.to_host(whole)).tolist() == list(range(3, TILE))
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("layers", [None, Layers((100, 300), (1, 5))])
+@given(seed=seeds, fraction=st.sampled_from([1e-3, 0.1, 1.0]), many=st.booleans())
+def test_tau_is_sampled_alike(
+    sign: int, layers: Layers | None, seed: int, fraction: float, many: bool
+) -> None:
+    """Also where a NaN or an infinity is among the residuals, which the scan reports."""
+    one, other = near_theta(300, seed, 1000)
+    one[seed % 300], one[seed % 299] = np.nan, np.inf
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(samples, "SAMPLE_PARAMS", 100 if many else 300)
+        found = []
+        for name in ("cpu", "cuda"):
+            memory = backends.memory(name)
+            placed = memory.from_host(one.copy()), memory.from_host(other.copy())
+            found.append(
+                samples.tau_reached_by(fraction, seed, *placed, sign, layers, memory=memory)
+            )
+    assert found[0] == found[1]
+    assert found[0] is not None
+    assert found[0] > Q / 1000

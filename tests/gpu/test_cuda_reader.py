@@ -1,0 +1,50 @@
+"""Parts of a vector on the device, read by another thread; and which device is worked on."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from numba import cuda
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.encoding import backends
+from sparkstrom.encoding.cuda.cuda_device import Scratch, is_usable
+
+if not is_usable():  # the simulator is
+    pytest.skip("no GPU; run simulated by laws/test_encoding_cuda.py", allow_module_level=True)
+
+N = 1000
+
+
+def test_another_thread_reads_what_is_there() -> None:
+    memory, values = backends.on_device(0).memory, np.arange(N, dtype=np.float32)
+    array = memory.zeros(N, np.float32)
+    read, parts = memory.reader(array), []
+
+    def look() -> None:
+        parts.extend((read(0, 10), read(990, N), read(N, N)))
+
+    memory.assign(array, values)
+    other = threading.Thread(target=look)
+    other.start()
+    other.join()
+    memory.assign(array, np.zeros(N, np.float32))
+    assert [part.tolist() for part in parts] == [list(range(10)), list(range(990, N)), []]
+
+
+@pytest.mark.parametrize("index", [-1, 1000])
+def test_a_device_that_is_not_there_is_refused_with_how_many_are(index: int) -> None:
+    with pytest.raises(SetupError, match=f"device {index} is wanted, Numba sees {len(cuda.gpus)}"):
+        backends.on_device(index)
+
+
+def test_working_memory_stays_on_a_device_and_is_made_anew_on_another() -> None:
+    scratch = Scratch()
+    scratch.move_to(0)
+    first = scratch.zeros("answer", 2)
+    scratch.move_to(0)
+    assert scratch.zeros("answer", 2) is first
+    scratch.move_to(1)
+    assert scratch.zeros("answer", 2) is not first

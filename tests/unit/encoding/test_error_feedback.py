@@ -1,0 +1,127 @@
+"""Both residuals: the same numbers, wherever they lie."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.encoding import backends
+from sparkstrom.encoding.error_feedback import Operands, Residual, Stride, residual_of
+from sparkstrom.encoding.layers import Layers
+
+F32 = NDArray[np.float32]
+Q = 0.125
+N = 6
+WAYS = ("local", "replica")
+# A residual of 4 quanta is a hit, takes 4 out, and moves theta by 2: aggregation by mean of 2.
+HALF = Stride(0.5, 0.5, 0.25, 2, Q)
+WHOLE = Stride(0.5, 0.5, 0.5, 4, Q)
+
+
+def flat(*values: float) -> F32:
+    return np.array(values, np.float32)
+
+
+class Learner:
+    """A residual of one kind after a scan that has taken in ``delta``."""
+
+    def __init__(
+        self, train_on: str, delta: F32, layers: Layers | None = None, tau: float = 0.5
+    ) -> None:
+        self.residual: Residual = residual_of(train_on, N, backends.backend(), layers)
+        theta = np.ones(N, np.float32)
+        learnt = theta + delta if train_on == "local" else delta.copy()
+        self.at = Operands(learnt, theta)
+        self.codes = np.empty(N, np.int32)
+        self.hits, self.worst = self.residual.scan(self.at, tau, self.codes)
+        self.found = self.codes[: self.hits]
+
+    def left(self) -> list[float]:
+        return self.residual.copy(self.at).tolist()
+
+    def moved(self) -> list[float]:
+        return (self.at.theta - 1).tolist()
+
+
+DELTA = flat(0.5, 0.375, -1.25, 0, 3, 0)
+
+
+@pytest.mark.parametrize("train_on", WAYS)
+def test_a_scan_finds_hits_and_what_is_hit_loses_tau_whatever_theta_moves_by(
+    train_on: str,
+) -> None:
+    learner = Learner(train_on, DELTA)
+    assert learner.found.tolist() == [0, ~2, 4]
+    assert learner.residual.move(learner.at, learner.found, HALF) == (0, -1)
+    assert learner.moved() == [0.25, 0, -0.25, 0, 0.25, 0]
+    assert learner.left() == [0, 0.375, -0.75, 0, 2.5, 0]
+
+
+@pytest.mark.parametrize("train_on", WAYS)
+def test_levels_multiply_both(train_on: str) -> None:
+    learner = Learner(train_on, DELTA)
+    levels = np.empty(learner.hits, np.uint8)
+    assert learner.residual.levels(learner.at, learner.found, 0.5, 3, levels) == 2
+    assert levels.tolist() == [0, 1, 2]
+    learner.residual.move_levels(learner.at, learner.found, levels, HALF)
+    assert learner.moved() == [0.25, 0, -0.5, 0, 1, 0]
+    assert learner.left() == [0, 0.375, -0.25, 0, 1, 0]
+
+
+@pytest.mark.parametrize("train_on", WAYS)
+def test_a_bitmap_moves_half_steps_to_one_side_too(train_on: str) -> None:
+    learner = Learner(train_on, DELTA)
+    scratch = np.empty(backends.SCRATCH_BYTES, np.uint8)
+    out = np.empty(2, np.uint8)
+    hits, halves, *_ = learner.residual.bitmap(learner.at, WHOLE, 1, scratch, out)
+    assert (hits, halves) == (3, 1)
+    assert learner.moved() == [0.5, 0.25, -0.5, 0, 0.5, 0]
+    assert learner.left() == [0, 0.125, -0.75, 0, 2.5, 0]
+
+
+@pytest.mark.parametrize("train_on", WAYS)
+def test_each_layer_has_its_own_tau_and_limit(train_on: str) -> None:
+    learner = Learner(train_on, DELTA, Layers((2, N), (1, 4)))
+    assert learner.found.tolist() == [0, 4]
+    learner.residual.move(learner.at, learner.found, WHOLE)
+    assert learner.left() == [0, 0.375, -1.25, 0, 1, 0]
+    assert learner.residual.clip(learner.at, 0.25) == 0.125 + 0.25
+    assert learner.left() == [0, 0.25, -1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("train_on", WAYS)
+def test_its_terms_say_what_it_will_be_and_its_norms_what_it_is(train_on: str) -> None:
+    learner = Learner(train_on, DELTA)
+    mass, squares = learner.residual.norms(learner.at)
+    assert mass == float(np.abs(DELTA).sum())
+    assert squares == float((DELTA**2).sum())
+    one, other, sign = learner.residual.terms(learner.at)
+    after = DELTA if train_on == "local" else 2 * DELTA  # which the next scan would take in again
+    assert (one + sign * other).tolist() == after.tolist()
+
+
+@pytest.mark.parametrize("train_on", WAYS)
+def test_what_an_earlier_fit_left_is_added(train_on: str) -> None:
+    learner = Learner(train_on, DELTA)
+    learner.residual.add(np.ones(N, np.float32), learner.at.learnt)
+    assert learner.left() == (DELTA + 1).tolist()
+    with pytest.raises(UsageError, match=r"shape \(2,\) for 6 parameters"):
+        learner.residual.add(flat(1, 2), learner.at.learnt)
+
+
+def test_only_an_array_of_its_own_is_in_the_state() -> None:
+    local, own = (Learner(train_on, DELTA).residual for train_on in WAYS)
+    assert local.state() == {}
+    other = residual_of("replica", N, backends.backend())
+    other.accumulate(np.ones(N, np.float32))
+    other.load_state(own.state())
+    assert other.copy(Operands(DELTA, DELTA)).tolist() == (DELTA + 1).tolist()
+    other.load_state(local.state())  # of a fit that trained on local: nothing to take over
+    assert other.copy(Operands(DELTA, DELTA)).tolist() == (DELTA + 1).tolist()
+
+
+def test_what_is_learnt_on_local_needs_no_accumulating() -> None:
+    with pytest.raises(AssertionError, match="is there already"):
+        residual_of("local", N, backends.backend()).accumulate(DELTA)

@@ -1,0 +1,150 @@
+"""Forms: what each writes, whose turn it is, and which one a hit count chooses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.codec.payload import decode_update_untrusted
+from sparkstrom.encoding import backends
+from sparkstrom.encoding.error_feedback import Operands, Stride, residual_of
+from sparkstrom.encoding.form_writers import (
+    BitmapWriter,
+    FormWriter,
+    FormWriters,
+    GapsWriter,
+    LevelsWriter,
+    Workspace,
+    Written,
+)
+from sparkstrom.encoding.forms import Form
+from sparkstrom.encoding.layers import Layers
+from sparkstrom.encoding.scans import Scan
+
+F32 = NDArray[np.float32]
+Q = 0.125
+ONE = Stride(0.5, 0.5, 0.5, 4, Q)
+
+
+def flat(*values: float) -> F32:
+    return np.array(values, np.float32)
+
+
+class Desk:
+    """What a writer works with."""
+
+    def __init__(self, local: F32, levels_max: int = 1, layers: Layers | None = None) -> None:
+        host, n = backends.backend(), local.size
+        self.at = Operands(local, np.zeros(n, np.float32))
+        self.residual = residual_of("local", n, host, layers)
+        self.space = Workspace.of(n, host.memory, layers, levels_max=levels_max)
+        self.scan = Scan(self.residual, self.space, lambda index: f"layer {index}")
+
+    def write(self, writer: FormWriter, stride: Stride = ONE) -> Written:
+        return writer.write(self.scan.find(self.at, stride.least), self.at, stride)
+
+    def read(self, written: Written) -> dict[int, int]:
+        made, layers = written.encoded, self.space.layers
+        announced = (made.form, made.count, made.tau_quanta, self.at.theta.size, layers)
+        indices, quanta = decode_update_untrusted(made.payload, *announced)
+        return dict(zip(indices.tolist(), quanta.tolist(), strict=True))
+
+
+def test_gaps_say_who_moves_by_tau() -> None:
+    desk = Desk(flat(0.5, 0, -9, 0, 0, 0))
+    written = desk.write(GapsWriter(desk.residual, desk.space))
+    assert desk.read(written) == {0: 4, 2: -4}
+    assert (written.encoded.form, written.steps, written.overflows) == (Form.GAPS, 2, 0)
+    assert desk.at.theta.tolist() == [0.5, 0, -0.5, 0, 0, 0]
+
+
+def test_steps_count_a_layers_multiple() -> None:
+    desk = Desk(flat(0.5, 0, -9, 0, 0, 0), layers=Layers((2, 6), (1, 3)))
+    written = desk.write(GapsWriter(desk.residual, desk.space))
+    assert desk.read(written) == {0: 4, 2: -12}
+    assert written.steps == 4
+
+
+def test_levels_say_how_far_and_are_gaps_where_nobody_goes_further() -> None:
+    desk = Desk(flat(0.5, 0, -9, 0, 1, 0), levels_max=3)
+    written = desk.write(LevelsWriter(desk.residual, desk.space, 3))
+    assert desk.read(written) == {0: 4, 2: -16, 4: 8}
+    assert (written.encoded.form, written.steps) == (Form.LEVELS, 7)
+    plain = Desk(flat(0.5, 0, 0, 0, 0, 0), levels_max=3)
+    written = plain.write(LevelsWriter(plain.residual, plain.space, 3))
+    assert (written.encoded.form, written.steps) == (Form.GAPS, 1)
+
+
+def test_a_bitmap_counts_half_steps_and_the_sides_take_turns() -> None:
+    desk = Desk(flat(0.5, -0.5, 0.375, -0.375))
+    writer = BitmapWriter(desk.residual, desk.space)
+    first, second = desk.write(writer), desk.write(writer)
+    assert desk.read(first) == {0: 4, 1: -4, 2: 2}
+    assert first.steps == 2.5
+    assert desk.read(second) == {3: -2}
+    assert [made.encoded.form for made in (first, second)] == [Form.BITMAP_UP, Form.BITMAP_DOWN]
+
+
+def test_whose_turn_it_is_survives() -> None:
+    desk = Desk(flat(0.5, -0.5, 0.375, -0.375))
+    before = FormWriters(desk.residual, desk.space, 1)
+    desk.write(before.of(4))
+    after = FormWriters(desk.residual, desk.space, 1)
+    after.load_state(before.state())
+    assert before.state() == after.state() == {"half_side": -1}
+    assert desk.write(after.of(4)).encoded.form == Form.BITMAP_DOWN
+
+
+@pytest.mark.parametrize("make", [GapsWriter, BitmapWriter])
+def test_a_message_tells_who_left_the_exact_range(make: Any) -> None:
+    desk = Desk(flat(0, 2**21, 0))
+    desk.at.theta[1] = 2**21 - 0.25
+    desk.at.learnt[1] = 2**21 + 0.5
+    written = desk.write(make(desk.residual, desk.space))
+    assert (written.overflows, written.first_overflow) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("levels_max", "layers", "few", "many"),
+    [
+        (1, None, GapsWriter, BitmapWriter),
+        (2, None, LevelsWriter, LevelsWriter),
+        (1, Layers((10,), (2,)), GapsWriter, GapsWriter),
+    ],
+)
+def test_the_hit_count_chooses_the_form(
+    levels_max: int, layers: Layers | None, few: type, many: type
+) -> None:
+    desk = Desk(np.zeros(10, np.float32), levels_max, layers)
+    forms = FormWriters(desk.residual, desk.space, levels_max)
+    assert [type(forms.of(hits)) for hits in (1, 4, 5, 10)] == [few, few, many, many]
+    assert desk.space.codes.size == (10 if few is many else 6)  # room for all that it writes
+
+
+def test_a_scan_names_what_is_not_finite_and_changes_nothing() -> None:
+    desk = Desk(flat(1, 2, np.nan, np.inf))
+    with pytest.raises(TrainingError, match=r"parameter 2 \(layer 2\) became nan"):
+        desk.scan.find(desk.at, 0.5)
+    assert not desk.at.theta.any()
+
+
+def test_chance_takes_about_what_is_wanted_of_the_tied_and_all_of_the_large() -> None:
+    local = np.full(2000, 0.5, np.float32)
+    local[::100] = -1.0
+    desk = Desk(local, levels_max=2)
+    hits = desk.scan.find(desk.at, 0.5)
+    assert hits == 2000
+    taken = []
+    for number in (1, 2):
+        few = desk.scan.leave_to_chance(hits, 0.1, desk.at, 0.5, number)
+        codes = desk.space.codes[:few].tolist()
+        assert 150 < few < 250
+        assert [code for code in codes if code < 0] == [~index for index in range(0, 2000, 100)]
+        taken.append(codes)
+        assert desk.scan.find(desk.at, 0.5) == 2000
+    assert taken[0] != taken[1]
+    assert desk.scan.leave_to_chance(hits, 0.9, desk.at, 0.5, 1) == 2000  # not crowded

@@ -1,0 +1,116 @@
+"""A threshold algorithm of one's own is one class: here are two, and what trains with them."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparkstrom
+from sparkstrom.codec.payload import decode_update_untrusted
+from sparkstrom.encoding import backends, thresholds
+from sparkstrom.encoding.encoder import Encoder
+from sparkstrom.encoding.forms import Form
+from sparkstrom.encoding.grid import quantum
+from sparkstrom.encoding.thresholds import ALGORITHMS, ThresholdState, levels_of
+from sparkstrom.spark.driver import option_json, settings
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+
+K, N = 20, 2000
+
+
+@dataclass(frozen=True)
+class Falling:
+    """Begins large and falls with every message, whatever is sent; nothing else is needed."""
+
+    tau_initial: float
+
+    def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
+        return {"tau": state["tau"] * 0.75 if state else self.tau_initial}
+
+
+@dataclass(frozen=True)
+class Steady:
+    """Wants a fraction, which follows nothing; by up to four times tau."""
+
+    sent_fraction_min: float
+    sent_fraction_max: float
+    levels: int = 3
+
+    def next_fraction(self, fraction: float, round_s: float, step_s: float) -> float:
+        return self.sent_fraction_min if round_s > 1 else fraction
+
+    def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
+        return state or {"tau": 0.0}
+
+
+class Regression:
+    """Least squares by gradient descent, on local, and a replica elsewhere that follows it."""
+
+    def __init__(self, threshold: Any) -> None:
+        assert SharedTrainingMaster(threshold=threshold).threshold is threshold
+        self.encoder = Encoder(N, K, threshold)
+        self.wanted = np.random.default_rng(1).normal(0, 1, N).astype(np.float32)
+        self.local, self.theta, self.elsewhere = np.zeros((3, N), np.float32)
+        self.forms: list[Form] = []
+        self.sent: list[float] = []
+
+    def step(self) -> None:
+        self.local += np.float32(0.2) * (self.wanted - self.local)
+        made = self.encoder.publish(self.local, self.theta)
+        assert made is not None
+        announced = (made.form, made.count, made.tau_quanta, N)
+        hits = decode_update_untrusted(made.payload, *announced)
+        backends.kernels().apply_hits(self.elsewhere, *hits, quantum(K))
+        self.forms.append(made.form)
+        self.sent.append(made.sent_fraction)
+
+    def loss(self) -> float:
+        return float(((self.elsewhere - self.wanted) ** 2).mean())
+
+
+def test_one_that_steers_trains() -> None:
+    fit, taus = Regression(Falling(0.5)), []
+    for _ in range(16):
+        fit.step()
+        taus.append(fit.encoder.tau)
+    assert taus == [0.5 * 0.75**step for step in range(16)]
+    assert fit.loss() < 0.1
+    assert fit.encoder.state()["threshold_tau"] == taus[-1]
+
+
+def test_one_that_says_how_much_to_send_trains_and_follows_the_link() -> None:
+    fit = Regression(Steady(0.01, 0.2))
+    for _ in range(40):
+        fit.step()
+    assert fit.loss() < 1e-4
+    assert Form.LEVELS in fit.forms
+    assert np.mean(fit.sent) == pytest.approx(0.2, rel=0.25)
+    fit.encoder.follow_link(round_s=9.0, step_s=0.1)
+    fit.step()
+    assert fit.sent[-1] == pytest.approx(0.01, rel=0.5)
+    assert fit.encoder.state()["wanted"] == 0.01
+
+
+def test_what_an_algorithm_can_do_decides_and_not_its_class() -> None:
+    assert [levels_of(one) for one in (Falling(1.0), Steady(0.1, 0.2))] == [1, 3]
+
+
+def test_ours_are_known_wherever_options_are_read_saved_and_found() -> None:
+    ours = {
+        value
+        for value in vars(thresholds).values()
+        if inspect.isclass(value) and hasattr(value, "__dataclass_fields__")
+    }
+    assert set(ALGORITHMS) == ours
+    for algorithm in ALGORITHMS:
+        name = algorithm.__name__
+        assert getattr(sparkstrom, name) is algorithm
+        assert option_json.CLASSES[name] is algorithm
+        read = settings.resolve(
+            SharedTrainingMaster(), {"spark.sparkstrom.threshold": f"{name}(0.01)"}, {}
+        )
+        assert type(read.threshold) is algorithm

@@ -1,0 +1,59 @@
+"""A worker's parameters lie where its model trains; what is missing for that is said."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.encoding import backends
+from sparkstrom.models import DenseNetwork
+from sparkstrom.spark.executor import devices
+from sparkstrom.spark.executor.devices import backend_of
+
+
+class OnGpu(DenseNetwork):
+    """A network that says where it is."""
+
+    cuda_device: int | None = 1
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The GPUs that were asked for; each can be had."""
+    asked: list[int] = []
+
+    def on_device(index: int) -> Any:
+        asked.append(index)
+        return f"on device {index}"
+
+    monkeypatch.setattr(devices, "on_device", on_device)
+    return asked
+
+
+def test_parameters_lie_on_the_models_gpu(asked: list[int]) -> None:
+    assert backend_of(OnGpu([3, 2])) == "on device 1"
+    assert asked == [1]
+
+
+@pytest.mark.parametrize("kind", [DenseNetwork, OnGpu])
+def test_without_one_they_are_on_the_host(
+    asked: list[int], monkeypatch: pytest.MonkeyPatch, kind: type[DenseNetwork]
+) -> None:
+    monkeypatch.setattr(OnGpu, "cuda_device", None)
+    assert backend_of(kind([3, 2])) is backends.host()
+    assert asked == []
+
+
+def test_a_gpu_that_cannot_be_used_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(index: int) -> None:
+        raise SetupError("no compiler")
+
+    monkeypatch.setattr(devices, "on_device", refuse)
+    with caplog.at_level(logging.WARNING):
+        assert backend_of(OnGpu([3, 2])) is backends.host()
+    assert "parameters stay on the host, and each step copies them: no compiler" in caplog.text
