@@ -12,13 +12,14 @@ from typing import Any
 
 from sparkstrom.protocol.common.topology import DEPTH
 from sparkstrom.simulation.faults import NO_FAULTS, Faults
-from sparkstrom.simulation.run_sizes import Size, Through
+from sparkstrom.simulation.run_sizes import Replicas, Size, Through
 from sparkstrom.simulation.sim_process import STEP_S_MIN
 
 LINKS = "links"
 CALM_SHARE = 0.05
 BUFFERED_SHARE = 0.3
 CODEC_SHARE = ENDPOINT_SHARE = 0.125  # the endpoint's messages go through their bytes, too
+REAL_SHARE = 0.02
 WHOLE_SHARE = 0.7
 ISOLATED_SHARE = 0.1
 ROUGH_SHARE = 0.5
@@ -51,6 +52,8 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
         size = _meshed(size, random.Random(f"mesh of {seed}"))
     size = replace(size, buffered=random.Random(f"buffers of {seed}").random() < BUFFERED_SHARE)
     size = replace(size, through=_through(seed))
+    if random.Random(f"replicas of {seed}").random() < REAL_SHARE:
+        size = replace(size, replicas=Replicas.REAL)
     size = replace(size, whole=random.Random(f"starts of {seed}").random() < WHOLE_SHARE)
     luck = chance.random()
     if luck < CALM_SHARE:

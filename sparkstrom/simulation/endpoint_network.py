@@ -278,7 +278,8 @@ class EndpointNetwork(Network):
         for _ in range(copies):
             if self._random() < self._faults.late:
                 self._time.faults["late"] += 1
-                at_s = start_s + self._delay_s() + self._random() * LATE_S_MAX
+                at_s = max(start_s + self._delay_s(), sender.newest_s)  # nothing overtakes there
+                at_s += self._random() * LATE_S_MAX
                 self._time.at(at_s, self._arrive, sender, receiver, [frame])
             else:
                 self._in_order(sender, receiver, [frame], start_s)

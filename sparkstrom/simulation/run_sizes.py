@@ -28,6 +28,13 @@ class Through(enum.StrEnum):
     ENDPOINT = "endpoint"  # message endpoints: frames, seals, outboxes; takes twice as long
 
 
+class Replicas(enum.StrEnum):
+    """What is trained."""
+
+    NUMBERS = "numbers"  # a few whole numbers
+    REAL = "real"  # a small model, with the replica and the encoder of a real fit
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """Counts, bytes, steps, and virtual seconds."""
@@ -46,6 +53,7 @@ class Size:
     depth: int = FLAT[1]
     buffered: bool = False  # the model has statistics beside its parameters
     through: Through = Through.OBJECTS
+    replicas: Replicas = Replicas.NUMBERS
     whole: bool = True  # workers begin with the initial replica; otherwise they copy it
     per_executor: int = 2  # tasks
     empty_partitions: int = 0  # the last ones

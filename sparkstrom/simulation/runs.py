@@ -10,6 +10,8 @@ from functools import partial
 from typing import Any
 
 from sparkstrom.simulation.conditions import changed, drawn
+from sparkstrom.simulation.parts import Parts
+from sparkstrom.simulation.run_sizes import Replicas, Size
 from sparkstrom.simulation.world import World
 
 SEEDS_PER_TASK = 8
@@ -29,7 +31,7 @@ class Result:
 def play(seed: int, nodes: int, mode: str, given: dict[str, Any]) -> Result:
     """One seed's run, under its own conditions but for what is ``given`` by name."""
     size, faults = changed(*drawn(seed, nodes, mode), given)
-    world = World(seed, size, faults)
+    world = World(seed, size, faults, _parts(seed, size))
     try:
         violations = world.run()
     except Exception as error:
@@ -39,6 +41,15 @@ def play(seed: int, nodes: int, mode: str, given: dict[str, Any]) -> Result:
     return Result(
         seed, violations, len(world.checks.commits), dict(world.time.faults), world.time.transcript
     )
+
+
+def _parts(seed: int, size: Size) -> Parts:
+    """What is trained; real replicas are imported where a run has some."""
+    if size.replicas is Replicas.NUMBERS:
+        return Parts(size)
+    from sparkstrom.simulation.real_parts import RealParts
+
+    return RealParts(size, seed)
 
 
 def play_all(
