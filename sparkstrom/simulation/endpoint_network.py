@@ -216,7 +216,7 @@ class EndpointNetwork(Network):
         self._due.discard(owner)
         end = self._ends[owner]
         went = end.flush()
-        if end.waiting and owner not in self._offering and (owner is None or owner.alive):
+        if owner not in self._offering and (owner is None or owner.alive) and end.waiting:
             pause_s = OFFER_S_MIN if went else self._pause_s.get(owner, OFFER_S_MIN)
             self._pause_s[owner] = min(2 * pause_s, OFFER_S_MAX)
             self._offering.add(owner)

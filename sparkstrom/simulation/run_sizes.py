@@ -24,8 +24,8 @@ class Through(enum.StrEnum):
     """What messages go through on their way."""
 
     OBJECTS = "objects"  # nothing: what is sent is what arrives
-    CODEC = "codec"  # their bytes, which takes half as long again
-    ENDPOINT = "endpoint"  # message endpoints: frames, seals, outboxes; takes twice as long
+    CODEC = "codec"  # their bytes
+    ENDPOINT = "endpoint"  # message endpoints: frames, seals, outboxes
 
 
 class Replicas(enum.StrEnum):
