@@ -36,8 +36,8 @@ from sparkstrom.runtime.theta import Theta, chunk_count
 from sparkstrom.runtime.trainer_inbox import CommitSum
 from sparkstrom.simulation.beginnings import new_master
 from sparkstrom.simulation.checks import Checks
-from sparkstrom.simulation.parts import MasterReplica, Parts
 from sparkstrom.simulation.run_sizes import Size
+from sparkstrom.simulation.sim_parts import MasterReplica, Parts
 from sparkstrom.simulation.sim_process import Made, SimProcess
 from sparkstrom.simulation.timeline import Timeline
 
@@ -149,7 +149,7 @@ class DriversTheta:
         self.theta.buffers, self.theta.commit = buffers, commit
 
 
-class Watched:
+class WatchedModel:
     """A model whose steps are taken down."""
 
     def __init__(self, model: FlatModel) -> None:
@@ -171,7 +171,7 @@ class Watched:
 class RealLearner:
     """What a trainer does to its replica between two looks of its loop."""
 
-    def __init__(self, replica: Replica, model: Watched, job: Job, seed: int) -> None:
+    def __init__(self, replica: Replica, model: WatchedModel, job: Job, seed: int) -> None:
         self._replica, self._model, self._job = replica, model, job
         self._chance = np.random.default_rng(seed)
         self.sent = np.zeros(job.n_params)
@@ -226,7 +226,7 @@ class RealProcess(SimProcess):
         super().__init__(name, identity, limits, **given)
 
     def _train_with(self, seed: int) -> Callable[[], CommitSum]:
-        model = Watched(self._job.make())
+        model = WatchedModel(self._job.make())
         self.replica = self._job.replica(model, whole=self.identity.whole)
         self.learner = RealLearner(self.replica, model, self._job, seed)
         begin_sum: Callable[[], CommitSum] = self.replica.theta.begin_sum

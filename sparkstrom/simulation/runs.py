@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from sparkstrom.simulation.conditions import changed, drawn
-from sparkstrom.simulation.parts import Parts
 from sparkstrom.simulation.run_sizes import Replicas, Size
+from sparkstrom.simulation.sim_parts import Parts
 from sparkstrom.simulation.world import World
 
 SEEDS_PER_TASK = 8

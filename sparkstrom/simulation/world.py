@@ -18,9 +18,9 @@ from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.linked import new_network
-from sparkstrom.simulation.parts import Parts
 from sparkstrom.simulation.run_sizes import Size
 from sparkstrom.simulation.shape import Shape
+from sparkstrom.simulation.sim_parts import Parts
 from sparkstrom.simulation.sim_process import STEP_S_MIN, SimProcess
 from sparkstrom.simulation.sim_replica import Theta, mass
 from sparkstrom.simulation.timeline import Timeline

@@ -33,6 +33,7 @@ MODES = {  # of simulation: the options of each
     "plain": ["--mode", "plain", "--nodes", "4"],
     "mesh": ["--mode", "mesh", "--nodes", "12"],
     "endpoint": ["--mode", "mesh", "--nodes", "12", "--through", "endpoint"],
+    "real": ["--mode", "mesh", "--nodes", "12", "--replicas", "real"],
     "links": ["--mode", "links", "--nodes", "4"],
     "links-mesh": ["--mode", "links-mesh", "--nodes", "8"],
 }
