@@ -154,7 +154,7 @@ class Scale(World):
         now_s = self.time.now_s
         if self.phase is not Phase.GATHERING and not self.began_s:
             self.began_s = now_s
-            self.depth = max(map(self.master.fit.tree.depth, self.master.fit.members.live))
+            self.depth = max(map(self.master.placement.tree.depth, self.master.members.live))
             self.time.after(STEADY_S, self._end_steady, self.traffic(), len(self.checks.commits))
         if self.died_s is not None and self.stable_s is None and now_s > self.died_s:
             self.stable_s = now_s if self._is_stable() else None
@@ -177,7 +177,7 @@ class Scale(World):
             end: Traffic(t.messages - before[end].messages, t.bytes - before[end].bytes)
             for end, t in self.traffic().items()
         }
-        self.root_children = len(self.master.fit.children.by_node)
+        self.root_children = len(self.master.children.by_node)
         self.relays = [p for p in self.alive if len(p.node.children.by_node) == self.root_children]
         self.died_s = self.time.now_s + DYING_S
         for victim in self.time.chance.sample(self.alive, self.deaths):
@@ -189,12 +189,13 @@ class Scale(World):
 
     def _is_stable(self) -> bool:
         """The tree is that of the living, and each of them has all commits."""
-        fit = self.master.fit
+        members, placement = self.master.members, self.master.placement
         living = {p.node.node for p in self.alive if p.node.node is not None}
-        if fit.moving or fit.suspects or fit.members.live.keys() - living:
+        if placement.moving or placement.suspects or members.live.keys() - living:
             return False
-        nodes = [p.node for p in self.alive if p.node.node in fit.members.live]
-        return all(n.link.attached and n.replication.received >= fit.sequencer.head for n in nodes)
+        nodes = [p.node for p in self.alive if p.node.node in members.live]
+        head = self.master.sequencer.head
+        return all(n.link.attached and n.replication.received >= head for n in nodes)
 
 
 def measure(nodes: int) -> Figures:

@@ -66,7 +66,7 @@ class Fit:
         master = self.network.master
         if master is None:
             return None
-        at_s: float | None = master._machine.fit.phases.began_s.get(Phase.RUNNING)
+        at_s: float | None = master._machine.phases.began_s.get(Phase.RUNNING)
         return at_s
 
 

@@ -29,8 +29,8 @@ from sparkstrom.protocol.common.events import Effect, Send
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.ignored import Reason
 from sparkstrom.protocol.common.performing import perform_all
-from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.protocol.master.master import Master
+from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.protocol.master.members import Departure
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 from sparkstrom.runtime.message_endpoint import MessageEndpoint, Traffic
@@ -93,8 +93,8 @@ class Outcome:
     lost_mass: float
     grants: int  # kept files that found a new owner
     phase_began_s: dict[Phase, float]
-    breaches: int
-    first_breach: int
+    overflows: int  # entries of theta that left the range in which sums are exact
+    first_overflow: int  # index of the first of them, or -1
     stop_reason: str | None
 
 
@@ -193,36 +193,36 @@ class MasterThread(threading.Thread):
     @property
     def workers(self) -> int:
         """Live members."""
-        return len(self._machine.fit.members.live)
+        return len(self._machine.members.live)
 
     def outcome(self) -> Outcome:
         """The result of a fit that is done."""
-        fit = self._machine.fit
-        driver = {"driver": fit.phases.own_digest or ""}
-        nodes = {str(node): digest for node, digest in sorted(fit.phases.digests.items())}
+        master = self._machine
+        driver = {"driver": master.phases.own_digest or ""}
+        nodes = {str(node): digest for node, digest in sorted(master.phases.digests.items())}
         return Outcome(
             hashes=nodes | driver,
-            minibatches=sum(p.minibatches for p in fit.partitions),
-            minibatches_expected=sum(p.epochs * p.batches for p in fit.partitions),
-            rows=[p.rows for p in fit.partitions],
-            executors=set(fit.members.executors.values()),
-            commits=fit.sequencer.head,
-            staleness=fit.sequencer.staleness,
-            staleness_minibatches=fit.staleness.mean,
-            staleness_minibatches_max=fit.staleness.most,
+            minibatches=master.partitions.minibatches,
+            minibatches_expected=master.partitions.minibatches_expected,
+            rows=[p.rows for p in master.partitions],
+            executors=set(master.members.executors.values()),
+            commits=master.sequencer.head,
+            staleness=master.sequencer.staleness,
+            staleness_minibatches=master.order.staleness.mean,
+            staleness_minibatches_max=master.order.staleness.most,
             stats=dict(self._stats),
             traffic=self._mail.traffic,
             wire=self._wire.look(self._mail.transport),
-            ignored=fit.ignored.counts,
-            departures=fit.members.departures,
+            ignored=master.ignored.counts,
+            departures=master.members.departures,
             notes=list(self._notes),
-            kept=fit.checkpoints.files,
-            lost_mass=fit.checkpoints.lost_mass,
-            grants=fit.checkpoints.granted_files,
-            phase_began_s=fit.phases.began_s,
-            breaches=self._theta.breaches,
-            first_breach=self._theta.first_breach,
-            stop_reason=fit.phases.stop_reason,
+            kept=master.checkpoints.files,
+            lost_mass=master.checkpoints.lost_mass,
+            grants=master.checkpoints.granted_files,
+            phase_began_s=master.phases.began_s,
+            overflows=self._theta.breaches,
+            first_overflow=self._theta.first_breach,
+            stop_reason=master.phases.stop_reason,
         )
 
     # -- the thread ------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class MasterThread(threading.Thread):
 
     def _exchange(self) -> None:
         """With the workers and the main thread; over a media driver, which may die at any point."""
-        wait_s = self._mail.patience_s(self._machine.fit.children.is_brief)
+        wait_s = self._mail.patience_s(self._machine.children.is_brief)
         for sender, message in self._mail.receive(wait_s):
             self._step(ev.Received(sender, message))
         for sender, size in self._mail.arriving():
@@ -325,21 +325,21 @@ class MasterThread(threading.Thread):
             self.finished.set()
 
     def _look(self) -> Progress:
-        fit = self._machine.fit
+        master = self._machine
         return Progress(
-            phase=fit.phases.phase,
-            workers=len(fit.members.live),
-            partitions=len(fit.partitions),
-            joined=sum(p.rows >= 0 for p in fit.partitions),
-            minibatches=sum(p.minibatches for p in fit.partitions),
-            minibatches_expected=sum(p.epochs * p.batches for p in fit.partitions),
-            commits=fit.sequencer.head,
-            staleness=fit.staleness.mean,
+            phase=master.phases.phase,
+            workers=len(master.members.live),
+            partitions=len(master.partitions),
+            joined=sum(p.rows >= 0 for p in master.partitions),
+            minibatches=master.partitions.minibatches,
+            minibatches_expected=master.partitions.minibatches_expected,
+            commits=master.sequencer.head,
+            staleness=master.order.staleness.mean,
             stats=dict(self._stats),
             training=frozenset(
                 member.join.partition
-                for member in fit.members.live.values()
-                if fit.partitions[member.join.partition].rows > 0
+                for member in master.members.live.values()
+                if master.partitions[member.join.partition].rows > 0
             ),
         )
 

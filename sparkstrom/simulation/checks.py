@@ -14,7 +14,6 @@ from sparkstrom.codec.messages import BUFFERS, Committed, Phase
 from sparkstrom.protocol.common.endings import Ending, Vain
 from sparkstrom.protocol.common.events import Abort, Directive
 from sparkstrom.protocol.common.send_window import HEADER_BYTES
-from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.simulation.sim_process import FAILURE, UPDATER, Made, SimProcess
 from sparkstrom.simulation.sim_replica import INITIAL, Theta, add, average
@@ -148,15 +147,14 @@ class Checks:
 
     def bounds(self, master: Master, processes: list[SimProcess]) -> None:
         """What is bounded stays so, and what only grows does."""
-        fit = master.fit
-        progress = (fit.phases.phase, fit.sequencer.head)
+        progress = (master.phases.phase, master.sequencer.head)
         if progress < self._progress:
             self.violation(f"I4: from {self._progress} back to {progress}")
         self._progress = progress
-        log = fit.sequencer.history.log
-        if log.bytes > fit.limits.log_bytes and len(tuple(log.after(log.base))) > 1:
+        log = master.sequencer.history.log
+        if log.bytes > master.limits.log_bytes and len(tuple(log.after(log.base))) > 1:
             self.violation(f"I4: the log holds {log.bytes} bytes")
-        for partition in fit.partitions:
+        for partition in master.partitions:
             if partition.position < self._reached.get(partition.index, (0, 0)):
                 self.violation(f"I2: partition {partition.index} goes back")
             self._reached[partition.index] = partition.position
@@ -195,13 +193,13 @@ class Checks:
                 f"is not committed, max_staleness is {most}"
             )
 
-    def counted(self, fit: Fit) -> None:
+    def counted(self, master: Master) -> None:
         """What workers are told of the fit's minibatches never goes back, nor beyond the truth."""
-        trained = sum(partition.minibatches for partition in fit.partitions)
-        if not self._counted <= fit.minibatches <= trained:
-            self.violation(f"I2: {fit.minibatches} of {trained} minibatches are told, "
+        trained, told = master.partitions.minibatches, master.broadcast.minibatches
+        if not self._counted <= told <= trained:
+            self.violation(f"I2: {told} of {trained} minibatches are told, "
                            f"{self._counted} were before")  # fmt: skip
-        self._counted = fit.minibatches
+        self._counted = told
 
     def lead(self, processes: list[SimProcess], lead: int) -> None:
         """Nobody is further ahead of the slowest than allowed; only where nobody joins late."""
@@ -257,22 +255,22 @@ class Checks:
             self.borrowed(process)
             if not process.learner.conserves():
                 self.violation(f"I1: {process.name} lost mass")
-            if process.alive and (master.aborted or master.fit.phases.phase is Phase.DONE):
+            if process.alive and (master.aborted or master.phases.phase is Phase.DONE):
                 self.violation(f"I4: {process.name} did not end: {process.node.command}")
-        if master.fit.phases.phase is not Phase.DONE:
+        if master.phases.phase is not Phase.DONE:
             return
         if not self._holds(replica, self._sums[-1]):
             self.violation("I2: the master's replica is not the sum of all commits")
         if replica.buffers != self.buffers:
             self.violation("I3: the master's buffers are not the average of the newest reports")
-        if master.fit.phases.own_digest != replica.digest():
+        if master.phases.own_digest != replica.digest():
             self.violation("I3: the master's hash is not that of its replica")
-        for node, digest in master.fit.phases.digests.items():
-            if digest != master.fit.phases.own_digest:
+        for node, digest in master.phases.digests.items():
+            if digest != master.phases.own_digest:
                 self.violation(f"I3: node {node} differs from the master")
         self._ends_match(master)
-        for partition in master.fit.partitions:
-            whole = master.fit.phases.stop_reason is None
+        for partition in master.partitions:
+            whole = master.phases.stop_reason is None
             goal = partition.epochs * max(0, partition.batches)
             self._covers(partition.index, goal if whole else partition.minibatches)
         self._kept_mass(master)
@@ -283,7 +281,7 @@ class Checks:
         for process, ending in self._ends.items():
             if ending is not Ending.DONE:
                 continue
-            if process.node.node not in master.fit.phases.digests:
+            if process.node.node not in master.phases.digests:
                 self.violation(f"I3: {process.name} ended as done and was not audited")
             if not self._holds(process.replica, final):
                 self.violation(f"I3: {process.name} ended with another replica")
@@ -308,13 +306,13 @@ class Checks:
 
     def _kept_mass(self, master: Master) -> None:
         """I1 between fits: what was kept was taken in by somebody who lived, or counts as lost."""
-        checkpoints = master.fit.checkpoints
+        checkpoints = master.checkpoints
         made = {path for files in checkpoints.files.values() for path in files}
         good = [
             process
             for trained in self._trained.values()
             for process in trained.processes
-            if process.node.node in master.fit.phases.digests
+            if process.node.node in master.phases.digests
             or (process.left is not None and process.left.path in made)
         ]
         used = {path for process in good for path in process.added}

@@ -15,7 +15,7 @@ from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.frames import HEADER, NOBODY, OVERHEAD_BYTES, Header, Seal
 from sparkstrom.codec.messages import Address, Direct, Message
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.master.placement import STREAMS_PER_EDGE
+from sparkstrom.protocol.master.welcomes import STREAMS_PER_EDGE
 from sparkstrom.runtime.message_endpoint import MessageEndpoint
 from sparkstrom.runtime.node_thread import FIRST_OWN_STREAM
 from sparkstrom.simulation.faults import Faults

@@ -135,16 +135,16 @@ class Flow:
 
     def look(self, scene: Scene, hosts: Iterable[Host]) -> None:
         """Queues always; the pace of commits where everybody who lives trains."""
-        size, fit, now_s = scene.size, scene.master.fit, scene.time.now_s
+        size, master, now_s = scene.size, scene.master, scene.time.now_s
         self.queues(hosts)
         calm = scene.phase is Phase.RUNNING and now_s > scene.shape.trouble_s + 2 * size.lease_s
         calm = calm and all(process.installed for process in scene.alive)
         calm = calm and any(not p.finished or p.node.own.bytes for p in scene.alive)
         step_s = max((process.slowness_s for process in scene.alive), default=0.0)
-        depth = max(map(fit.tree.depth, fit.members.live), default=1)
+        depth = max(map(master.placement.tree.depth, master.members.live), default=1)
         pace_s = self.pace_s(depth, size.lease_s / 4, size.publish_every * step_s)
         scene.shape.pace_s = pace_s
-        self.goes_on(fit.sequencer.head, now_s, calm=calm, pace_s=pace_s)
+        self.goes_on(master.sequencer.head, now_s, calm=calm, pace_s=pace_s)
 
     def pace_s(self, depth: int, report_s: float, step_s: float) -> float:
         """How long the next commit may take while all goes well.

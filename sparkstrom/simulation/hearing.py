@@ -67,7 +67,7 @@ class Hearing:
         size = scene.size
         weight = size.serving.window_max + 2 * size.log_bytes + CONTROL_FRAMES_MAX * HEADER_BYTES
         for owner, end in ends.items():
-            edges = scene.master.fit.children.by_node if owner is None else owner.slots
+            edges = scene.master.children.by_node if owner is None else owner.slots
             most = len(edges) * weight // PIECE_BYTES_MIN + ANSWERS_MAX * ANSWER_FRAMES_MAX
             if end.waiting > most:
                 self.violation(f"I4: {end.waiting} frames wait at {_name(owner)}, {most} may")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sparkstrom.protocol.common.child import Serving
 from sparkstrom.protocol.common.send_window import SUM_ENTRY_BYTES
 from sparkstrom.protocol.common.topology import FLAT
-from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.protocol.worker.node import NodeLimits
 from sparkstrom.protocol.worker.optimizer_transfer import RETRY_FIRST_S
 from sparkstrom.simulation.sim_replica import CELL

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from sparkstrom.base.identity import MASTER
 from sparkstrom.protocol.common.topology import Topology
-from sparkstrom.protocol.master.fit import Fit
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.simulation.sim_process import SimProcess
 
@@ -44,25 +43,25 @@ class Shape:
         self.pace_s = 0.0  # beside that: what narrow links may take, see ``Flow.pace_s``
         self.trouble_s = 0.0  # until then something went wrong, or was on its way back
 
-    def tree(self, fit: Fit) -> None:
+    def tree(self, master: Master) -> None:
         """One tree over exactly the live nodes, within fan-out and depth."""
-        tree = fit.tree
+        tree = master.placement.tree
         if tree is self._tree:
             return
         self._tree = tree
-        if tree.places.keys() != {MASTER, *fit.members.live}:
-            odd = sorted(tree.places.keys() ^ {MASTER, *fit.members.live})
+        if tree.places.keys() != {MASTER, *master.members.live}:
+            odd = sorted(tree.places.keys() ^ {MASTER, *master.members.live})
             self._violation(f"I4: the tree and the live nodes differ in {odd}")
             return
-        parents = {node: tree.parent(node) for node in fit.members.live}
+        parents = {node: tree.parent(node) for node in master.members.live}
         for parent, count in Counter(parents.values()).items():
-            if count > fit.limits.fan_out:
+            if count > master.limits.fan_out:
                 self._violation(f"I4: node {parent} has {count} children")
         for node in parents:
             hops, above = 0, node
-            while above != MASTER and hops <= fit.limits.depth:
+            while above != MASTER and hops <= master.limits.depth:
                 above, hops = parents[above], hops + 1
-            if hops > fit.limits.depth:
+            if hops > master.limits.depth:
                 self._violation(f"I4: node {node} is {hops} hops below the master")
 
     def edges(self, processes: list[SimProcess]) -> None:
@@ -91,7 +90,7 @@ class Shape:
         self, processes: list[SimProcess], master: Master, masters_edges: dict[int, int]
     ) -> None:
         """Each machine goes by the id and the edges that its transport has; ``masters_edges``."""
-        believed = {node: child.edge for node, child in master.fit.children.by_node.items()}
+        believed = {node: child.edge for node, child in master.children.by_node.items()}
         if believed != masters_edges and not master.aborted:
             self._violation(f"I4: the master has edges {masters_edges}, its machine {believed}")
         for process in processes:
@@ -110,17 +109,17 @@ class Shape:
             if believed != edges:
                 self._violation(f"I4: {process.name} has edges {edges}, its machine {believed}")
 
-    def places(self, fit: Fit, now_s: float) -> None:
+    def places(self, master: Master, now_s: float) -> None:
         """Note who has no place yet: orders go level by level, each once the one above has one.
 
         As long as one after the other gets its place, the others may wait for theirs.
         """
-        live = fit.members.live
+        live = master.members.live
         placed = {node for node, member in live.items() if member.placed}
         self._placed_s = now_s if placed - self._placed else self._placed_s
         self._placed = placed
         unplaced = live.keys() - placed
-        below = (child for node in unplaced for child in fit.tree.below(node))
+        below = (child for node in unplaced for child in master.placement.tree.below(node))
         self._moving = {live[node].join.token for node in unplaced.union(below)}
         self._ids = {member.join.token: node for node, member in live.items()}
 
@@ -153,12 +152,12 @@ class Shape:
                 where = f"{course.reached[1]} of {head}, {quiet_s:.1f} s after the last trouble"
                 self._violation(f"I4: {process.name} is cut off at commit {where}")
 
-    def closed_ids(self, processes: list[SimProcess], fit: Fit, now_s: float) -> None:
+    def closed_ids(self, processes: list[SimProcess], master: Master, now_s: float) -> None:
         """Whoever goes by an id that is closed learns so, as soon as all others go on."""
         by_id = self._by_id([process for process in processes if process.alive])
         for process in processes:
             node = process.node.node
-            if not process.alive or node is None or node in fit.members.live:
+            if not process.alive or node is None or node in master.members.live:
                 self._closed_s.pop(process, None)
                 continue
             if self._copies_above(self._place_above(process), by_id, now_s):

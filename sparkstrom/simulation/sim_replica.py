@@ -156,7 +156,7 @@ class SimReplica:
         has = [chunk.commit for chunk in cells]
         for committed in install.held:
             if isinstance(committed, MergedRange):
-                for index, amount in enumerate(SUM.unpack(committed.payload)):
+                for index, amount in enumerate(SUM.unpack_from(committed.payload)):
                     if committed.after >= has[index // CHUNK]:
                         self.theta[index] += amount
                 continue

@@ -81,7 +81,7 @@ class World:
 
     @property
     def phase(self) -> Phase:
-        return self.master.fit.phases.phase
+        return self.master.phases.phase
 
     @property
     def alive(self) -> list[SimProcess]:
@@ -94,9 +94,9 @@ class World:
     @property
     def steady(self) -> bool:
         """Nobody has left or come since training began."""
-        fit = self.master.fit
-        nobody_came = len(fit.members.live) == len(self.processes) == self._began_with
-        return self.phase is Phase.RUNNING and nobody_came and not fit.members.departures
+        members = self.master.members
+        nobody_came = len(members.live) == len(self.processes) == self._began_with
+        return self.phase is Phase.RUNNING and nobody_came and not members.departures
 
     @property
     def _is_calm(self) -> bool:
@@ -111,7 +111,7 @@ class World:
 
     def _process_of(self, node: int) -> SimProcess:
         """Whose id this is."""
-        return self.network.process(self.master.fit.members.live[node].join.address.host)
+        return self.network.process(self.master.members.live[node].join.address.host)
 
     def _has_worker(self) -> bool:
         """Does anybody hold a replica, who can be reached?"""
@@ -123,15 +123,15 @@ class World:
 
     def _look_at_bounds(self) -> None:
         self.checks.bounds(self.master, self.processes)
-        self.checks.counted(self.master.fit)
-        self.shape.tree(self.master.fit)
+        self.checks.counted(self.master)
+        self.shape.tree(self.master)
         self.shape.edges(self.processes)
         self.shape.transports(self.processes, self.master, self.network.masters_edges)
         if self._is_calm:
-            head = self.master.fit.sequencer.head
-            self.shape.places(self.master.fit, self.time.now_s)
+            head = self.master.sequencer.head
+            self.shape.places(self.master, self.time.now_s)
             self.shape.goes_on(self.processes, head, self.time.now_s)
-            self.shape.closed_ids(self.processes, self.master.fit, self.time.now_s)
+            self.shape.closed_ids(self.processes, self.master, self.time.now_s)
         if self.steady and self.size.max_lead is not None:
             self.checks.lead(self.processes, self.size.max_lead)
         self.network.look(self)
@@ -381,7 +381,7 @@ class World:
         if self.time.now_s < self._master_awake_s:
             self.time.at(self._master_awake_s, self._arrive_at_master, sender, message)
             return
-        counts = isinstance(message, Failed) and message.node in self.master.fit.members.live
+        counts = isinstance(message, Failed) and message.node in self.master.members.live
         counts = counts and self.phase is not Phase.DONE
         self.step_master(ev.Received(sender, message))
         if counts and not self.master.aborted:

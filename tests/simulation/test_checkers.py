@@ -9,16 +9,16 @@ import pytest
 
 from sparkstrom.codec.messages import Activity, Committed, Update
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.master import master, statuses
-from sparkstrom.protocol.master.fit import Fit
-from sparkstrom.protocol.master.master import Master
-from sparkstrom.protocol.master.members import Member
+from sparkstrom.protocol.master.commit_order import CommitOrder
+from sparkstrom.protocol.master.members import Member, Members
+from sparkstrom.protocol.master.partitions import Partition
 from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
 from sparkstrom.protocol.master.sequencer import Sequencer
+from sparkstrom.protocol.master.vacancies import Vacancies
 from sparkstrom.protocol.worker import directives, node
 from sparkstrom.protocol.worker.directives import Directives
 from sparkstrom.protocol.worker.in_flight import InFlight
-from sparkstrom.protocol.worker.optimizer_transfer import OptimizerLoan
+from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.replication import Replication
 from sparkstrom.protocol.worker.snapshot_fetch import SnapshotFetch
 from sparkstrom.runtime.trainer_inbox import TrainerInbox
@@ -131,33 +131,30 @@ def commits_another_payload(patch: pytest.MonkeyPatch) -> None:
 
 
 def goes_back_when_a_worker_dies(patch: pytest.MonkeyPatch) -> None:
-    close = Fit._close
+    remove = Members.remove
 
-    def forgetful(
-        self: Fit, member: Member, reason: str, now_s: float, *, released: bool
-    ) -> list[ev.Effect]:
-        effects = close(self, member, reason, now_s, released=released)
-        self.partition_of(member).position = type(self.partition_of(member).position)(0, 0)
-        return effects
+    def forgetful(self: Members, *given: Any, **named: Any) -> Partition:
+        partition = remove(self, *given, **named)
+        partition.position = type(partition.position)(0, 0)
+        return partition
 
-    patch.setattr(Fit, "_close", forgetful)
+    patch.setattr(Members, "remove", forgetful)
 
 
 def counts_positions_before_their_updates(patch: pytest.MonkeyPatch) -> None:
-    def hasty(fit: Fit, member: Member) -> None:
+    def hasty(self: CommitOrder, member: Member) -> None:
         if member.pending is not None:
-            fit.partition_of(member).advance(member.pending[1])
+            self._members.partition_of(member).advance(member.pending[1])
 
-    for module in (statuses, master):
-        patch.setattr(module, "count_pending", hasty)
+    patch.setattr(CommitOrder, "count_pending", hasty)
 
 
 def releases_the_untrained(patch: pytest.MonkeyPatch) -> None:
-    def blind(self: Master, waiting: int, now_s: float) -> None:
-        member = next(iter(self.fit.members.live.values()))
-        self.fit.released_s, member.releasing = now_s, "a slot is needed"
+    def blind(self: Vacancies, waiting: int, now_s: float) -> None:
+        member = next(iter(self._members.live.values()))
+        self._released_s, member.releasing = now_s, "a slot is needed"
 
-    patch.setattr(Master, "_release_one", blind)
+    patch.setattr(Vacancies, "_release_one", blind)
 
 
 # -- I3: equal bytes -------------------------------------------------------------------------------
@@ -272,12 +269,12 @@ def ends_without_audit(patch: pytest.MonkeyPatch) -> None:
 
 
 def lends_a_fresh_state(patch: pytest.MonkeyPatch) -> None:
-    def generous(self: OptimizerLoan) -> bool:
+    def generous(self: OptimizerTransfers) -> bool:
         trainer = self._trainer
-        catching_up = trainer.activity is Activity.CATCHING_UP or self.loan is not None
+        catching_up = trainer.activity is Activity.CATCHING_UP or self.fetch is not None
         return trainer.steps > 0 and not catching_up
 
-    patch.setattr(OptimizerLoan, "can_lend", property(generous))
+    patch.setattr(OptimizerTransfers, "is_source", property(generous))
 
 
 def claims_what_it_has_not_applied(patch: pytest.MonkeyPatch) -> None:

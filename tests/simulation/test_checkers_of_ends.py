@@ -9,7 +9,7 @@ import pytest
 from sparkstrom.codec.messages import Here
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.history import Entry, Log, cost
-from sparkstrom.protocol.master.fit import Fit
+from sparkstrom.protocol.master.broadcast import Broadcast
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.partitions import Partition
 from sparkstrom.protocol.master.phases import Phases
@@ -74,14 +74,13 @@ def looks_at_no_commit(patch: pytest.MonkeyPatch) -> None:
 
 
 def tells_more_than_is_committed(patch: pytest.MonkeyPatch) -> None:
-    look_around = Fit.look_around
+    look_around = Broadcast.look_around
 
-    def more(self: Fit) -> bool:
-        news = look_around(self)
-        self.minibatches += len(self.partitions)
-        return news
+    def more(self: Broadcast) -> None:
+        look_around(self)
+        self.minibatches += len(self._members.partitions)
 
-    patch.setattr(Fit, "look_around", more)
+    patch.setattr(Broadcast, "look_around", more)
 
 
 def waits_for_an_empty_partition(patch: pytest.MonkeyPatch) -> None:
@@ -92,7 +91,9 @@ def repeats_a_phase(patch: pytest.MonkeyPatch) -> None:
     enter = Phases._enter
 
     def back(self: Phases, phase: Any, now_s: float) -> None:
-        enter(self, type(phase)(phase - 1) if phase == phase.AUDIT else phase, now_s)
+        enter(self, phase, now_s)
+        if phase == phase.AUDIT:
+            self.phase = type(phase)(phase - 1)
 
     patch.setattr(Phases, "_enter", back)
 

@@ -37,6 +37,12 @@ def test_what_comes_slowly_is_not_asked_for_again(seed: int, nodes: int) -> None
     assert play(seed, nodes, "links", {}).violations == []
 
 
+@pytest.mark.parametrize(("mode", "nodes", "seed"), [("links", 12, 32), ("links-mesh", 8, 23)])
+def test_a_sum_goes_into_a_copy_under_way(mode: str, nodes: int, seed: int) -> None:
+    """It is as long as a real one, which the simulator's replica once could not read."""
+    assert play(seed, nodes, mode, {}).violations == []
+
+
 def sends_again_what_is_under_way(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(InFlight, "overdue", lambda self, now_s: len(self) > 0)
     patch.setattr(in_flight, "AGAIN_LEAST_S", 0.0)

@@ -15,9 +15,10 @@ from sparkstrom.codec.messages import Committed, Status, Update
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.topology import Topology
-from sparkstrom.protocol.master import master
-from sparkstrom.protocol.master.fit import Fit
+from sparkstrom.protocol.master.members import Member
+from sparkstrom.protocol.master.placement import Placement
 from sparkstrom.protocol.master.sequencer import Sequencer
+from sparkstrom.protocol.master.statuses import Statuses
 from sparkstrom.protocol.worker import optimizer_transfer
 from sparkstrom.protocol.worker.deadlines import Deadlines
 from sparkstrom.protocol.worker.joining import Joining
@@ -72,13 +73,14 @@ def waits_without_deadline(patch: pytest.MonkeyPatch) -> None:
 
 def cuts_a_subtree_off(patch: pytest.MonkeyPatch) -> None:
     """Whoever stood under a lost node is not told of another place, however often it asks."""
-    move = Fit.move
+    move = Placement.move
 
-    def only_newcomers(self: Fit, node: int, now_s: float) -> None:
-        if self.members.live[node].order is None:
-            move(self, node, now_s)
+    def only_newcomers(self: Placement, member: Member, now_s: float) -> None:
+        if member.order is None:
+            move(self, member, now_s)
 
-    patch.setattr(Fit, "move", only_newcomers)
+    patch.setattr(Placement, "move", only_newcomers)
+    patch.setattr(Placement, "on_another_request", lambda self, member, join, now_s: [])
 
 
 def takes_no_notice_that_it_is_closed(patch: pytest.MonkeyPatch) -> None:
@@ -137,17 +139,17 @@ def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
 
 def never_says_that_it_copies_again(patch: pytest.MonkeyPatch) -> None:
     """Who waits below a relay that has lost its replica is judged as if that had one."""
-    on_status = master.on_status
+    on_status = Statuses.on_status
 
-    def sticking(fit: Fit, status: Status, now_s: float) -> list[ev.Effect]:
-        member = fit.members.live.get(status.node)
+    def sticking(self: Statuses, status: Status, now_s: float) -> list[ev.Effect]:
+        member = self._members.live.get(status.node)
         was_whole = member is not None and member.whole
-        effects = on_status(fit, status, now_s)
+        effects = on_status(self, status, now_s)
         if member is not None:
             member.whole |= was_whole
         return effects
 
-    patch.setattr(master, "on_status", sticking)
+    patch.setattr(Statuses, "on_status", sticking)
 
 
 ROUGH = {"crashes": 3, "cuts": 2, "loss": 0.1, "stop": 0.0, "failure": 0.0}
@@ -213,15 +215,16 @@ def test_a_tree_of_others_than_the_living_and_one_that_is_too_deep_are_seen() ->
     found: list[str] = []
     tree = Topology(fan_out=1, depth_max=3).attach(1).attach(2).attach(3)
 
-    def fit(live: list[int], depth: int) -> Any:
+    def master(live: list[int], depth: int) -> Any:
         limits = SimpleNamespace(fan_out=1, depth=depth)
         members = SimpleNamespace(live=dict.fromkeys(live))
-        return SimpleNamespace(tree=tree, members=members, limits=limits)
+        placement = SimpleNamespace(tree=tree)
+        return SimpleNamespace(placement=placement, members=members, limits=limits)
 
-    Shape(found.append, 2.0).tree(fit([1, 2, 3], 3))
+    Shape(found.append, 2.0).tree(master([1, 2, 3], 3))
     assert found == []
-    Shape(found.append, 2.0).tree(fit([1, 2], 3))
-    Shape(found.append, 2.0).tree(fit([1, 2, 3], 2))
+    Shape(found.append, 2.0).tree(master([1, 2], 3))
+    Shape(found.append, 2.0).tree(master([1, 2, 3], 2))
     assert found == [
         "I4: the tree and the live nodes differ in [3]",
         "I4: node 3 is 3 hops below the master",

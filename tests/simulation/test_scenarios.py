@@ -77,7 +77,7 @@ def test_a_fit_begins_without_a_late_worker_and_waits_for_its_partition() -> Non
     assert world.run() == []
     assert world.phase is Phase.DONE
     assert any("began with 3 of 4 workers" in line for line in world.time.transcript)
-    departed = [departure.reason for departure in world.master.fit.members.departures]
+    departed = [departure.reason for departure in world.master.members.departures]
     assert "released" in departed  # a finished one gave up its slot for it
 
 

@@ -38,6 +38,12 @@ def seen(
     return Seen(name, machine, SimpleNamespace(token=number))
 
 
+def master_of(live: dict[int, Any], tree: Topology) -> Any:
+    """What the checker looks at of the master."""
+    members, placement = SimpleNamespace(live=live), SimpleNamespace(tree=tree)
+    return SimpleNamespace(members=members, placement=placement, limits=LIMITS)
+
+
 @pytest.mark.parametrize(
     ("whole", "installed", "goes_on", "cut_off"),
     [
@@ -81,8 +87,7 @@ def test_who_waits_for_its_place_is_lost_once_nobody_gets_one(
             )
             for node in (1, 2, *range(10, 10 + second * places_go_on))
         }
-        fit = SimpleNamespace(members=SimpleNamespace(live=live), tree=tree)
-        shape.places(fit, float(second))  # type: ignore[arg-type]
+        shape.places(master_of(live, tree), float(second))
         shape.goes_on([below], HEAD, float(second))  # type: ignore[list-item]
     assert {text.split()[1] for text in violations} == cut_off
 
@@ -103,13 +108,13 @@ def test_who_has_no_edge_waits_for_the_copy_above_its_place(copies: bool) -> Non
         node: SimpleNamespace(placed=node == 1, join=SimpleNamespace(token=node))
         for node in (1, 2, 3)
     }
-    fit = SimpleNamespace(members=SimpleNamespace(live=live), tree=tree, limits=LIMITS)
-    shape.tree(fit)  # type: ignore[arg-type]
+    master = master_of(live, tree)
+    shape.tree(master)
     everybody: Any = [relay, middle, last]
     for second in range(20):
         relay.node.replication.received += 1
-        shape.places(fit, float(second))  # type: ignore[arg-type]
+        shape.places(master, float(second))
         shape.goes_on(everybody, HEAD, float(second))
-        shape.closed_ids(everybody, fit, float(second))  # type: ignore[arg-type]
+        shape.closed_ids(everybody, master, float(second))
     for words in ("last is cut off", "closed id 9 is still last's"):
         assert any(words in text for text in violations) != copies

@@ -10,20 +10,23 @@ from typing import Any
 
 import pytest
 
-from sparkstrom.codec.messages import Release
+from sparkstrom.codec.messages import Here, Release, Silent
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.worker import stages
-from sparkstrom.protocol.worker.stages import (
+from sparkstrom.protocol.common import stages
+from sparkstrom.protocol.common.stages import (
     Cause,
+    ChildStage,
     FarewellStage,
     LinkStage,
+    MemberStage,
     ReplicaStage,
     Stage,
     TaskStage,
 )
 from sparkstrom.simulation.runs import play
-from tests.unit.protocol.conftest import Make, NodeDriver
+from tests.unit.protocol.conftest import Make, MasterDriver, NodeDriver
 
+KINDS = [LinkStage, ReplicaStage, TaskStage, FarewellStage, ChildStage, MemberStage]
 Row = tuple[Stage, Cause]
 RUNS: list[tuple[str, int, range, dict[str, Any]]] = [
     ("mesh", 9, range(6), {}),
@@ -140,6 +143,65 @@ def hears_on_after_its_end(make: Make) -> NodeDriver:
     return node
 
 
+def complain(master: MasterDriver) -> None:
+    """Node 1 does not hear node 2 over the edge that 2 was ordered to open."""
+    order = master.member(2).order
+    assert order is not None
+    master.direct(Silent(1, 2, order.edge))
+
+
+def ordered(make: Make) -> MasterDriver:
+    """Node 2 has its place under node 1, and has not come there."""
+    master = MasterDriver(make, partitions=2, fan_out=1, depth=2)
+    master.enter(0)
+    master.join(1)
+    assert master.member(2).stage is MemberStage.ORDERED
+    return master
+
+
+def is_never_heard(make: Make) -> MasterDriver:
+    master = ordered(make)
+    complain(master)
+    complain(master)
+    assert master.member(2).stage is MemberStage.UNHEARD
+    return master
+
+
+def comes_late(make: Make) -> None:
+    master = is_never_heard(make)
+    master.say(2)
+    assert master.member(2).placed
+    assert 2 not in master.machine.placement.suspects
+
+
+def gets_another_edge(make: Make) -> None:
+    """It lives: only the edge is no good, so it is ordered another one."""
+    master = is_never_heard(make)
+    before = master.member(2).order
+    master.direct(Here(2))
+    master.tick()
+    after = master.member(2).order
+    assert before is not None
+    assert after is not None
+    assert after.edge > before.edge
+
+
+def expires(master: MasterDriver) -> None:
+    """Nobody says anything for a lease."""
+    member = master.member(2)
+    for _ in range(6):
+        master.tick(master.machine.limits.lease_s / 5)
+    assert member.stage is MemberStage.CLOSED
+
+
+def dies_before_it_is_ordered(make: Make) -> None:
+    master = MasterDriver(make, partitions=2, fan_out=1, depth=2)
+    master.join(0)
+    master.join(1)
+    assert master.member(2).stage is MemberStage.WAITING
+    expires(master)
+
+
 SCENES: dict[Callable[[Make], Any], set[Row]] = {
     falls_behind_before_it_is_whole: {(ReplicaStage.FETCHING, Cause.BEHIND)},
     falls_behind_twice: {
@@ -166,6 +228,14 @@ SCENES: dict[Callable[[Make], Any], set[Row]] = {
         (TaskStage.ENDED, Cause.FAILED),
         (TaskStage.ENDED, Cause.ENDED),
     },
+    comes_late: {
+        (MemberStage.ORDERED, Cause.COMPLAINED),
+        (MemberStage.UNHEARD, Cause.COMPLAINED),
+        (MemberStage.UNHEARD, Cause.CONFIRMED),
+    },
+    gets_another_edge: {(MemberStage.UNHEARD, Cause.MOVED)},
+    lambda make: expires(is_never_heard(make)): {(MemberStage.UNHEARD, Cause.EXPELLED)},
+    dies_before_it_is_ordered: {(MemberStage.WAITING, Cause.EXPELLED)},
 }
 
 
@@ -193,7 +263,7 @@ def named(row: Row) -> tuple[str, str, str]:
 # -- the table itself ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [LinkStage, ReplicaStage, TaskStage, FarewellStage])
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_stage_is_reached_from_the_first(kind: type[Any]) -> None:
     first = next(iter(kind))
     reached, new = {first}, {first}

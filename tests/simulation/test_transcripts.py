@@ -108,7 +108,7 @@ class Story(World):
         return max(leaves, key=lambda p: p.node.node)
 
     def below(self, process: SimProcess) -> list[SimProcess]:
-        under = self.master.fit.tree.below(process.node.node)
+        under = self.master.placement.tree.below(process.node.node)
         return [p for p in self.alive if p.node.node in under]
 
 
@@ -167,10 +167,10 @@ def tell(name: str) -> str:
     trouble, size = STORIES[name]
     world = Story(trouble, size)
     assert world.run() == []
-    fit = world.master.fit
-    replicas = sorted({(d[:12]) for d in fit.phases.digests.values()})
-    assert replicas == [(fit.phases.own_digest or "")[:12]]
-    world.time.say(f"{fit.sequencer.head} commits, in every replica: {replicas[0]}")
+    master = world.master
+    replicas = sorted({(d[:12]) for d in master.phases.digests.values()})
+    assert replicas == [(master.phases.own_digest or "")[:12]]
+    world.time.say(f"{master.sequencer.head} commits, in every replica: {replicas[0]}")
     return "\n".join(world.time.transcript) + "\n"
 
 

@@ -29,7 +29,7 @@ CONSTRUCTORS = {
     "SimProcess": "a simulated process: what a world lends it",
     "AeronSender": "an address, and what is true of the way there",
     **dict.fromkeys(
-        ("Deadlines", "Heartbeats", "Joining", "OptimizerLoan", "Relaying", "Replication"),
+        ("Deadlines", "Heartbeats", "Joining", "OptimizerTransfers", "Replication"),
         "the other parts of a node that it may touch, by name",
     ),
 }

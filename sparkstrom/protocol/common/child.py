@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from sparkstrom.codec.messages import Address, Attached
 from sparkstrom.protocol.common.send_window import SendWindow
 from sparkstrom.protocol.common.slow_links import Backlog
+from sparkstrom.protocol.common.stages import PROBE, Cause, ChildStage, after
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,14 @@ class Child:
     edge: int
     peer: Address
     link: SendWindow
-    answer: Attached | None = None  # to what it said it holds
+    stage: ChildStage = PROBE
+    answer: Attached | None = None  # to what it said it holds; None: PROBE
     sent: int = 0  # it was handed everything up to this commit
     received: int = 0  # and has this much
     base: int = 0  # where the copy that it takes begins
     summed: int = 0  # the newest commit that it was sent inside of a sum
     chunk_requests: deque[int] = field(default_factory=deque)  # chunks that it has asked for
     own: frozenset[int] = frozenset()  # every id that its process has had
-    catching: bool = False  # it takes a snapshot
     stamp: int = 0  # stamp of its news
     bytes_received: int = 0  # bytes that came by this edge
     arriving: int = 0  # bytes of a message that is not whole yet
@@ -56,3 +57,8 @@ class Child:
     state_s: float = -1.0
     resend_requests: dict[int, ResendRequest] = field(default_factory=dict)  # by origin
     backlog: Backlog = field(default_factory=Backlog)
+
+    def becomes(self, cause: Cause) -> None:
+        """The next stage."""
+        self.stage = after(self.stage, cause)
+        assert (self.answer is None) == (self.stage is PROBE), f"node {self.node} has no answer"

@@ -39,6 +39,7 @@ from sparkstrom.protocol.common.send_window import (
     sum_weight,
     weight,
 )
+from sparkstrom.protocol.common.stages import PROBE, REPLICATE, SNAPSHOT, Cause
 
 STATE_SPACING_S = 0.005
 AGAIN_FIRST_S = 1.0  # an origin answers at once, through links that may be slow
@@ -94,8 +95,8 @@ class Children:
             base = attach.have if follows else history.base
             last = [] if follows else history.last_at(base)
             child.answer = answer = Attached(base=base, snapshot=not follows, last=last)
-            child.own, child.catching = frozenset(attach.ids), attach.catching or not follows
-            child.sent = child.base = base
+            child.own, child.sent, child.base = frozenset(attach.ids), base, base
+            child.becomes(Cause.COPIES if attach.catching or not follows else Cause.FOLLOWS)
         return [Send(child.node, answer), *self.feed(child, now_s)]
 
     # -- down ------------------------------------------------------------------------------------
@@ -107,7 +108,10 @@ class Children:
         self._under_way -= before - child.link.under_way
         child.received = max(child.received, report.received)
         child.stamp = max(child.stamp, report.stamp)
-        child.catching = report.catching
+        if report.catching and child.stage is REPLICATE:
+            child.becomes(Cause.COPIES)
+        elif child.stage is SNAPSHOT and not report.catching:
+            child.becomes(Cause.HAS_COPY)
         child.state_due = True
         return self._feed_in_turn(child, now_s)
 
@@ -151,7 +155,7 @@ class Children:
     def feed(self, child: Child, now_s: float) -> list[Effect]:
         """Send down what this child misses and has room for."""
         log = self._history.log
-        if child.answer is None or not (child.sent < log.head or child.chunk_requests):
+        if child.stage is PROBE or not (child.sent < log.head or child.chunk_requests):
             return []
         out: list[Effect] = []
         while child.sent < log.head or self._serves_chunks(child):
@@ -264,7 +268,7 @@ class Children:
         if not history.whole:
             return []  # it is behind itself; the child will ask again
         child.sent = child.base = history.base
-        child.catching = True
+        child.becomes(Cause.COPIES)
         child.chunk_requests.clear()
         return [Send(child.node, Behind(child.base, history.last_at(child.base)))]
 
@@ -311,7 +315,7 @@ class Children:
 
     def _wait_s(self, child: Child) -> float:
         log, link = self._history.log, child.link
-        if child.answer is None or child.catching or not log.reaches(child.sent):
+        if child.stage is not REPLICATE or not log.reaches(child.sent):
             return 0.0
         queued = link.under_way + log.bytes_after(child.sent)
         return queued / link.rate - QUEUE_S
@@ -343,7 +347,7 @@ class Children:
 
     def _look_at_link(self, child: Child, now_s: float) -> None:
         log = self._history.log
-        waits = child.answer is not None and not child.catching and child.sent < log.head
+        waits = child.stage is REPLICATE and child.sent < log.head
         needed = child.backlog.looks(waits, log.appended, child.link.rate, now_s)
         if needed is not None:
             behind = log.head - child.received
@@ -351,7 +355,7 @@ class Children:
                 SlowLink(child.node, child.link.rate, needed, behind, child.summed > 0)
             )
 
-    def tell_all(self) -> None:
+    def announce(self) -> None:
         """There is a new state."""
         for child in self.by_node.values():
             child.state_due = True

@@ -1,7 +1,7 @@
 """Leases: who was heard of lately, and who is lost.
 
-Spark ends Python workers with SIGKILL, so nobody says goodbye. Whoever is silent for a lease is
-gone; a holder that was itself asleep renews everybody, since it cannot know who called.
+Spark ends Python workers with SIGKILL, so nobody says that it leaves. Whoever is silent for a
+lease is gone; a holder that was itself asleep renews everybody, since it cannot know who called.
 """
 
 from __future__ import annotations

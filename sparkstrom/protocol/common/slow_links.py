@@ -19,21 +19,21 @@ class Backlog:
 
     since_s: float | None = None
     from_bytes: int = 0  # of what training had made by then
-    is_told: bool = False
+    is_reported: bool = False
 
     def looks(self, waits: bool, made_bytes: int, carries: float, now_s: float) -> float | None:
         """Bytes per second that training makes, the first time that it is too much for long.
 
         Where the link carries more, it is a process that stands still.
         """
-        if not waits or self.is_told:
+        if not waits or self.is_reported:
             self.since_s = None
         elif self.since_s is None:
             self.since_s, self.from_bytes = now_s, made_bytes
         elif now_s - self.since_s > NARROW_S:
             needed = (made_bytes - self.from_bytes) / (now_s - self.since_s)
-            self.is_told, self.since_s = needed > carries, None
-            return needed if self.is_told else None
+            self.is_reported, self.since_s = needed > carries, None
+            return needed if self.is_reported else None
         return None
 
 

@@ -56,7 +56,7 @@ class StatusTable:
             struck = True
         return False
 
-    def tell_all_again(self) -> None:
+    def resend_all(self) -> None:
         """A new parent knows nothing."""
         self._unheard = {}
         for node in self._known:

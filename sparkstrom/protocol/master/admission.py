@@ -12,92 +12,94 @@ from sparkstrom.codec.messages import Join, Phase, Refused
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Effect
-from sparkstrom.protocol.common.ignored import Reason
-from sparkstrom.protocol.master.fit import Fit
-from sparkstrom.protocol.master.members import Member, answer
+from sparkstrom.protocol.common.ignored import Ignored, Reason
+from sparkstrom.protocol.master.closing import Closing
+from sparkstrom.protocol.master.commit_order import CommitOrder
+from sparkstrom.protocol.master.members import Member, Members, answer
 from sparkstrom.protocol.master.partitions import Partition
-from sparkstrom.protocol.master.placement import (
-    closed_answer,
-    find_place,
-    on_another_request,
-    order_place,
-)
+from sparkstrom.protocol.master.phases import Phases
+from sparkstrom.protocol.master.placement import Placement
 
 
-def on_join(fit: Fit, join: Join, now_s: float) -> list[Effect]:
-    """Answer a join, whoever sent it and however often."""
-    if join.version != fit.spec.version:
-        reason = DIFFERENT_VERSIONS.format(fit.spec.version, join.version, join.host)
-        return [ev.Abort(reason, "", join.host, join.partition, ev.Failure.SETUP)]
-    node = fit.members.of(join)
-    if node is not None and node in fit.members.live:
-        return _on_join_again(fit, fit.members.live[node], join, now_s)
-    if fit.members.newest.get(join.token, 0) > join.count:
-        fit.ignored.count(join, Reason.LATE)  # its process came back under another id since
-        return []
-    refusal = _refusal(fit, join)
-    if refusal is not None:
-        return [answer(join, refusal)]
-    if node is not None:
-        return [answer(join, closed_answer(fit, node, join))]
-    return _admit(fit, join, now_s)
+class Admission:
+    """The answers to joins. ``version``: of sparkstrom, on the driver."""
 
+    def __init__(
+        self,
+        version: str,
+        *,
+        members: Members,
+        phases: Phases,
+        order: CommitOrder,
+        placement: Placement,
+        closing: Closing,
+        ignored: Ignored,
+    ) -> None:
+        self._version, self._members, self._phases = version, members, phases
+        self._order, self._placement, self._closing = order, placement, closing
+        self._ignored = ignored
 
-def _on_join_again(fit: Fit, member: Member, join: Join, now_s: float) -> list[Effect]:
-    """The same join gets the same answer; a newer request wants another edge."""
-    if fit.leases.holds(member.node):
-        fit.leases.renew(member.node, now_s)
-    if join.request < member.join.request:
-        fit.ignored.count(join, Reason.LATE)
-        return []
-    if join.request == member.join.request:
+    def on_join(self, join: Join, now_s: float) -> list[Effect]:
+        """Answer a join, whoever sent it and however often."""
+        if join.version != self._version:
+            reason = DIFFERENT_VERSIONS.format(self._version, join.version, join.host)
+            return [ev.Abort(reason, "", join.host, join.partition, ev.Failure.SETUP)]
+        node = self._members.of(join)
+        if node is not None and node in self._members.live:
+            return self._on_join_again(self._members.live[node], join, now_s)
+        if self._members.has_returned(join):
+            self._ignored.count(join, Reason.LATE)
+            return []
+        refusal = self._refusal(join)
+        if refusal is not None:
+            return [answer(join, refusal)]
+        if node is not None:
+            return [answer(join, self._closing.closed(node, join))]
+        return self._admit(join, now_s)
+
+    def _on_join_again(self, member: Member, join: Join, now_s: float) -> list[Effect]:
+        """The same join gets the same answer; a newer request wants another edge."""
+        self._placement.heard(member, now_s)
+        if join.request < member.join.request:
+            self._ignored.count(join, Reason.LATE)
+            return []
+        if join.request > member.join.request:
+            return self._placement.on_another_request(member, join, now_s)
         if member.order is None:
-            fit.ignored.count(join, Reason.EARLY)  # those above it have no place yet
+            self._ignored.count(join, Reason.EARLY)  # those above it have no place yet
             return []
         return [answer(join, member.order)]
-    member.join = join
-    return on_another_request(fit, member, now_s) + order_place(fit, member.node, now_s)
 
+    def _refusal(self, join: Join) -> Refused | None:
+        """Why this process cannot join, if it cannot."""
+        if join.partition >= len(self._members.partitions):
+            return _refuse(join, f"there is no partition {join.partition}", fatal=True)
+        partition = self._members.partitions[join.partition]
+        if partition.attempt > join.attempt:
+            return _refuse(join, Ending.SUPERSEDED.value, fatal=True)
+        if self._phases.phase >= Phase.DRAINING or partition.trained:
+            return _refuse(join, Ending.DISMISSED.value, fatal=False)
+        former = self._members.former(join.token)
+        if former and partition.last_owner not in former:
+            return _refuse(join, Ending.SUPERSEDED.value, fatal=True)
+        return None
 
-def _refusal(fit: Fit, join: Join) -> Refused | None:
-    """Why this process cannot join, if it cannot."""
-    if join.partition >= len(fit.partitions):
-        return _refuse(join, f"there is no partition {join.partition}", fatal=True)
-    partition = fit.partitions[join.partition]
-    if partition.attempt > join.attempt:
-        return _refuse(join, Ending.SUPERSEDED.value, fatal=True)
-    if fit.phases.phase >= Phase.DRAINING or partition.trained:
-        return _refuse(join, Ending.DISMISSED.value, fatal=False)
-    former = fit.members.former(join.token)
-    if former and partition.last_owner not in former:
-        return _refuse(join, Ending.SUPERSEDED.value, fatal=True)
-    return None
-
-
-def _admit(fit: Fit, join: Join, now_s: float) -> list[Effect]:
-    partition = fit.partitions[join.partition]
-    if not partition.seen_before(join.rows, join.checksum, join.batches):
-        return [_different_rows(join, partition)]
-    effects: list[Effect] = []
-    if partition.owner is not None:
-        effects += fit.close(partition.owner, Ending.SUPERSEDED.value, now_s)
-    node = fit.members.next_id
-    try:
-        find_place(fit, node, join.executor)
-    except UsageError as error:
-        return [*effects, ev.Abort(str(error), "", join.host, join.partition, ev.Failure.USAGE)]
-    fit.sequencer.admit(node)
-    former = fit.members.former(join.token)
-    for id_before in former:
-        fit.checkpoints.returned(id_before, node)
-    if not former:
-        fit.checkpoints.grant(join.executor, node)
-    partition.owner = partition.last_owner = node
-    partition.attempt = join.attempt
-    fit.members.add(Member(node, join, frozenset([*former, node])))
-    fit.move(node, now_s)
-    fit.phases.joined(now_s)
-    return effects + order_place(fit, node, now_s)
+    def _admit(self, join: Join, now_s: float) -> list[Effect]:
+        partition = self._members.partitions[join.partition]
+        if not partition.seen_before(join.rows, join.checksum, join.batches):
+            return [_different_rows(join, partition)]
+        effects: list[Effect] = []
+        if partition.owner is not None:
+            effects += self._closing.close(partition.owner, Ending.SUPERSEDED.value, now_s)
+        try:
+            self._placement.find(self._members.next_id, join.executor)
+        except UsageError as error:
+            return [*effects, ev.Abort(str(error), "", join.host, join.partition, ev.Failure.USAGE)]
+        member = self._members.add(join)
+        self._order.admit(member.node)
+        self._placement.move(member, now_s)
+        self._phases.joined(now_s)
+        return effects + self._placement.order(member, now_s)
 
 
 def _refuse(join: Join, reason: str, *, fatal: bool) -> Refused:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sparkstrom.base.identity import MASTER, Endpoint, Position
+from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.messages import (
-    BUFFERS,
     NO_ID_YET,
     AskAfter,
     AskChunk,
@@ -24,45 +23,28 @@ from sparkstrom.codec.messages import (
     Leaving,
     Message,
     Phase,
-    Release,
     Silent,
     Update,
     UpdaterChunk,
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import Child
-from sparkstrom.protocol.common.children import Children
-from sparkstrom.protocol.common.endings import Ending, Lack
+from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.protocol.common.ignored import Ignored, Reason
-from sparkstrom.protocol.common.leases import Leases
-from sparkstrom.protocol.common.topology import Topology
-from sparkstrom.protocol.master.admission import on_join
-from sparkstrom.protocol.master.fit import Fit, MasterLimits
+from sparkstrom.protocol.common.ignored import Reason
+from sparkstrom.protocol.common.stages import PROBE
+from sparkstrom.protocol.master.master_limits import MasterLimits
+from sparkstrom.protocol.master.master_parts import MasterParts
 from sparkstrom.protocol.master.members import Member, answer
-from sparkstrom.protocol.master.partitions import Partition
-from sparkstrom.protocol.master.phases import Phases
-from sparkstrom.protocol.master.placement import (
-    ask_again,
-    close_unattached,
-    confirm,
-    is_here,
-    on_silent,
-    order_places,
-)
-from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles, ResidualCheckpoints
-from sparkstrom.protocol.master.sequencer import Sequencer
-from sparkstrom.protocol.master.statuses import count_pending, find_lender, on_status, tell_narrow
+from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 
-BEATS_PER_LEASE = 8
-RELEASE_SPACING_S = 0.25
 SCAN_S_PER_NODE = 20e-6  # looking at everybody takes its time: not more often than this allows
 SCAN_ALWAYS_NODES = 64  # below that, it takes none
 
 
-class Master:
-    """The driver's node. ``step(event, now_s)`` returns the effects; ``fit`` is its state."""
+class Master(MasterParts):
+    """The driver's node. ``step(event, now_s)`` returns the effects."""
 
     def __init__(
         self,
@@ -75,29 +57,17 @@ class Master:
         kept: CheckpointFiles | None = None,
         average: Callable[[list[bytes]], bytes] | None = None,
     ) -> None:
-        ignored, leases = Ignored(), Leases(limits.lease_s, now_s)
-        sequencer = Sequencer(limits.log_bytes, ignored)
-        children = Children(limits.serving, sequencer.history, leases)
-        self.fit = Fit(
-            spec=spec,
+        super().__init__(
+            spec,
             chunks=chunks,
-            limits=limits,
             endpoint=endpoint,
-            sequencer=sequencer,
-            ignored=ignored,
-            partitions=[Partition(i, spec.epochs, unowned_s=now_s) for i in range(spec.workers)],
-            phases=Phases(limits.start_s, limits.workers_min, limits.end_s),
-            checkpoints=ResidualCheckpoints(kept or {}),
-            leases=leases,
-            attaching=Leases(limits.attach_s, now_s),
-            children=children,
-            tree=Topology(limits.fan_out, limits.depth),
+            limits=limits,
+            now_s=now_s,
+            kept=kept,
+            average=average,
         )
-        self._average = average  # of a model's buffers, as each partition has reported them
-        self._buffers: dict[int, bytes] = {}  # partition -> the newest
         self.aborted = False
         self._scan_due_s = now_s
-        self._release_s = now_s
 
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
         """React, then go on to the next phase where it is time."""
@@ -105,96 +75,86 @@ class Master:
             return self._after_abort(event)
         effects = self._react(event, now_s)
         if now_s >= self._scan_due_s:
-            nodes = len(self.fit.members.live)
+            nodes = len(self.members.live)
             self._scan_due_s = now_s
             if nodes > SCAN_ALWAYS_NODES:
                 self._scan_due_s += nodes * SCAN_S_PER_NODE
             effects += self._move_phase(now_s)
         self.aborted = any(isinstance(effect, ev.Abort) for effect in effects)
         if self.aborted:
-            effects += [self._farewell(member) for member in self.fit.members.live.values()]
+            effects += [self._farewell(member) for member in self.members.live.values()]
         return effects
 
     def _react(self, event: ev.Event, now_s: float) -> list[Effect]:
-        fit = self.fit
+        children = self.children
         match event:
             case ev.Received(sender=sender, message=message):
-                child = fit.children.by_node.get(sender)
+                child = children.by_node.get(sender)
                 if child is None:
                     return self._on_direct(message, now_s)
-                fit.leases.renew(sender, now_s)
+                self.leases.renew(sender, now_s)
                 return self._on_child(child, message, now_s)
             case ev.Arriving(sender=sender, bytes=size):
-                if (child := fit.children.by_node.get(sender)) is not None:
-                    fit.children.arriving(child, size)
+                if (child := children.by_node.get(sender)) is not None:
+                    children.arriving(child, size)
             case ev.Tick():
                 return self._on_tick(now_s)
             case ev.GivenUp(reason=reason):
                 return [ev.Abort(reason)]
             case ev.StopRequested(reason=reason):
-                fit.phases.stop(reason)
+                self.phases.stop(reason)
             case ev.Moved(host=host, port=port):
-                fit.endpoint = Endpoint(host, port)
-                return self._forget_edges(now_s)
+                return self.placement.reopen_all(Endpoint(host, port), now_s)
             case ev.Hashed(digest=digest):
-                fit.phases.own_digest = digest
+                self.phases.hashed(digest)
             case _:
                 raise AssertionError(f"no rule for {event}")
         return []
 
-    def _forget_edges(self, now_s: float) -> list[Effect]:
-        """They went with the media driver; everybody who stood on one gets another."""
-        fit = self.fit
-        effects: list[Effect] = []
-        for node in list(fit.tree.children(MASTER)):
-            effects += fit.children.disown(node)
-            fit.move(node, now_s)
-        return effects
-
     # -- what nodes say to the master itself -----------------------------------------------------
 
     def _on_direct(self, message: Message, now_s: float) -> list[Effect]:
-        fit = self.fit
+        live = self.members.live
         if isinstance(message, Join):
-            known = fit.members.live.get(fit.members.of(message) or MASTER)
-            if known is not None and fit.phases.phase is Phase.DONE:
-                return [answer(message, self.fit.state())]
-            return on_join(fit, message, now_s)
+            known = live.get(self.members.of(message) or MASTER)
+            if known is not None and self.phases.phase is Phase.DONE:
+                return [answer(message, self.broadcast.state)]
+            return self.admission.on_join(message, now_s)
         node = getattr(message, "node", MASTER)
-        member = fit.members.live.get(node)
+        member = live.get(node)
         match message:
-            case Failed() if node == NO_ID_YET and fit.phases.phase is not Phase.DONE:
+            case Failed() if node == NO_ID_YET and self.phases.phase is not Phase.DONE:
                 where = (message.host, message.partition)
                 return [ev.Abort(message.reason, message.trace, *where)]
             case _ if member is None:
-                fit.ignored.count(message, Reason.STRANGER)
+                self.ignored.count(message, Reason.STRANGER)
                 return []
         match message:
-            case Silent(child=child, edge=edge):
-                return on_silent(fit, node, child, edge, now_s)
+            case Silent():
+                return self.placement.on_silent(message, now_s)
             case Here():
-                is_here(fit, member, now_s)
+                self.placement.is_here(member, now_s)
             case Failed(reason=reason, trace=trace):
                 return self._on_failed(member, reason, trace)
             case Leaving():
                 return self._on_leaving(member, message, now_s)
             case _:
-                fit.ignored.count(message, Reason.WRONG_WAY)
+                self.ignored.count(message, Reason.WRONG_WAY)
         return []
 
     def _on_leaving(self, member: Member, leaving: Leaving, now_s: float) -> list[Effect]:
         """A released one stays until it knows that what it left behind is known."""
         if member.releasing is None:
-            self.fit.ignored.count(leaving, Reason.EARLY)
+            self.ignored.count(leaving, Reason.EARLY)
             return []
-        self.fit.checkpoints.keep(member.join.executor, member.node, leaving.checkpoint)
-        effects = self.fit.close(member.node, leaving.reason, now_s, released=True)
-        self.fit.goodbyes.pop(member.node, None)
+        self.checkpoints.keep(member.join.executor, member.node, leaving.checkpoint)
+        effects = self.closing.close(member.node, leaving.reason, now_s, released=True)
+        self.notices.is_known(member.node)
         return [*effects, answer(member.join, farewell(member, leaving.reason))]
 
     def _on_failed(self, member: Member, reason: str, trace: str) -> list[Effect]:
         """One failure ends the fit, unless the fit is done already."""
-        if self.fit.phases.phase is Phase.DONE:
+        if self.phases.phase is Phase.DONE:
             return [self._farewell(member)]
         return [ev.Abort(reason, trace, member.join.host, member.join.partition)]
 
@@ -203,17 +163,17 @@ class Master:
 
         Spark does not end the tasks of a stage that it is about to repeat.
         """
-        live = self.fit.members.live
+        live = self.members.live
         match event:
             case ev.Received(message=Heartbeat(news=news)):
-                told = {s.node for s in news} | {getattr(event, "sender", MASTER)}
+                speakers = {s.node for s in news} | {getattr(event, "sender", MASTER)}
             case ev.Received(sender=sender, message=Join() as join):
-                told = {sender, self.fit.members.of(join) or MASTER}
+                speakers = {sender, self.members.of(join) or MASTER}
             case ev.Received(sender=sender, message=message):
-                told = {sender, getattr(message, "node", MASTER)}
+                speakers = {sender, getattr(message, "node", MASTER)}
             case _:
                 return []
-        return [self._farewell(live[node]) for node in sorted(told) if node in live]
+        return [self._farewell(live[node]) for node in sorted(speakers) if node in live]
 
     def _farewell(self, member: Member) -> Effect:
         return answer(member.join, farewell(member, Ending.FIT_FAILED.value))
@@ -221,150 +181,63 @@ class Master:
     # -- what comes up from the children ---------------------------------------------------------
 
     def _on_child(self, child: Child, message: Message, now_s: float) -> list[Effect]:
-        fit = self.fit
+        children = self.children
         match message:
             case Update():
-                return self._on_update(child, message, now_s)
+                return self.order.on_update(child, message, now_s)
             case Heartbeat():
                 effects: list[Effect] = []
                 for status in message.news:
-                    effects += on_status(fit, status, now_s)
+                    effects += self.statuses.on_status(status, now_s)
                 if message.received > child.received:  # slow links carry something, too
-                    fit.phases.progress_s = now_s
-                return effects + fit.children.on_report(child, message, now_s)
+                    self.phases.progressed(now_s)
+                return effects + children.on_report(child, message, now_s)
             case Attach():
                 child.state_due = True
-                effects = fit.children.on_attach(child, message, now_s)
-                if child.answer is not None and child.node in fit.members.live:
-                    confirm(fit, fit.members.live[child.node], child.edge)
+                effects = children.on_attach(child, message, now_s)
+                if child.stage is not PROBE and child.node in self.members.live:
+                    self.placement.confirm(self.members.live[child.node], child.edge)
                 return effects
-            case AskAfter(commit=commit) if commit <= fit.sequencer.head:
-                return fit.children.on_ask_after(child, commit, now_s)
-            case AskChunk(index=index) if index < fit.chunks:
-                return fit.children.on_ask_chunk(child, index, now_s)
+            case AskAfter(commit=commit) if commit <= self.sequencer.head:
+                return children.on_ask_after(child, commit, now_s)
+            case AskChunk(index=index) if index < self.chunks:
+                return children.on_ask_chunk(child, index, now_s)
             case AskUpdater():
-                return find_lender(fit, message)
-            case UpdaterChunk(asker=asker) if asker in fit.tree:
+                return self.sources.on_ask(message)
+            case UpdaterChunk(asker=asker) if asker in self.placement.tree:
                 child.arriving = 0
-                return [ev.Send(fit.tree.path(asker)[0], message)]
+                return [ev.Send(self.placement.tree.path(asker)[0], message)]
             case Leaving():
-                return fit.children.disown(child.node)
+                return children.disown(child.node)
             case AskAfter() | AskChunk():
-                fit.ignored.count(message, Reason.EARLY)  # there is no such commit, or chunk
+                self.ignored.count(message, Reason.EARLY)  # there is no such commit, or chunk
             case UpdaterChunk():
-                fit.ignored.count(message, Reason.UNSERVED)
+                self.ignored.count(message, Reason.UNSERVED)
             case _:
-                fit.ignored.count(message, Reason.WRONG_WAY)
+                self.ignored.count(message, Reason.WRONG_WAY)
         return []
-
-    def _on_update(self, child: Child, update: Update, now_s: float) -> list[Effect]:
-        child.bytes_forwarded += self.fit.children.on_update(child, update)
-        fit, member = self.fit, self.fit.members.live.get(update.origin)
-        committed = fit.sequencer.number(update, self._payload_of)
-        if member is None:
-            fit.still_speaks(update.origin, now_s)
-            return []
-        member.steps = max(member.steps, update.steps)
-        if committed is None:
-            last = fit.sequencer.last[member.node]
-            ahead = update.seq > last + 1 and not fit.sequencer.frozen
-            return fit.children.again(child, member.node, last, now_s) if ahead else []
-        fit.phases.progress_s = now_s
-        taken = fit.partition_of(member).advance(Position(update.epoch, update.batch))
-        fit.staleness.committed(member.node, committed.commit, update.seen, taken)
-        count_pending(fit, member)
-        return [ev.Deliver(committed), *fit.children.feed_all(now_s)]
-
-    def _payload_of(self, update: Update) -> bytes:
-        """An update is committed as it is; of buffers, the average of the latest everywhere."""
-        if update.form != BUFFERS or self._average is None:
-            return update.payload
-        partition = self.fit.partition_of(self.fit.members.live[update.origin]).index
-        self._buffers[partition] = update.payload
-        return self._average([self._buffers[index] for index in sorted(self._buffers)])
 
     # -- time ------------------------------------------------------------------------------------
 
     def _on_tick(self, now_s: float) -> list[Effect]:
-        fit = self.fit
-        done = fit.phases.phase is Phase.DONE
-        effects = [] if done else self._close_silent(now_s)
+        children, placement = self.children, self.placement
+        done = self.phases.phase is Phase.DONE
+        effects = [] if done else self.closing.tick(now_s)
         if now_s >= self._scan_due_s:
-            if fit.look_around():
-                fit.children.tell_all()
-            effects += self._check_partitions(now_s)
-        beat = int(now_s / fit.limits.lease_s * BEATS_PER_LEASE)
-        if beat > fit.beat:
-            fit.beat = beat
-            fit.children.tell_all()
+            self.broadcast.look_around()
+            effects += self.vacancies.look(now_s)
+        self.broadcast.beat(now_s)
         if not done:
-            effects += order_places(fit, now_s) + ask_again(fit, now_s)
-        effects += fit.children.tick(self.fit.state(), now_s) + self._ask_to_release(now_s)
-        found, fit.children.narrow = fit.children.narrow, []
-        return effects + tell_narrow(fit, found)
-
-    def _close_silent(self, now_s: float) -> list[Effect]:
-        fit = self.fit
-        silent = {
-            node: f"silent for {silent_s:.1f} s (lease {fit.limits.lease_s:g} s)"
-            for node, silent_s in fit.leases.expire(now_s)
-        }
-        effects = fit.close_all(silent, now_s) if silent else []
-        return effects + close_unattached(fit, now_s)
-
-    def _ask_to_release(self, now_s: float) -> list[Effect]:
-        """Those that are to give up their slots, until they do."""
-        if now_s < self._release_s + RELEASE_SPACING_S:
-            return []
-        self._release_s = now_s
-        return [
-            member.answer(Release(member.releasing))
-            for member in self.fit.members.live.values()
-            if member.releasing is not None
-        ]
-
-    def _check_partitions(self, now_s: float) -> list[Effect]:
-        """Find a slot for a partition without a worker, and give up when none comes."""
-        if self.fit.phases.phase is not Phase.RUNNING:
-            return []
-        waiting = [p for p in self.fit.partitions if p.owner is None and not p.trained]
-        if not waiting:
-            return []
-        longest = min(waiting, key=lambda p: p.unowned_s)
-        waited_s = now_s - max(longest.unowned_s, self.fit.phases.running_s)
-        if waited_s > self.fit.limits.rejoin_s:
-            reason, at = Lack.LATER.value.format(longest.index, waited_s), longest.index
-            return [ev.Abort(reason, partition=at, kind=ev.Failure.SETUP, lack=Lack.LATER)]
-        if min(waited_s, now_s - self.fit.released_s) > self.fit.limits.release_s:
-            self._release_one(longest.index, now_s)
-        return []
-
-    def _release_one(self, waiting: int, now_s: float) -> None:
-        """Spark may need the slot of a worker that only waits for the end; it gets one at a time.
-
-        Spark takes a while to use it; the next goes only if that did not help.
-        """
-        for member in self.fit.members.live.values():
-            if not member.placed or member.releasing is not None:
-                continue  # it may not know its id yet, and what it was granted
-            if self.fit.partition_of(member).trained:
-                self.fit.released_s = now_s
-                member.releasing = f"partition {waiting} needs a task slot"
-                return
-
-    # -- phases ----------------------------------------------------------------------------------
+            effects += placement.order_all(now_s) + placement.ask_again(now_s)
+            effects += self.notices.say_again(now_s)
+        effects += children.tick(self.broadcast.state, now_s) + self.vacancies.ask_again(now_s)
+        found, children.narrow = children.narrow, []
+        return effects + self.statuses.report_slow(found)
 
     def _move_phase(self, now_s: float) -> list[Effect]:
-        before = self.fit.phases.phase
-        effects = self.fit.phases.move(
-            self.fit.members, self.fit.partitions, self.fit.sequencer, now_s
-        )
-        if self.fit.phases.phase is Phase.DONE and before is not Phase.DONE:
-            self.fit.checkpoints.settle(self.fit.members.live)
-        if self.fit.phases.phase is not before:
-            self.fit.children.tell_all()
-        for node, reason in self.fit.phases.overdue(self.fit.members, self.fit.sequencer, now_s):
-            effects += self.fit.close(node, reason, now_s)
+        effects = self.phases.move(now_s)
+        for node, reason in self.phases.overdue(now_s):
+            effects += self.closing.close(node, reason, now_s)
         return effects
 
 

@@ -1,12 +1,22 @@
-"""Members: the live nodes of a fit as the master knows them."""
+"""Members: the live nodes of a fit as the master knows them, and what each owns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Activity, AuditAnswer, Join, Message, Welcome
 from sparkstrom.protocol.common.events import Answer
+from sparkstrom.protocol.common.stages import (
+    CLOSED_ID,
+    IN_PLACE,
+    WAITING,
+    Cause,
+    MemberStage,
+    after,
+)
+from sparkstrom.protocol.master.partitions import Partition, Partitions
+from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
 
 
 @dataclass(slots=True)
@@ -17,23 +27,32 @@ class Member:
     join: Join  # its newest
     own: frozenset[int]  # every id that its process has had
 
-    # its place
+    # its place: ``Placement`` alone changes it
+    stage: MemberStage = WAITING
+    placed: bool = False  # its parent has confirmed its edge, whatever became of that since
     order: Welcome | None = None  # the newest, with the edge that it is to open
     order_s: float = -1.0  # when it was last sent
-    placed: bool = False  # its parent has confirmed that edge
-    broken: bool = False  # its parent does not hear it over that edge
 
-    # what it said of itself
+    # what it said of itself: ``Statuses``, and what came with updates
     age: tuple[int, int] = (0, 0)
     pending: tuple[int, Position] | None = None  # counts once this seq is committed
     steps: int = 0
     activity: Activity = Activity.CATCHING_UP
     final: int | None = None
     audit: AuditAnswer | None = None
-    releasing: str | None = None
-    lends: bool = False  # its updater's state
+    is_source: bool = False  # others may take its optimizer's state
     whole: bool = False  # it has a replica; who takes a snapshot, also another one, has none
     lag: int = 0  # commits behind its parent, as people were told
+
+    releasing: str | None = None  # why it is to give up its slot: ``Vacancies``
+
+    def becomes(self, cause: Cause) -> None:
+        """The place's next stage."""
+        self.stage = after(self.stage, cause)
+        self.placed = self.stage in IN_PLACE
+        assert (self.order is None) == (self.stage is WAITING) or self.stage is CLOSED_ID, (
+            f"node {self.node} is {self.stage} with the order {self.order}"
+        )
 
     def answer(self, message: Message) -> Answer:
         """Say this directly to whoever has its id."""
@@ -64,45 +83,75 @@ class Departure:
     reason: str
 
 
-@dataclass(slots=True)
 class Members:
-    """Live nodes by id, and every (token, count) that ever joined."""
+    """Live nodes by id, and every (token, count) that ever joined; with what they own."""
 
-    live: dict[int, Member] = field(default_factory=dict)
-    joins: dict[tuple[int, int], int] = field(default_factory=dict)  # (token, count) -> id
-    executors: dict[int, str] = field(default_factory=dict)  # of every id: where it ran
-    newest: dict[int, int] = field(default_factory=dict)  # token -> its highest count
-    tokens: dict[int, list[int]] = field(default_factory=dict)  # token -> its ids
-    neighbours: dict[str, list[int]] = field(default_factory=dict)  # executor -> live nodes there
-    closed_joins: dict[int, Join] = field(
-        default_factory=dict
-    )  # of ids that are closed: the newest
-    failed: dict[int, str] = field(default_factory=dict)  # ids that no other may follow, and why
-    departures: list[Departure] = field(default_factory=list)
-    next_id: int = 1
+    def __init__(self, partitions: Partitions, checkpoints: ResidualCheckpoints) -> None:
+        self.partitions, self.checkpoints = partitions, checkpoints
+        self.live: dict[int, Member] = {}
+        self.executors: dict[int, str] = {}  # of every id: where it ran
+        self.neighbours: dict[str, list[int]] = {}  # executor -> live nodes there
+        self.closed_joins: dict[int, Join] = {}  # of ids that are closed: the newest
+        self.failed: dict[int, str] = {}  # ids that no other may follow, and why
+        self.departures: list[Departure] = []
+        self.next_id = 1
+        self._ids: dict[tuple[int, int], int] = {}  # (token, count) -> id
+        self._counts: dict[int, int] = {}  # token -> its highest count
+        self._former: dict[int, list[int]] = {}  # token -> its ids
 
     def of(self, join: Join) -> int | None:
         """The id that this very join was answered with, if it was."""
-        return self.joins.get((join.token, join.count))
+        return self._ids.get((join.token, join.count))
 
     def former(self, token: int) -> list[int]:
         """All ids that this process has had."""
-        return self.tokens.get(token, [])
+        return self._former.get(token, [])
 
-    def add(self, member: Member) -> None:
-        self.live[member.node] = member
-        self.executors[member.node] = member.join.executor
-        self.joins[member.join.token, member.join.count] = member.node
-        self.newest[member.join.token] = member.join.count
-        self.tokens.setdefault(member.join.token, []).append(member.node)
-        self.neighbours.setdefault(member.join.executor, []).append(member.node)
-        self.next_id = max(self.next_id, member.node + 1)
+    def has_returned(self, join: Join) -> bool:
+        """Has its process come back under another id since?"""
+        return self._counts.get(join.token, 0) > join.count
 
-    def remove(self, node: int) -> None:
-        """It is a member no more; its id stays known."""
-        member = self.live.pop(node)
+    def partition_of(self, member: Member) -> Partition:
+        """The rows that it trains on."""
+        return self.partitions[member.join.partition]
+
+    # -- changing --------------------------------------------------------------------------------
+
+    def add(self, join: Join) -> Member:
+        """A new id, which owns the partition; what the process was granted goes along."""
+        node, former = self.next_id, self.former(join.token)
+        partition = self.partitions[join.partition]
+        assert partition.owner is None, f"partition {partition.index} is {partition.owner}'s"
+        for id_before in former:
+            self.checkpoints.returned(id_before, node)
+        if not former:
+            self.checkpoints.grant(join.executor, node)
+        partition.owner = partition.last_owner = node
+        partition.attempt = join.attempt
+        self.live[node] = member = Member(node, join, frozenset([*former, node]))
+        self.executors[node] = join.executor
+        self._ids[join.token, join.count] = node
+        self._counts[join.token] = join.count
+        self._former.setdefault(join.token, []).append(node)
+        self.neighbours.setdefault(join.executor, []).append(node)
+        self.next_id = node + 1
+        return member
+
+    def remove(self, member: Member, reason: str, now_s: float, *, released: bool) -> Partition:
+        """It is a member no more, and owns nothing; its id stays known. Return its partition."""
+        node, partition = member.node, self.partition_of(member)
+        assert self.live[node] is member, f"node {node} is no member"
+        del self.live[node]
         self.closed_joins[node] = member.join
         self.neighbours[member.join.executor].remove(node)
+        self.departures.append(Departure(node, partition.index, member.join.host, reason))
+        if partition.owner == node:
+            partition.owner, partition.unowned_s = None, now_s
+        if released:
+            self.checkpoints.used(node)
+        return partition
+
+    # -- looking ---------------------------------------------------------------------------------
 
     def slowest(self) -> int | None:
         """Steps of the slowest live, unfinished worker that holds a replica."""

@@ -9,17 +9,22 @@ from __future__ import annotations
 
 from sparkstrom.codec.messages import Activity, Phase
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.endings import Lack
+from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.protocol.master.members import Member, Members
-from sparkstrom.protocol.master.partitions import Partition
 from sparkstrom.protocol.master.sequencer import Sequencer
 
 
 class Phases:
     """Where the fit is, and what the next phase waits for."""
 
-    def __init__(self, start_s: float, workers_min: int, end_s: float) -> None:
-        self._start_s, self._workers_min, self._end_s = start_s, workers_min, end_s
+    def __init__(
+        self, limits: MasterLimits, members: Members, sequencer: Sequencer, children: Children
+    ) -> None:
+        self._start_s, self._end_s = limits.start_s, limits.end_s
+        self._workers_min = limits.workers_min
+        self._members, self._sequencer, self._children = members, sequencer, children
         self.phase = Phase.GATHERING
         self.first_join_s: float | None = None
         self.running_s = 0.0
@@ -34,21 +39,25 @@ class Phases:
         if self.first_join_s is None:
             self.first_join_s = now_s
 
+    def progressed(self, now_s: float) -> None:
+        """The end comes nearer: an update is committed, something arrives, a hash is there."""
+        assert now_s >= self.progress_s, "time does not go back"
+        self.progress_s = now_s
+
     def stop(self, reason: str) -> None:
         """Drain as soon as possible; the first reason stays."""
         self.stop_reason = self.stop_reason or reason
 
-    def move(
-        self,
-        members: Members,
-        partitions: list[Partition],
-        sequencer: Sequencer,
-        now_s: float,
-    ) -> list[ev.Effect]:
+    def hashed(self, digest: str) -> None:
+        """The driver's own replica is hashed at the final commit."""
+        self.own_digest = digest
+
+    def move(self, now_s: float) -> list[ev.Effect]:
         """Go on to the next phase where it is time; at most one step."""
+        members, sequencer, partitions = self._members, self._sequencer, self._members.partitions
         match self.phase:
             case Phase.GATHERING:
-                return self._gather(members, partitions, now_s)
+                return self._gather(now_s)
             case Phase.RUNNING:
                 if self.stop_reason is not None or all(p.trained for p in partitions):
                     self._enter(Phase.DRAINING, now_s)
@@ -68,9 +77,7 @@ class Phases:
                 pass
         return []
 
-    def overdue(
-        self, members: Members, sequencer: Sequencer, now_s: float
-    ) -> list[tuple[int, str]]:
+    def overdue(self, now_s: float) -> list[tuple[int, str]]:
         """Nodes that hold up the end; it goes on without them."""
         if self.phase not in (Phase.DRAINING, Phase.AUDIT):
             return []
@@ -78,18 +85,17 @@ class Phases:
             return []
         missing = "last update" if self.phase is Phase.DRAINING else "hash"
         reason = f"its {missing} did not come within {self._end_s:g} s"
-        late = [m for m in members.live.values() if self._is_late(m, sequencer)]
+        late = [m for m in self._members.live.values() if self._is_late(m)]
         return [(m.node, reason) for m in late]
 
-    def _is_late(self, member: Member, sequencer: Sequencer) -> bool:
+    def _is_late(self, member: Member) -> bool:
         if self.phase is Phase.AUDIT:
             return member.audit is None
-        return member.final is None or sequencer.last[member.node] < member.final
+        return member.final is None or self._sequencer.last[member.node] < member.final
 
-    def _gather(
-        self, members: Members, partitions: list[Partition], now_s: float
-    ) -> list[ev.Effect]:
+    def _gather(self, now_s: float) -> list[ev.Effect]:
         """Begin when all are there, or with those who came when the time is over."""
+        members, partitions = self._members, self._members.partitions
         if self.stop_reason is not None:
             self._enter(Phase.DRAINING, now_s)
             return []
@@ -116,9 +122,14 @@ class Phases:
         return [ev.Note(f"began with {len(ready)} of {len(partitions)} workers")]
 
     def _enter(self, phase: Phase, now_s: float) -> None:
+        assert phase > self.phase, f"{self.phase} does not lead to {phase}"
+        assert phase is not Phase.AUDIT or self._sequencer.frozen, "what is hashed must not change"
         self.phase, self.progress_s, self.began_s[phase] = phase, now_s, now_s
         if phase is Phase.RUNNING:
             self.running_s = now_s
+        if phase is Phase.DONE:
+            self._members.checkpoints.settle(self._members.live)
+        self._children.announce()
 
 
 NO_ROWS = (

@@ -6,231 +6,237 @@ confirmed, so that no circle ever exists, and again until its parent has said th
 
 from __future__ import annotations
 
-from sparkstrom.base.identity import MASTER
-from sparkstrom.codec.messages import (
-    Address,
-    Adopt,
-    Closed,
-    Disown,
-    Join,
-    LastSeqs,
-    Probe,
-    Welcome,
-)
-from sparkstrom.protocol.common.endings import Ending
-from sparkstrom.protocol.common.events import Effect
-from sparkstrom.protocol.master.fit import Fit, Goodbye
-from sparkstrom.protocol.master.members import Member, answer
+from collections.abc import Collection, Iterable
 
-FIRST_STREAM = 1000  # up streams of edges; below is room for the join stream
-STREAMS_PER_EDGE = 4  # control and data, by UDP and inside one media driver
+from sparkstrom.base.identity import MASTER, Endpoint
+from sparkstrom.codec.messages import Adopt, Disown, Join, Probe, Silent
+from sparkstrom.protocol.common.children import Children
+from sparkstrom.protocol.common.events import Effect
+from sparkstrom.protocol.common.leases import Leases
+from sparkstrom.protocol.common.stages import NOT_HEARD, PLACED, SUSPECT, Cause
+from sparkstrom.protocol.common.topology import Topology
+from sparkstrom.protocol.master.master_limits import MasterLimits
+from sparkstrom.protocol.master.members import Member, Members, answer
+from sparkstrom.protocol.master.welcomes import Welcomes
+
 ORDER_RETRY_S = 0.5
 PROBE_SPACING_S = 0.5
 QUIET_PER_LEASE = 8  # who has spoken so lately is not asked: joiners request by themselves
 
 
-def find_place(fit: Fit, node: int, executor: str) -> None:
-    """Under a task of the same executor where one has room. Raise UsageError if all is full."""
-    near = None
-    if fit.tree.depth_max > 1:
-        neighbours = [n for n in fit.members.neighbours.get(executor, []) if n in fit.tree]
-        near = min(neighbours, key=fit.tree.places.__getitem__, default=None)
-    fit.tree = fit.tree.attach(node, near)
-    fit.moving[node] = None
+class Placement:
+    """The tree as it is to be, and how far each member is on its way there.
 
-
-def order_places(fit: Fit, now_s: float) -> list[Effect]:
-    """Tell everybody whose place is not confirmed, but not before the place above is.
-
-    That may take a while, and until then nobody but the master can know whether they live.
+    ``leases``: of whoever stands right under the master, is on the move, or is in doubt; the
+    others' are with their parents. ``endpoint``: where the master listens.
     """
-    effects: list[Effect] = []
-    for node in list(fit.moving):
-        effects += order_place(fit, node, now_s)
-    return effects
 
+    def __init__(
+        self,
+        limits: MasterLimits,
+        endpoint: Endpoint,
+        *,
+        members: Members,
+        leases: Leases,
+        children: Children,
+        welcomes: Welcomes,
+        now_s: float,
+    ) -> None:
+        self._members, self._leases, self._children = members, leases, children
+        self._welcomes, self._endpoint = welcomes, endpoint
+        self._quiet_s = limits.lease_s / QUIET_PER_LEASE
+        self._attaching = Leases(limits.attach_s, now_s)  # who was ordered a place, unconfirmed
+        self.tree = Topology(limits.fan_out, limits.depth)
+        self.moving: dict[int, None] = {}  # nodes whose place is not confirmed
+        self.suspects: dict[int, float] = {}  # node -> when it was last asked
 
-def order_place(fit: Fit, node: int, now_s: float) -> list[Effect]:
-    """The same for one of them."""
-    member = fit.members.live[node]
-    fit.suspects.setdefault(node, now_s)
-    if now_s < member.order_s + ORDER_RETRY_S and member.order is not None:
-        return []
-    parent = fit.tree.parent(node)
-    if parent != MASTER and not fit.members.live[parent].placed:
-        fit.attaching.drop(node)
-        return []
-    return _order(fit, member, parent, now_s)
+    # -- the tree --------------------------------------------------------------------------------
 
+    def find(self, node: int, executor: str) -> None:
+        """Under a task of the same executor where one has room. Raise UsageError if all is full."""
+        near = None
+        if self.tree.depth_max > 1:
+            neighbours = [n for n in self._members.neighbours.get(executor, []) if n in self.tree]
+            near = min(neighbours, key=self.tree.places.__getitem__, default=None)
+        self.tree = self.tree.attach(node, near)
 
-def _order(fit: Fit, member: Member, parent: int, now_s: float) -> list[Effect]:
-    has_answer = parent == MASTER or fit.members.live[parent].whole
-    if not (has_answer and fit.attaching.holds(member.node)):
-        fit.attaching.renew(member.node, now_s)  # a parent without a replica has nothing for it
-    if member.order is None:
-        member.order = _place(fit, member, parent)
-    member.order_s = now_s
-    order = member.order
-    adopt = Adopt(node=member.node, edge=order.edge, local=order.up, peer=member.join.address)
-    effects: list[Effect] = []
-    if parent == MASTER:
-        effects += fit.children.adopt(adopt, now_s)
-    else:
-        effects.append(fit.members.live[parent].answer(adopt))
-    return [*effects, answer(member.join, order)]
+    def detach(self, gone: Collection[int]) -> list[int]:
+        """Without these; return who has another parent now, and must be moved, from the top."""
+        before, self.tree = self.tree, self.tree.detach(gone, self.suspects)
+        near = {child for node in gone for child in before.children(node)}
+        freed = [before.places[node] for node in gone]
+        near |= {self.tree.nodes[place] for place in freed if place in self.tree.nodes}
+        return sorted(near & self.tree.places.keys(), key=self.tree.depth)
 
+    def forget(self, member: Member) -> list[Effect]:
+        """Its id is closed; the tree is without it already."""
+        node = member.node
+        assert node not in self.tree, f"node {node} still has a place"
+        self._leases.drop(node)
+        self._attaching.drop(node)
+        self.moving.pop(node, None)
+        self.suspects.pop(node, None)
+        member.becomes(Cause.EXPELLED)
+        return self._children.disown(node)
 
-def _place(fit: Fit, member: Member, parent: int) -> Welcome:
-    fit.edges += 1
-    stream = FIRST_STREAM + STREAMS_PER_EDGE * fit.edges
-    host, port = fit.endpoint.host, fit.endpoint.port
-    if parent != MASTER:
-        above = fit.members.live[parent].join.address
-        host, port = above.host, above.port
-    position = fit.partition_of(member).position
-    return Welcome(
-        token=member.join.token,
-        count=member.join.count,
-        request=member.join.request,
-        node=member.node,
-        parent=parent,
-        edge=fit.edges,
-        up=Address(host, port, stream, stream + 1),
-        chunks=fit.chunks,
-        closed=_closed(fit, member),
-        epoch=position.epoch,
-        batch=position.batch,
-        steps=fit.slowest,
-        grants=list(fit.checkpoints.granted(member.node)),
-    )
+    def move(self, member: Member, now_s: float) -> None:
+        """Its edge upwards is gone, or leads to somebody else now: it needs another one."""
+        self._leases.renew(member.node, now_s)
+        member.order = None
+        member.becomes(Cause.MOVED)
+        self.moving[member.node] = None
 
+    def move_all(self, nodes: Iterable[int], now_s: float) -> None:
+        """Each of these."""
+        for node in nodes:
+            self.move(self._members.live[node], now_s)
 
-def _closed(fit: Fit, member: Member) -> LastSeqs:
-    closed = fit.sequencer.closed
-    return [(node, closed[node]) for node in sorted(member.own) if node in closed]
+    def reopen_all(self, endpoint: Endpoint, now_s: float) -> list[Effect]:
+        """The edges here went with the media driver; everybody who stood on one gets another."""
+        self._endpoint = endpoint
+        effects: list[Effect] = []
+        for node in list(self.tree.children(MASTER)):
+            effects += self._children.disown(node)
+            self.move(self._members.live[node], now_s)
+        return effects
 
+    # -- orders ----------------------------------------------------------------------------------
 
-def confirm(fit: Fit, member: Member, edge: int) -> None:
-    """Its parent has it, by this edge; from now on that one holds its lease."""
-    if member.order is None or edge != member.order.edge or member.placed:
-        return
-    member.placed, member.broken = True, False
-    fit.moving.pop(member.node, None)
-    fit.attaching.drop(member.node)
-    fit.suspects.pop(member.node, None)
-    if fit.tree.parent(member.node) != MASTER:
-        fit.leases.drop(member.node)
+    def order_all(self, now_s: float) -> list[Effect]:
+        """Tell everybody whose place is not confirmed, but not before the place above is.
 
+        That may take a while, and until then nobody but the master can know whether they live.
+        """
+        effects: list[Effect] = []
+        for node in list(self.moving):
+            effects += self.order(self._members.live[node], now_s)
+        return effects
 
-def close_unattached(fit: Fit, now_s: float) -> list[Effect]:
-    """End the membership of who was ordered its place long ago, lives, and never came there.
+    def order(self, member: Member, now_s: float) -> list[Effect]:
+        """The same for one of them."""
+        node, live = member.node, self._members.live
+        assert not member.placed, f"node {node} has its place"
+        self.suspects.setdefault(node, now_s)
+        if now_s < member.order_s + ORDER_RETRY_S and member.order is not None:
+            return []
+        parent = self.tree.parent(node)
+        if parent != MASTER and not live[parent].placed:
+            self._attaching.drop(node)
+            return []
+        has_answer = parent == MASTER or live[parent].whole
+        if not (has_answer and self._attaching.holds(node)):
+            self._attaching.renew(node, now_s)  # a parent without a replica has nothing for it
+        return self._tell(member, parent, now_s)
 
-    Its process may come back under another id, once: who has not said a word over an edge under
-    its present one would end there again, and fails, so that Spark tries elsewhere.
-    """
-    reasons: dict[int, str] = {}
-    for node, waited_s in fit.attaching.expire(now_s):
-        member, parent = fit.members.live[node], fit.tree.parent(node)
-        above = "the driver program"
-        if parent != MASTER:
-            above = f"node {parent} on {fit.members.live[parent].join.host}"
-        reasons[node] = NO_EDGE.format(member.join.host, above, waited_s)
-        if member.age == (0, 0):
-            fit.members.failed[node] = reasons[node]
-    effects = fit.close_all(reasons, now_s) if reasons else []
-    for node in reasons:
-        fit.still_speaks(node, now_s)
-    return effects
+    def _tell(self, member: Member, parent: int, now_s: float) -> list[Effect]:
+        if member.order is None:
+            at = self._endpoint if parent == MASTER else self._members.live[parent].join.address
+            member.order = self._welcomes.make(member, parent, at.host, at.port)
+            member.becomes(Cause.ORDERED)
+        member.order_s = now_s
+        order = member.order
+        assert order.parent == parent, f"node {member.node} was ordered under {order.parent}"
+        adopt = Adopt(node=member.node, edge=order.edge, local=order.up, peer=member.join.address)
+        if parent == MASTER:
+            effects = self._children.adopt(adopt, now_s)
+        else:
+            effects = [self._members.live[parent].answer(adopt)]
+        return [*effects, answer(member.join, order)]
+
+    def confirm(self, member: Member, edge: int) -> None:
+        """Its parent has it, by this edge; from now on that one holds its lease."""
+        if member.order is None or edge != member.order.edge or member.placed:
+            return
+        member.becomes(Cause.CONFIRMED)
+        self.moving.pop(member.node, None)
+        self._attaching.drop(member.node)
+        self.suspects.pop(member.node, None)
+        if self.tree.parent(member.node) != MASTER:
+            self._leases.drop(member.node)
+
+    def unattached(self, now_s: float) -> dict[int, str]:
+        """Who was ordered its place long ago, lives, and never came there; and what to look at.
+
+        Its process may come back under another id, once: who has not said a word over an edge
+        under its present one would end there again, and fails, so that Spark tries elsewhere.
+        """
+        reasons: dict[int, str] = {}
+        for node, waited_s in self._attaching.expire(now_s):
+            member, parent = self._members.live[node], self.tree.parent(node)
+            above = "the driver program"
+            if parent != MASTER:
+                above = f"node {parent} on {self._members.live[parent].join.host}"
+            reasons[node] = NO_EDGE.format(member.join.host, above, waited_s)
+            if member.age == (0, 0):
+                self._members.failed[node] = reasons[node]
+        return reasons
+
+    # -- who lives -------------------------------------------------------------------------------
+
+    def heard(self, member: Member, now_s: float) -> None:
+        """It has asked for a place; where the master holds its lease, that shows that it lives."""
+        if self._leases.holds(member.node):
+            self._leases.renew(member.node, now_s)
+
+    def on_silent(self, silent: Silent, now_s: float) -> list[Effect]:
+        """A parent does not hear its child: is it gone, or only the edge?"""
+        member = self._members.live.get(silent.child)
+        above = self._members.live[silent.node]
+        if member is None or member.order is None or member.order.edge != silent.edge:
+            return [above.answer(Disown(silent.child, silent.edge))]
+        member.becomes(Cause.COMPLAINED)
+        return self._doubt(silent.child, now_s)
+
+    def _doubt(self, node: int, now_s: float) -> list[Effect]:
+        """Ask it and all below it directly; who is silent for a lease is gone."""
+        effects: list[Effect] = []
+        for asked in (node, *self.tree.below(node)):
+            member = self._members.live[asked]
+            if not self._leases.holds(asked):
+                self._leases.renew(asked, now_s)
+                self.suspects[asked] = now_s
+                if member.stage is PLACED:
+                    member.becomes(Cause.DOUBTED)
+                effects.append(answer(member.join, Probe(asked)))
+        return effects
+
+    def ask_again(self, now_s: float) -> list[Effect]:
+        """Questions may get lost."""
+        effects: list[Effect] = []
+        for node, asked_s in self.suspects.items():
+            spoke = self._leases.silence(node, now_s) < self._quiet_s
+            if now_s >= asked_s + PROBE_SPACING_S and not spoke:
+                self.suspects[node] = now_s
+                effects.append(answer(self._members.live[node].join, Probe(node)))
+        return effects
+
+    def is_here(self, member: Member, now_s: float) -> None:
+        """It has spoken to the master itself: its parent may hold its lease again."""
+        self._leases.renew(member.node, now_s)
+        self.suspects.pop(member.node, None)
+        if member.stage in NOT_HEARD:
+            self.move(member, now_s)
+            return
+        if member.stage is SUSPECT:
+            member.becomes(Cause.SPOKE)
+        if member.placed and self.tree.parent(member.node) != MASTER:
+            self._leases.drop(member.node)
+
+    def on_another_request(self, member: Member, join: Join, now_s: float) -> list[Effect]:
+        """It wants another edge; whoever was above it may be gone, and below it, if it is alone."""
+        assert join.request > member.join.request, "a lower request is an older one"
+        before, parent = member.order, self.tree.parent(member.node)
+        member.join = join
+        self.suspects.pop(member.node, None)
+        self.move(member, now_s)
+        if join.alone:
+            self.move_all(self.tree.children(member.node), now_s)
+        doubtful = before is not None and parent != MASTER and before.parent == parent
+        effects = self._doubt(parent, now_s) if doubtful else []
+        return effects + self.order(member, now_s)
 
 
 NO_EDGE = (
     "{} and {} have had no edge for {:.0f} s, although both speak with the master: does UDP get "
     "through between them in both directions (ports, security group)?"
 )
-
-
-def on_silent(fit: Fit, parent: int, child: int, edge: int, now_s: float) -> list[Effect]:
-    """A parent does not hear its child: is it gone, or only the edge?"""
-    member = fit.members.live.get(child)
-    above = fit.members.live.get(parent)
-    if above is None:
-        return []
-    if member is None or member.order is None or member.order.edge != edge:
-        return [above.answer(Disown(child, edge))]
-    member.broken = True
-    return doubt(fit, child, now_s)
-
-
-def doubt(fit: Fit, node: int, now_s: float) -> list[Effect]:
-    """Ask it and all below it directly; who is silent for a lease is gone."""
-    effects: list[Effect] = []
-    for asked in (node, *fit.tree.below(node)):
-        member = fit.members.live[asked]
-        if not fit.leases.holds(asked):
-            fit.leases.renew(asked, now_s)
-            fit.suspects[asked] = now_s
-            effects.append(answer(member.join, Probe(asked)))
-    return effects
-
-
-def ask_again(fit: Fit, now_s: float) -> list[Effect]:
-    """Questions and goodbyes may get lost."""
-    effects: list[Effect] = []
-    for node, asked_s in fit.suspects.items():
-        spoke = fit.leases.silence(node, now_s) < fit.limits.lease_s / QUIET_PER_LEASE
-        if now_s >= asked_s + PROBE_SPACING_S and not spoke:
-            fit.suspects[node] = now_s
-            effects.append(answer(fit.members.live[node].join, Probe(node)))
-    for node, goodbye in list(fit.goodbyes.items()):
-        if now_s >= goodbye.next_s:
-            effects += _say_goodbye(fit, node, goodbye, now_s)
-    return effects
-
-
-def _say_goodbye(fit: Fit, node: int, goodbye: Goodbye, now_s: float) -> list[Effect]:
-    goodbye.next_s = now_s + PROBE_SPACING_S
-    if now_s > goodbye.until_s:
-        del fit.goodbyes[node]
-    above = None if goodbye.parent is None else fit.members.live.get(goodbye.parent)
-    disown = [above.answer(Disown(node, goodbye.edge))] if above else []
-    return [*disown, answer(goodbye.join, closed_answer(fit, node, goodbye.join))]
-
-
-def closed_answer(fit: Fit, node: int, join: Join) -> Closed:
-    """What somebody whose id is closed must know."""
-    partition, failed = fit.partitions[join.partition], fit.members.failed.get(node)
-    free = partition.owner is None and partition.last_owner == node and failed is None
-    ending = Ending.LEASE_OVER if free else Ending.SUPERSEDED
-    return Closed(
-        token=join.token,
-        count=join.count,
-        node=node,
-        seq=fit.sequencer.closed[node],
-        reason=failed or ending.value,
-        free=free,
-    )
-
-
-def is_here(fit: Fit, member: Member, now_s: float) -> None:
-    """It has spoken to the master itself: its parent may hold its lease again."""
-    fit.leases.renew(member.node, now_s)
-    fit.suspects.pop(member.node, None)
-    if member.broken:
-        member.broken = False
-        fit.move(member.node, now_s)
-    elif member.placed and fit.tree.parent(member.node) != MASTER:
-        fit.leases.drop(member.node)
-
-
-def on_another_request(fit: Fit, member: Member, now_s: float) -> list[Effect]:
-    """It wants another edge; whoever was above it may be gone, and below it, if it is alone."""
-    order, parent = member.order, fit.tree.parent(member.node)
-    fit.suspects.pop(member.node, None)
-    member.broken = False
-    fit.move(member.node, now_s)
-    if member.join.alone:
-        for child in fit.tree.children(member.node):
-            fit.move(child, now_s)
-    if order is None or parent == MASTER or order.parent != parent:
-        return []
-    return doubt(fit, parent, now_s)

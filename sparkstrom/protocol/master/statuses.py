@@ -2,95 +2,98 @@
 
 from __future__ import annotations
 
-from sparkstrom.base.identity import MASTER, Position
-from sparkstrom.codec.messages import AskUpdater, Status
+from collections.abc import Iterable
+
+from sparkstrom.base.identity import Position
+from sparkstrom.codec.messages import Status
 from sparkstrom.observe.telemetry import SlowLink, from_wire
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect
-from sparkstrom.protocol.common.ignored import Reason
+from sparkstrom.protocol.common.ignored import Ignored, Reason
 from sparkstrom.protocol.common.slow_links import in_words
-from sparkstrom.protocol.master.fit import Fit
-from sparkstrom.protocol.master.members import Member
-from sparkstrom.protocol.master.placement import confirm
+from sparkstrom.protocol.master.closed_notices import ClosedNotices
+from sparkstrom.protocol.master.commit_order import CommitOrder
+from sparkstrom.protocol.master.members import Member, Members
+from sparkstrom.protocol.master.phases import Phases
+from sparkstrom.protocol.master.placement import Placement
 
 LAG_LEAST = 32  # commits; less is a pause that passes
 
 
-def on_status(fit: Fit, status: Status, now_s: float) -> list[Effect]:
-    """The newest words of a node count, and confirm the edge that they came by."""
-    member = fit.members.live.get(status.node)
-    if member is None:
-        fit.still_speaks(status.node, now_s)
-        return []
-    if status.age <= member.age:
-        return []
-    member.age = status.age
-    confirm(fit, member, status.edge)
-    member.steps = max(member.steps, status.steps)
-    member.is_at(status.activity)
-    position = Position(status.epoch, status.batch)
-    if member.pending is None or member.pending <= (status.after_seq, position):
-        member.pending = (status.after_seq, position)
-    count_pending(fit, member)
-    member.final = status.final
-    member.lends, member.whole = status.lends, status.whole
-    if status.audit is not None:
+class Statuses:
+    """The newest of each member, and what people were told of the slow ones."""
+
+    def __init__(
+        self,
+        *,
+        members: Members,
+        phases: Phases,
+        order: CommitOrder,
+        placement: Placement,
+        notices: ClosedNotices,
+        ignored: Ignored,
+    ) -> None:
+        self._members, self._phases, self._order = members, phases, order
+        self._placement, self._notices, self._ignored = placement, notices, ignored
+        self._slow: set[int] = set()  # whose links upwards are reported as too slow
+
+    def on_status(self, status: Status, now_s: float) -> list[Effect]:
+        """The newest words of a node count, and confirm the edge that they came by."""
+        member = self._members.live.get(status.node)
+        if member is None:
+            self._notices.still_speaks(status.node, now_s)
+            return []
+        if status.age <= member.age:
+            return []
+        member.age = status.age
+        self._placement.confirm(member, status.edge)
+        member.steps = max(member.steps, status.steps)
+        member.is_at(status.activity)
+        self._order.is_at(member, status.after_seq, Position(status.epoch, status.batch))
+        member.final = status.final
+        member.is_source, member.whole = status.lends, status.whole
+        if status.audit is not None:
+            self._on_audit(member, status, now_s)
+        effects: list[Effect] = []
+        if status.stats is not None:
+            effects += self._on_counters(member, status)
+        if member.node not in self._slow:
+            effects += _report_lag(member, status.lag)
+        return effects
+
+    def _on_audit(self, member: Member, status: Status, now_s: float) -> None:
+        assert status.audit is not None
         if member.audit is None:
-            fit.phases.progress_s = now_s
-            fit.checkpoints.keep(member.join.executor, member.node, status.audit.checkpoint)
+            self._phases.progressed(now_s)
+            checkpoint = status.audit.checkpoint
+            self._members.checkpoints.keep(member.join.executor, member.node, checkpoint)
         member.audit = status.audit
-    effects: list[Effect] = []
-    if status.stats is not None:
+
+    def _on_counters(self, member: Member, status: Status) -> list[Effect]:
+        assert status.stats is not None
         counters = from_wire(status.stats)
         if counters.unknown:
-            fit.ignored.count(status, Reason.UNKNOWN)
-        effects.append(ev.Observed(member.node, counters))
+            self._ignored.count(status, Reason.UNKNOWN)
+        effects: list[Effect] = [ev.Observed(member.node, counters)]
         if counters.node is not None and counters.node.slow_link is not None:
-            effects += tell_narrow(fit, [counters.node.slow_link])
-    if member.node not in fit.narrow:
-        effects += _tell_lag(member, status.lag)
-    return effects
+            effects += self.report_slow([counters.node.slow_link])
+        return effects
+
+    def report_slow(self, found: Iterable[SlowLink]) -> list[Effect]:
+        """Each link that is too slow, once."""
+        effects: list[Effect] = []
+        for link in found:
+            member = self._members.live.get(link.node)
+            if member is not None and link.node not in self._slow:
+                self._slow.add(link.node)
+                effects.append(ev.Note(in_words(link, member.join.host)))
+        return effects
 
 
-def tell_narrow(fit: Fit, found: list[SlowLink]) -> list[Effect]:
-    """Each link that is too slow, once."""
-    effects: list[Effect] = []
-    for narrow in found:
-        member = fit.members.live.get(narrow.node)
-        if member is not None and narrow.node not in fit.narrow:
-            fit.narrow.add(narrow.node)
-            effects.append(ev.Note(in_words(narrow, member.join.host)))
-    return effects
-
-
-def _tell_lag(member: Member, lag: int) -> list[Effect]:
+def _report_lag(member: Member, lag: int) -> list[Effect]:
     """Say who is slow, and again when it has become four times worse."""
     if lag < max(LAG_LEAST, 4 * member.lag):
         return []
     member.lag = lag
     where = f"partition {member.join.partition} on {member.join.host}"
     return [ev.Note(f"node {member.node} ({where}) is slow: {lag} updates behind, and more")]
-
-
-def count_pending(fit: Fit, member: Member) -> None:
-    """A position counts once the update that it names is committed."""
-    if member.pending is None:
-        return
-    after_seq, position = member.pending
-    if fit.sequencer.last[member.node] >= after_seq:
-        fit.staleness.sent_nothing(member.node, fit.partition_of(member).advance(position))
-        member.pending = None
-
-
-def find_lender(fit: Fit, ask: AskUpdater) -> list[Effect]:
-    """Hand the question to somebody who lends; always to the same one, while it lives."""
-    members = fit.members.live
-    lender = members.get(fit.lenders.get(ask.asker, MASTER))
-    if lender is None:
-        able = [m for m in members.values() if m.lends and m.node != ask.asker]
-        if not able:
-            fit.ignored.count(ask, Reason.UNSERVED)
-            return []
-        lender = max(able, key=lambda member: (member.steps, -member.node))
-        fit.lenders[ask.asker] = lender.node
-    return [lender.answer(ask)]

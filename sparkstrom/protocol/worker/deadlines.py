@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from sparkstrom.protocol.common.events import Directive, Order
+from sparkstrom.protocol.common.stages import TRAINING
 from sparkstrom.protocol.worker.fit_view import FitView
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.protocol.worker.replication import Replication
-from sparkstrom.protocol.worker.stages import TRAINING
 from sparkstrom.protocol.worker.task_end import TaskEnd
 from sparkstrom.protocol.worker.trainer_view import TrainerView
 from sparkstrom.protocol.worker.waits import Sleep, Wait

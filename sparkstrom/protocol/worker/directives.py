@@ -8,12 +8,12 @@ from sparkstrom.codec.messages import Phase, State
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Order
+from sparkstrom.protocol.common.stages import INSTALLING
 from sparkstrom.protocol.worker.fit_view import FitView
 from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.limits import NodeLimits
-from sparkstrom.protocol.worker.optimizer_transfer import OptimizerLoan
+from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.replication import Replication
-from sparkstrom.protocol.worker.stages import INSTALLING
 from sparkstrom.protocol.worker.trainer_view import TrainerView
 
 RUNNING = Phase.RUNNING  # see ``stages``: this is asked after every event
@@ -40,12 +40,12 @@ class Directives:
         own: InFlight,
         trainer: TrainerView,
         fit: FitView,
-        optimizer_loan: OptimizerLoan,
+        transfers: OptimizerTransfers,
         children: Children,
     ) -> None:
         self._limits, self._replication, self._own = limits, replication, own
         self._trainer, self._fit = trainer, fit
-        self._optimizer_loan, self._children = optimizer_loan, children
+        self._transfers, self._children = transfers, children
 
     def now(self) -> Directive:
         """The command that holds now."""
@@ -56,7 +56,7 @@ class Directives:
         if state is None or not replication.has_replica:
             return JOINING
         if state.phase is RUNNING:
-            return TRANSFERRING if self._optimizer_loan.loan is not None else self._train(state)
+            return TRANSFERRING if self._transfers.fetch is not None else self._train(state)
         match state.phase:
             case Phase.DONE if self._trainer.audit is not None:
                 return DONE if self._fit.may_end else LINGERING

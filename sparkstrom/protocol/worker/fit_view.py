@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sparkstrom.codec.messages import Phase, State
 from sparkstrom.protocol.common.endings import Vain
+from sparkstrom.protocol.common.stages import DISMISSED, Cause, FarewellStage, after
 from sparkstrom.protocol.worker.limits import NodeLimits
-from sparkstrom.protocol.worker.stages import DISMISSED, Cause, FarewellStage, after
 from sparkstrom.protocol.worker.waits import Sleep, Wait
 
 OVER = Phase.DONE
@@ -63,7 +63,7 @@ class FitView:
         return self.farewell is DISMISSED
 
     def over(self, now_s: float, *, audited: bool, needed: bool) -> bool:
-        """Is this the moment to say goodbye? ``needed``: somebody below may not have heard yet."""
+        """Is this the moment to take leave? ``needed``: somebody below may not have heard yet."""
         if not (self.done and audited):
             return False
         if self._done_s is None:

@@ -9,15 +9,15 @@ import msgspec
 from sparkstrom.codec.messages import Heartbeat, Status
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect
-from sparkstrom.protocol.common.status_table import StatusTable
 from sparkstrom.protocol.worker.fit_view import FitView
 from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.news import News
-from sparkstrom.protocol.worker.optimizer_transfer import OptimizerLoan
+from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.protocol.worker.replication import Replication
+from sparkstrom.protocol.worker.subtree import Subtree
 from sparkstrom.protocol.worker.task_end import TaskEnd
 from sparkstrom.protocol.worker.trainer_view import TrainerView
 
@@ -26,7 +26,7 @@ REPEAT_S = 0.25  # between repeats of what has not been shown to be heard
 
 
 class Heartbeats:
-    """What this node tells its parent, and when; ``ledger``: of itself and of all below it."""
+    """What this node tells its parent, and when; of itself and of all below it."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class Heartbeats:
         trainer: TrainerView,
         fit: FitView,
         task: TaskEnd,
-        optimizer_loan: OptimizerLoan,
-        ledger: StatusTable,
+        transfers: OptimizerTransfers,
+        subtree: Subtree,
         news: News,
         now_s: float,
     ) -> None:
         self._limits, self._membership, self._link = limits, membership, link
         self._replication, self._own, self._trainer = replication, own, trainer
-        self._fit, self._task, self._optimizer_loan = fit, task, optimizer_loan
-        self.ledger, self._news = ledger, news
+        self._fit, self._task, self._transfers = fit, task, transfers
+        self._statuses, self._news = subtree.statuses, news
         self.status: Status | None = None  # as last told
         self._reports = 0
         self._report_due_s = 0.0
@@ -66,9 +66,9 @@ class Heartbeats:
         self._report_due_s = now_s + REPORT_SPACING_S
         self.put_own_status(now_s)
         direct = self._task.last_words
-        repeats = direct or self.ledger.has_news
+        repeats = direct or self._statuses.has_news
         self._lease_due_s = now_s + (REPEAT_S if repeats else self._pause_s())
-        stamp, news = self.ledger.news()
+        stamp, news = self._statuses.news()
         received = Heartbeat(
             received=self._replication.received,
             bytes_received=self._link.bytes_received + self._link.arriving,
@@ -78,11 +78,15 @@ class Heartbeats:
         )
         return [self._link.send(received), *(ev.Tell(message) for message in direct)]
 
+    def resend_all(self) -> None:
+        """A new parent knows nothing."""
+        self._statuses.resend_all()
+
     def goes_by_another_id(self, former: int | None) -> None:
         """What was told under the former one is not this one's."""
         self.status = None
         if former is not None:
-            self.ledger.forget(former)
+            self._statuses.forget(former)
 
     def put_own_status(self, now_s: float) -> None:
         """What changed since it was told last is news."""
@@ -100,12 +104,12 @@ class Heartbeats:
             final=trainer.final,
             audit=trainer.audit,
             stats=trainer.stats,
-            lends=self._optimizer_loan.can_lend,
+            lends=self._transfers.is_source,
             whole=self._replication.history.whole,
         )
         if status != known:
             self.status = msgspec.structs.replace(status, count=self._reports)
-            self.ledger.put(self.status, self._membership.id)
+            self._statuses.put(self.status, self._membership.id)
 
     def _lag(self, now_s: float) -> int:
         """Commits behind the parent, in powers of two, once that has lasted; 0 otherwise."""

@@ -13,14 +13,14 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Effect, Order
 from sparkstrom.protocol.common.ignored import Ignored, Reason
+from sparkstrom.protocol.common.stages import ATTACHING
 from sparkstrom.protocol.worker.fit_view import FitView
 from sparkstrom.protocol.worker.heartbeats import Heartbeats
 from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.parent_link import ATTACH_RETRY_S, JOIN_RETRY_S, ParentLink
-from sparkstrom.protocol.worker.relaying import Relaying
 from sparkstrom.protocol.worker.replication import Replication
-from sparkstrom.protocol.worker.stages import ATTACHING
+from sparkstrom.protocol.worker.subtree import Subtree
 from sparkstrom.protocol.worker.task_end import TaskEnd
 from sparkstrom.protocol.worker.trainer_view import TrainerView
 
@@ -38,19 +38,19 @@ class Joining:
         trainer: TrainerView,
         fit: FitView,
         task: TaskEnd,
-        relaying: Relaying,
+        subtree: Subtree,
         reporting: Heartbeats,
         ignored: Ignored,
     ) -> None:
         self._membership, self._link, self._replication = membership, link, replication
         self._own, self._trainer, self._fit, self._task = own, trainer, fit, task
-        self._relaying, self._reporting, self._ignored = relaying, reporting, ignored
+        self._subtree, self._reporting, self._ignored = subtree, reporting, ignored
 
     def on_opened(self, opened: ev.Opened, now_s: float) -> list[Effect]:
         """The node listens on fresh streams: ask for an edge there."""
         effects = self._link.leave()
         if opened.alone:
-            effects += self._relaying.leave_children()
+            effects += self._subtree.drop_all()
         self._membership.listens_at(opened.address, alone=opened.alone)
         self._link.on_request_for_place(now_s)
         return effects + self._request_place(now_s)
@@ -76,7 +76,7 @@ class Joining:
         if reason is not None or me.address is None:
             self._ignored.count(welcome, reason or Reason.EARLY)
             return []
-        effects = self._relaying.drop_child(welcome.parent)
+        effects = self._subtree.drop(welcome.parent)
         effects += link.take_place(welcome, me.address, now_s)
         self._fit.begins_anew(now_s)
         me.alone = False
@@ -123,7 +123,7 @@ class Joining:
             self._ignored.count(attached, Reason.LATE)
             return []
         self._link.answered(now_s)
-        self._reporting.ledger.tell_all_again()
+        self._reporting.resend_all()
         replication = self._replication
         if attached.snapshot:
             effects = replication.begin_fetch(attached.base, attached.last, now_s)
@@ -134,7 +134,7 @@ class Joining:
         ):  # data, on a stream of its own, overtook this answer and was dropped
             effects = replication.ask_at_once(now_s) + effects
         effects += self._link.send_anew(now_s)
-        effects += self._relaying.ask_all_again()
+        effects += self._subtree.ask_all_again()
         return effects + self._reporting.report(now_s)
 
     def on_refused(self, refused: Refused) -> None:
@@ -161,4 +161,4 @@ class Joining:
             self._task.end(Directive(Order.FAIL, closed.reason, why=Ending.of(closed.reason)))
             return []
         me.close(closed.node, closed.seq)
-        return [*self._relaying.leave_children(), ev.Reopen()]
+        return [*self._subtree.drop_all(), ev.Reopen()]

@@ -47,11 +47,11 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Effect, Order
 from sparkstrom.protocol.common.ignored import Reason
+from sparkstrom.protocol.common.stages import ATTACHED, CLOSED, DISMISSED, ENDED, TRAINING
 from sparkstrom.protocol.worker.directives import DONE
 from sparkstrom.protocol.worker.fit_view import OVER
 from sparkstrom.protocol.worker.limits import Identity, NodeLimits
 from sparkstrom.protocol.worker.parts import NodeParts
-from sparkstrom.protocol.worker.stages import ATTACHED, CLOSED, DISMISSED, ENDED, TRAINING
 
 __all__ = ["Identity", "Node", "NodeLimits"]
 
@@ -118,7 +118,7 @@ class Node(NodeParts):
             case ev.Installed():
                 if not self.replication.has_replica:
                     self.trainer.keep_pace(self.fit.slowest)
-                    self.optimizer_loan.begin_if_late(now_s)
+                    self.transfers.begin_if_late(now_s)
                 self.replication.installed(now_s)
             case ev.Applied(commit=commit):
                 self.replication.applied(commit)
@@ -194,7 +194,7 @@ class Node(NodeParts):
             case Disown():
                 return self.relaying.on_disown(message)
             case AskUpdater():
-                return self.optimizer_loan.on_ask(message, self.link.parent)
+                return self.transfers.on_ask(message, self.link.parent)
             case Probe(node=node) if node == self.node:
                 return [ev.Tell(Here(node))]
             case Probe():
@@ -257,7 +257,7 @@ class Node(NodeParts):
                 return self.replication.on_chunk(message, now_s)
             case UpdaterChunk():
                 assert self.link.parent is not None
-                return self.optimizer_loan.on_chunk(message, self.link.parent, now_s)
+                return self.transfers.on_chunk(message, self.link.parent, now_s)
             case Again():
                 return self.relaying.on_again(message, now_s)
             case Behind():
@@ -268,7 +268,7 @@ class Node(NodeParts):
     def _on_state(self, state: State, now_s: float) -> list[Effect]:
         """The newest counts, once the node has taken from it what is for its own edge."""
         fit, link, known = self.fit, self.link, self.fit.state
-        if self.ledger.on_ack(state.stamp):
+        if self.subtree.statuses.on_ack(state.stamp):
             self.news.add()
         link.on_state(state, now_s)
         if self.membership.node in state.closed:
@@ -282,7 +282,7 @@ class Node(NodeParts):
         if link.parent != MASTER and not state.head:
             link.owes_nothing(now_s)  # a relay may have no replica yet
         if self.children.by_node and (known is None or _shared(state) != _shared(known)):
-            self.children.tell_all()
+            self.children.announce()
         return []
 
     # -- time ------------------------------------------------------------------------------------
@@ -297,8 +297,8 @@ class Node(NodeParts):
         effects = self.relaying.tick(self.fit.state, now_s)
         if self.fit.done:
             effects += self._look_for_the_end(now_s)
-        if self.optimizer_loan.loan is not None:
-            effects += self.optimizer_loan.request_chunks(now_s)
+        if self.transfers.fetch is not None:
+            effects += self.transfers.request_chunks(now_s)
         if self.fit.farewell is DISMISSED:
             return effects
         if (silent := link.is_silent(now_s)) or self._is_starved(now_s):  # time for fresh streams

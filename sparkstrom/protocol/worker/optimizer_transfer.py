@@ -1,10 +1,10 @@
 """Optimizer transfer: who joins in mid-training takes the updater's state of somebody who trains.
 
 Momentum and second moments are worth having, but nobody waits for them beyond a deadline. A
-parent that trains lends its own; otherwise the question goes up, and the master finds a lender.
+parent that trains is the source; otherwise the question goes up, and the master chooses one.
 All chunks are of one copy, whose number is a hash of it: those of another one begin anew, and so
 do chunks that do not make the copy that they name. Who began in mid-training with a fresh state,
-because nobody lent in time, lends none to the end of the fit: it is not what it is taken for.
+because none came in time, is no source to the end of the fit: it is not what it is taken for.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ from sparkstrom.base.identity import Position
 from sparkstrom.codec.copies import number_of
 from sparkstrom.codec.messages import ANY_COPY, AskUpdater, Phase, UpdaterChunk
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events import Effect, Send
 from sparkstrom.protocol.common.ignored import Ignored, Reason
-from sparkstrom.protocol.common.status_table import StatusTable
 from sparkstrom.protocol.worker.fit_view import FitView
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.news import News
 from sparkstrom.protocol.worker.parent_link import ParentLink
+from sparkstrom.protocol.worker.subtree import Subtree
 from sparkstrom.protocol.worker.trainer_view import TrainerView
 
 ASKED_AT_ONCE = 4  # chunks under way, through links that carry the commits, too
-RETRY_FIRST_S = 2.0  # a lender answers once its trainer has made a copy; no chunk tells of a loss
+RETRY_FIRST_S = 2.0  # a source answers once its trainer has made a copy; no chunk tells of a loss
 
 
 @dataclass(slots=True)
-class OptimizerTransfer:
+class OptimizerFetch:
     """One copy on its way in."""
 
     patience_s: float  # without any progress
@@ -80,8 +79,8 @@ class OptimizerTransfer:
         return new
 
 
-class OptimizerLoan:
-    """What this node borrows, and whether it may lend."""
+class OptimizerTransfers:
+    """What this node fetches, and whether others may take its own."""
 
     def __init__(
         self,
@@ -91,17 +90,15 @@ class OptimizerLoan:
         link: ParentLink,
         trainer: TrainerView,
         fit: FitView,
-        children: Children,
-        ledger: StatusTable,
+        subtree: Subtree,
         news: News,
         ignored: Ignored,
     ) -> None:
         self._limits, self._membership, self._link = limits, membership, link
         self._trainer, self._fit = trainer, fit
-        self._children, self._ledger = children, ledger
-        self._news, self._ignored = news, ignored
-        self.loan: OptimizerTransfer | None = None
-        self._lends = False  # its updater began with the fit, or was borrowed
+        self._subtree, self._news, self._ignored = subtree, news, ignored
+        self.fetch: OptimizerFetch | None = None
+        self._is_whole = False  # its optimizer began with the fit, or was taken from one that did
 
     def begin_if_late(self, now_s: float) -> None:
         """Its first replica is installed; has training begun without it?"""
@@ -109,39 +106,39 @@ class OptimizerLoan:
         begun = self._trainer.steps > 0 or self._trainer.position > Position(0, 0)
         late = begun or (state is not None and state.slowest > 0)
         over = state is not None and state.phase is not Phase.RUNNING
-        self._lends = not late
+        self._is_whole = not late
         if late and not over and self._limits.optimizer_wait_s:
-            self.loan = OptimizerTransfer(
+            self.fetch = OptimizerFetch(
                 self._limits.optimizer_wait_s, now_s + self._limits.optimizer_wait_s
             )
 
     def request_chunks(self, now_s: float) -> list[Effect]:
         """Ask on, until all is there or it has taken too long."""
-        loan = self.loan
-        if loan is None:
+        fetch = self.fetch
+        if fetch is None:
             return []
-        if (whole := loan.whole) is not None or now_s > loan.until_s:
-            self.loan, self._lends = None, whole is not None
+        if (whole := fetch.whole) is not None or now_s > fetch.until_s:
+            self.fetch, self._is_whole = None, whole is not None
             self._news.add()
             return [ev.InstallUpdater(whole)]
         if not self._link.attached:
             return []
         if self._link.arriving:  # a long message on a slow link, which is no loss
-            loan.moved_s = now_s
+            fetch.moved_s = now_s
         me = self._membership.id
-        return [self._link.send(AskUpdater(me, loan.copy, i)) for i in loan.wanted(now_s)]
+        return [self._link.send(AskUpdater(me, fetch.copy, i)) for i in fetch.wanted(now_s)]
 
     @property
-    def can_lend(self) -> bool:
+    def is_source(self) -> bool:
         """Has it trained, with a state that was never fresh in mid-training?
 
-        What it borrowed is with its trainer for certain only once that has taken a step.
+        What it has fetched is with its trainer for certain only once that has taken a step.
         """
-        return self._lends and self._trainer.trained
+        return self._is_whole and self._trainer.trained
 
     def on_ask(self, ask: AskUpdater, to: int | None) -> list[Effect]:
-        """Lend it, or let somebody above find a lender. ``to``: the neighbour it goes to."""
-        if to is not None and self.can_lend:
+        """Give it, or let somebody above find a source. ``to``: the neighbour it goes to."""
+        if to is not None and self.is_source:
             return [ev.SendUpdater(to, ask)]
         asked_from_below = to != self._link.parent
         if asked_from_below and self._link.attached:
@@ -152,13 +149,13 @@ class OptimizerLoan:
     def on_chunk(self, chunk: UpdaterChunk, sender: int, now_s: float) -> list[Effect]:
         """For this node, or for one below it, or on its way up; never back where it was."""
         if chunk.asker == self._membership.node:
-            if self.loan is not None:
-                self.loan.take(chunk, now_s)
+            if self.fetch is not None:
+                self.fetch.take(chunk, now_s)
             else:
                 self._ignored.count(chunk, Reason.LATE)
             return self.request_chunks(now_s)
-        via = self._ledger.via(chunk.asker)
-        to = via if via in self._children.by_node else self._link.parent
+        child = self._subtree.towards(chunk.asker)
+        to = self._link.parent if child is None else child.node
         if to is None or to == sender:
             self._ignored.count(chunk, Reason.UNSERVED)
             return []

@@ -16,12 +16,12 @@ from sparkstrom.protocol.common.child import Child
 from sparkstrom.protocol.common.endings import Vain
 from sparkstrom.protocol.common.events import Effect, Send
 from sparkstrom.protocol.common.send_window import SendWindow, weight
+from sparkstrom.protocol.common.stages import ATTACHED, ATTACHING, CLOSED, Cause, after
 from sparkstrom.protocol.worker.fit_view import FitView
 from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.news import News
-from sparkstrom.protocol.worker.stages import ATTACHED, ATTACHING, CLOSED, Cause, after
 from sparkstrom.protocol.worker.waits import LEVELS_ABOVE, Sleep, Wait
 
 JOIN_RETRY_S = 0.5

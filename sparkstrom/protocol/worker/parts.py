@@ -16,10 +16,11 @@ from sparkstrom.protocol.worker.joining import Joining
 from sparkstrom.protocol.worker.limits import Identity, NodeLimits
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.news import News
-from sparkstrom.protocol.worker.optimizer_transfer import OptimizerLoan
+from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.protocol.worker.relaying import Relaying
 from sparkstrom.protocol.worker.replication import Replication
+from sparkstrom.protocol.worker.subtree import Subtree
 from sparkstrom.protocol.worker.task_end import TaskEnd
 from sparkstrom.protocol.worker.trainer_view import TrainerView
 
@@ -31,9 +32,9 @@ class NodeParts:
         self.limits = limits
         self.news, self.ignored = news, ignored = News(), Ignored()
         history = History(Log(limits.log_bytes))
-        self.ledger = StatusTable()
         self.own = InFlight(limits.window_bytes)
         self.children = Children(limits.serving, history, Leases(limits.lease_s, now_s))
+        self.subtree = Subtree(self.children, StatusTable())
         self.membership = membership = Membership(identity, limits, now_s)
         self.fit, self.task = FitView(limits, now_s), TaskEnd()
         self.trainer = TrainerView(limits, news, now_s)
@@ -50,14 +51,13 @@ class NodeParts:
             ignored=ignored,
             now_s=now_s,
         )
-        self.optimizer_loan = OptimizerLoan(
+        self.transfers = OptimizerTransfers(
             limits,
             membership=membership,
             link=link,
             trainer=self.trainer,
             fit=self.fit,
-            children=self.children,
-            ledger=self.ledger,
+            subtree=self.subtree,
             news=news,
             ignored=ignored,
         )
@@ -69,9 +69,8 @@ class NodeParts:
             membership=self.membership,
             link=self.link,
             replication=self.replication,
-            optimizer_loan=self.optimizer_loan,
-            children=self.children,
-            ledger=self.ledger,
+            transfers=self.transfers,
+            subtree=self.subtree,
             news=self.news,
             ignored=self.ignored,
         )
@@ -84,8 +83,8 @@ class NodeParts:
             trainer=self.trainer,
             fit=self.fit,
             task=self.task,
-            optimizer_loan=self.optimizer_loan,
-            ledger=self.ledger,
+            transfers=self.transfers,
+            subtree=self.subtree,
             news=self.news,
             now_s=now_s,
         )
@@ -97,7 +96,7 @@ class NodeParts:
             trainer=self.trainer,
             fit=self.fit,
             task=self.task,
-            relaying=self.relaying,
+            subtree=self.subtree,
             reporting=self.reporting,
             ignored=self.ignored,
         )
@@ -107,7 +106,7 @@ class NodeParts:
             own=self.own,
             trainer=self.trainer,
             fit=self.fit,
-            optimizer_loan=self.optimizer_loan,
+            transfers=self.transfers,
             children=self.children,
         )
         sleepers = (

@@ -21,19 +21,19 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import Child
-from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.events import Effect, Send
 from sparkstrom.protocol.common.ignored import Ignored, Reason
-from sparkstrom.protocol.common.status_table import StatusTable
+from sparkstrom.protocol.common.stages import PROBE
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.news import News
-from sparkstrom.protocol.worker.optimizer_transfer import OptimizerLoan
+from sparkstrom.protocol.worker.optimizer_transfer import OptimizerTransfers
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.protocol.worker.replication import Replication
+from sparkstrom.protocol.worker.subtree import Subtree
 
 
 class Relaying:
-    """Between its children and its parent. ``children`` has their edges, ``ledger`` their words."""
+    """Between those below it and its parent."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Relaying:
         membership: Membership,
         link: ParentLink,
         replication: Replication,
-        optimizer_loan: OptimizerLoan,
-        children: Children,
-        ledger: StatusTable,
+        transfers: OptimizerTransfers,
+        subtree: Subtree,
         news: News,
         ignored: Ignored,
     ) -> None:
         self._membership, self._link, self._replication = membership, link, replication
-        self._optimizer_loan, self._children, self._ledger = optimizer_loan, children, ledger
+        self._transfers, self._subtree = transfers, subtree
+        self._children, self._statuses = subtree.children, subtree.statuses
         self._news, self._ignored = news, ignored
 
     # -- who is below ----------------------------------------------------------------------------
@@ -63,28 +63,14 @@ class Relaying:
             self._ignored.count(order, Reason.LATE)
             return []
         if known is not None:
-            self._ledger.forget(order.node)
+            self._statuses.forget(order.node)
         return self._children.adopt(order, now_s)
 
     def on_disown(self, order: Disown) -> list[Effect]:
         """One child less."""
-        effects = self.drop_child(order.node, order.edge)
+        effects = self._subtree.drop(order.node, order.edge)
         if not effects:
             self._ignored.count(order, Reason.LATE)
-        return effects
-
-    def drop_child(self, node: int, edge: int | None = None) -> list[Effect]:
-        """One child less, unless it is there by a newer edge than this one."""
-        effects = self._children.disown(node, edge)
-        if effects:
-            self._ledger.forget(node)
-        return effects
-
-    def leave_children(self) -> list[Effect]:
-        """Drop all edges downwards; the children will find out."""
-        effects: list[Effect] = []
-        for child in list(self._children.by_node):
-            effects += self.drop_child(child)
         return effects
 
     # -- what comes up ---------------------------------------------------------------------------
@@ -99,7 +85,7 @@ class Relaying:
                 return self._on_update(child, message, now_s)
             case Heartbeat():
                 for status in message.news:
-                    if self._ledger.put(status, child.node):
+                    if self._statuses.put(status, child.node):
                         self._news.add()
                 return self._children.on_report(child, message, now_s)
             case AskAfter(commit=commit) if commit <= self._replication.received:
@@ -107,12 +93,12 @@ class Relaying:
             case AskChunk(index=index) if index < self._replication.chunks:
                 return self._children.on_ask_chunk(child, index, now_s)
             case AskUpdater():
-                return self._optimizer_loan.on_ask(message, child.node)
+                return self._transfers.on_ask(message, child.node)
             case UpdaterChunk():
                 child.arriving = 0
-                return self._optimizer_loan.on_chunk(message, child.node, now_s)
+                return self._transfers.on_chunk(message, child.node, now_s)
             case Leaving():
-                return self.drop_child(child.node)
+                return self._subtree.drop(child.node)
             case AskAfter() | AskChunk():
                 self._ignored.count(message, Reason.EARLY)  # it knows more than this node
             case _:
@@ -122,7 +108,7 @@ class Relaying:
     def _on_attach(self, child: Child, attach: Attach, now_s: float) -> list[Effect]:
         child.state_due = True
         effects = self._children.on_attach(child, attach, now_s)
-        if child.answer is None:
+        if child.stage is PROBE:
             self._ignored.count(attach, Reason.EARLY)
         return effects
 
@@ -136,10 +122,6 @@ class Relaying:
 
     # -- what goes down --------------------------------------------------------------------------
 
-    def ask_all_again(self) -> list[Effect]:
-        """Everybody below is to send its uncommitted updates again."""
-        return [Send(child, Again(EVERYBODY)) for child in self._children.by_node]
-
     def on_again(self, again: Again, now_s: float) -> list[Effect]:
         """Updates got lost above: whoever made them sends them again.
 
@@ -147,12 +129,11 @@ class Relaying:
         """
         origin = again.origin
         if origin == EVERYBODY:
-            below = self.ask_all_again()
+            below = self._subtree.ask_all_again()
             return [*self._link.send_all(now_s, force=True), *below]
         if origin in self._membership.ids:
             return self._link.send_all(now_s)
-        via = self._ledger.via(origin)
-        child = self._children.by_node.get(via) if via is not None else None
+        child = self._subtree.towards(origin)
         if child is None:
             self._ignored.count(again, Reason.UNSERVED)
             return []

@@ -23,13 +23,13 @@ from sparkstrom.protocol.common.endings import Vain
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.common.history import History
 from sparkstrom.protocol.common.ignored import Ignored, Reason
+from sparkstrom.protocol.common.stages import INSTALLS, Cause, ReplicaStage, after
 from sparkstrom.protocol.worker.in_flight import InFlight
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.membership import Membership
 from sparkstrom.protocol.worker.news import News
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.protocol.worker.snapshot_fetch import SnapshotFetch
-from sparkstrom.protocol.worker.stages import INSTALLS, Cause, ReplicaStage, after
 from sparkstrom.protocol.worker.trainer_view import TrainerView
 from sparkstrom.protocol.worker.waits import Sleep, Wait
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sparkstrom.codec.messages import Direct, Failed, Leaving
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Directive, Order
+from sparkstrom.protocol.common.stages import ENDED, TRAINING, Cause, after
 from sparkstrom.protocol.worker.fit_view import FAREWELL_S
-from sparkstrom.protocol.worker.stages import ENDED, TRAINING, Cause, after
 from sparkstrom.protocol.worker.waits import Sleep
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Activity, AuditAnswer
 from sparkstrom.protocol.common.endings import Vain
+from sparkstrom.protocol.common.stages import INSTALLS, ReplicaStage
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.news import News
-from sparkstrom.protocol.worker.stages import INSTALLS, ReplicaStage
 from sparkstrom.protocol.worker.waits import Sleep, Wait
 
 STEPPING = Activity.STEPPING
@@ -20,7 +20,7 @@ class TrainerView:
         self._limits, self._news = limits, news
         self.position = Position(0, 0)
         self.steps = 0  # as its trainer counts
-        self.trained = False  # a step itself, so with the state that its updater lends
+        self.trained = False  # a step itself, so with a state that others may take
         self._head_start = 0  # steps it is credited with: nobody waits for what it missed
         self.activity = Activity.CATCHING_UP
         self._active_s = now_s

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sparkstrom.models.base import Buffered, FlatModel
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 from sparkstrom.runtime.master_thread import Plan
 from sparkstrom.runtime.node_thread import OpenTransport

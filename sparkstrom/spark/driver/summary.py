@@ -153,7 +153,7 @@ def summarize(
     assert record.end is not None, "the fit is done"
     spec, outcome = record.end.spec, record.end.outcome
     total = FitTotals.of(outcome.stats.values())
-    breaches = outcome.breaches + total.breaches
+    breaches = outcome.overflows + total.breaches
     rows_trained = sum(max(0, rows) for rows in outcome.rows)
     return TrainingSummary(
         replicas_equal=len(set(outcome.hashes.values())) == 1 and not breaches,
@@ -189,7 +189,7 @@ def summarize(
         horizons=horizons,
         tau=_tau(total),
         exactness_breaches=breaches,
-        first_breach=outcome.first_breach,
+        first_breach=outcome.first_overflow,
         rejected_frames=outcome.traffic.rejected.total() + total.rejected,
         departures=_departures(outcome),
         warnings=[*warnings, *_warnings(outcome, total, executors, breaches)],
@@ -224,7 +224,7 @@ def _warnings(outcome: Outcome, total: FitTotals, executors: int, breaches: int)
     return [
         *outcome.notes,
         *skew_warnings(outcome.rows, len(outcome.executors), executors),
-        *_breach_warning(breaches, outcome.first_breach),
+        *_breach_warning(breaches, outcome.first_overflow),
         *_differing(outcome.hashes),
         *_fresh_updaters(total.fresh_updaters),
         *_nothing_learnt(outcome.minibatches, total),

@@ -24,7 +24,7 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.identity import MASTER
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.protocol.common.endings import Ending
-from sparkstrom.protocol.master.fit import Fit
+from sparkstrom.protocol.master.master import Master
 from sparkstrom.runtime.master_thread import MasterThread, Outcome, Plan
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.driver.master_setup import limits_of
@@ -198,18 +198,18 @@ class RealMesh:
     # -- the fit ---------------------------------------------------------------------------------
 
     @property
-    def fit(self) -> Fit:
-        """What the master knows."""
-        return self.master._machine.fit
+    def machine(self) -> Master:
+        """The master's."""
+        return self.master._machine
 
     def partition(self, node: int) -> int:
-        return self.fit.members.live[node].join.partition
+        return self.machine.members.live[node].join.partition
 
     def inner(self) -> list[int]:
         """Live nodes that have others below, from the top."""
-        tree = self.fit.tree
+        tree = self.machine.placement.tree
         nodes = [node for node in tree.below(MASTER) if any(tree.children(node))]
-        return [node for node in nodes if node in self.fit.members.live]
+        return [node for node in nodes if node in self.machine.members.live]
 
     def under_way(self, minibatches: int) -> None:
         """Until all have a place and so many minibatches are trained."""

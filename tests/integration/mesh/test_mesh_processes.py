@@ -36,7 +36,7 @@ def check_each_row_counted_once(mesh: Any, outcome: Any) -> None:
 def two_inner_nodes(mesh: Any) -> tuple[int, int]:
     """The first under the master that has others below, and the last of all that have."""
     first, *_, last = mesh.inner()
-    assert mesh.fit.tree.depth(first) == 1
+    assert mesh.machine.placement.tree.depth(first) == 1
     return first, last
 
 
@@ -66,7 +66,9 @@ def test_inner_nodes_are_stopped_until_they_are_given_up(
     partitions = [mesh.partition(node) for node in victims]
     for partition in partitions:
         mesh.signal(partition, signal.SIGSTOP)
-    until(lambda: not set(victims) & mesh.fit.members.live.keys(), 30, "the end of their leases")
+    until(
+        lambda: not set(victims) & mesh.machine.members.live.keys(), 30, "the end of their leases"
+    )
     for partition in partitions:
         mesh.signal(partition, signal.SIGCONT)
     outcome = mesh.finish()
@@ -88,7 +90,7 @@ def test_an_inner_node_is_stopped_for_longer_than_its_parent_waits(real_mesh: An
 def with_common_logs(mesh: Any) -> set[frozenset[int]]:
     """Pairs of nodes that have a publication's log mapped, both: they speak by shared memory."""
     logs = {}
-    for node, member in mesh.fit.members.live.items():
+    for node, member in mesh.machine.members.live.items():
         maps = Path(f"/proc/{member.join.pid}/maps").read_text()
         logs[node] = set(re.findall(r"/dev/shm/\S+/publications/\S+", maps))
         assert logs[node]
@@ -98,7 +100,11 @@ def with_common_logs(mesh: Any) -> set[frozenset[int]]:
 def test_tasks_of_one_executor_share_memory_and_relays_relay(real_mesh: Any) -> None:
     mesh = real_mesh(fan_out=2, depth=4, loss=0.0)
     mesh.under_way(200)
-    tree, executors, inner = mesh.fit.tree, mesh.fit.members.executors, mesh.inner()
+    tree, executors, inner = (
+        mesh.machine.placement.tree,
+        mesh.machine.members.executors,
+        mesh.inner(),
+    )
     assert len(list(tree.children(MASTER))) == 2
     edges = {frozenset((n, tree.parent(n))) for n in tree.below(MASTER) if tree.depth(n) > 1}
     near = {edge for edge in edges if len({executors[node] for node in edge}) == 1}

@@ -18,7 +18,7 @@ import pytest
 
 from sparkstrom import SharedTrainingMaster, SparkNetwork
 from sparkstrom.models import DenseNetwork, Sgd
-from sparkstrom.protocol.master.fit import Fit
+from sparkstrom.protocol.master.master import Master
 from sparkstrom.runtime.master_thread import MasterThread
 
 CLUSTER = "local-cluster[2,2,1024]"
@@ -200,25 +200,25 @@ def wait_until() -> Callable[..., None]:
 
 
 @pytest.fixture
-def fit_under_way() -> Callable[[], Fit | None]:
-    """What the master of the fit in this process knows."""
+def master_at_work() -> Callable[[], Master | None]:
+    """The master of the fit in this process."""
 
-    def look() -> Fit | None:
+    def look() -> Master | None:
         masters = [thread for thread in threading.enumerate() if isinstance(thread, MasterThread)]
-        return masters[0]._machine.fit if masters else None
+        return masters[0]._machine if masters else None
 
     return look
 
 
 @pytest.fixture
-def has_trained(fit_under_way: Callable[[], Fit | None]) -> Callable[[int], bool]:
+def has_trained(master_at_work: Callable[[], Master | None]) -> Callable[[int], bool]:
     """Do all four workers have a place, and have trained so many minibatches?"""
 
     def look(minibatches: int) -> bool:
-        fit = fit_under_way()
-        if fit is None or len(fit.members.live) < 4 or fit.moving:
+        master = master_at_work()
+        if master is None or len(master.members.live) < 4 or master.placement.moving:
             return False
-        return sum(partition.minibatches for partition in fit.partitions) >= minibatches
+        return master.partitions.minibatches >= minibatches
 
     return look
 

@@ -13,7 +13,7 @@ import pytest
 from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
 from sparkstrom.base.identity import MASTER
 from sparkstrom.models import DenseNetwork, Sgd
-from sparkstrom.protocol.master.fit import Fit
+from sparkstrom.protocol.master.master import Master
 
 EPOCHS, BATCHES = 20, (45, 48)  # minibatches of all partitions in an epoch, by how rows fall
 
@@ -39,12 +39,12 @@ def four_executors() -> Iterator[Any]:
     session.stop()
 
 
-def executor_that_relays(fit: Fit) -> int:
+def executor_that_relays(master: Master) -> int:
     """The process of an executor whose node has another one's below it."""
-    inner = next(node for node in fit.tree.below(MASTER) if any(fit.tree.children(node)))
-    child = next(iter(fit.tree.children(inner)))
-    executors = fit.members.executors
-    assert fit.tree.depth(child) == 2
+    tree, executors = master.placement.tree, master.members.executors
+    inner = next(node for node in tree.below(MASTER) if any(tree.children(node)))
+    child = next(iter(tree.children(inner)))
+    assert tree.depth(child) == 2
     assert executors[child] != executors[inner]
     return int(executors[inner].rpartition("/")[2].split("-")[0])
 
@@ -56,7 +56,7 @@ def test_an_executor_that_relays_is_killed(
     victims: Any,
     wait_until: Any,
     in_background: Any,
-    fit_under_way: Any,
+    master_at_work: Any,
     has_trained: Any,
 ) -> None:
     void = VoidConfiguration(lease_s=3.0, mesh_build_mode="mesh", mesh_fan_out=2)
@@ -66,9 +66,9 @@ def test_an_executor_that_relays_is_killed(
     data = four_executors.sparkContext.parallelize(digits.rows(), 4)
     fit = in_background(network.fit, data, epochs=EPOCHS)
     wait_until(lambda: has_trained(100), 120, "training")
-    known = fit_under_way()
+    known = master_at_work()
     assert known is not None
-    assert len(list(known.tree.children(MASTER))) == 2
+    assert len(list(known.placement.tree.children(MASTER))) == 2
     victim = executor_that_relays(known)
     assert victim in victims.executors()
     victims.kill(victim)

@@ -16,7 +16,7 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import KEY_BYTES, Header, Seal
 from sparkstrom.codec.messages import Heartbeat, Leaving
 from sparkstrom.codec.wire import encode
-from sparkstrom.protocol.master.placement import FIRST_STREAM, STREAMS_PER_EDGE
+from sparkstrom.protocol.master.welcomes import FIRST_STREAM, STREAMS_PER_EDGE
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver import ensure_driver
 

@@ -29,10 +29,11 @@ from sparkstrom.codec.messages import (
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.protocol.master.fit import MasterLimits
 from sparkstrom.protocol.master.master import Master
+from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.protocol.master.members import Member
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
+from tests.unit.protocol.meshes import MESH
 from tests.unit.protocol.parents import Parent
 
 HERE = Address("here", 7, 10, 11)
@@ -234,7 +235,6 @@ class MasterDriver:
             now_s=0.0,
             **fields,
         )
-        self.fit = self.machine.fit
         self.now_s = 0.0
 
     def step(self, event: ev.Event, after_s: float = 0.0) -> list[ev.Effect]:
@@ -260,12 +260,12 @@ class MasterDriver:
         """Join, and take the place that is assigned."""
         attach = {name: fields.pop(name) for name in ("have", "whole", "ids") if name in fields}
         effects = self.join(partition, **fields)
-        node = self.fit.members.next_id - 1
+        node = self.machine.members.next_id - 1
         return effects + self.confirm(node, **attach)
 
     def confirm(self, node: int, **attach: Any) -> list[ev.Effect]:
         """The node is where it was ordered to be."""
-        if self.fit.tree.depth(node) == 1:
+        if self.machine.placement.tree.depth(node) == 1:
             return self.attach(node, **attach)
         return self.say(node)
 
@@ -285,10 +285,10 @@ class MasterDriver:
             edge = member.order.edge
         known |= {"edge": edge, "count": count + 1} | fields
         report = self.make.report(self.make.status(node, **known), received=received)
-        return self.hear(self.fit.tree.path(node)[0], report)
+        return self.hear(self.machine.placement.tree.path(node)[0], report)
 
     def member(self, node: int) -> Member:
-        found: Member = self.fit.members.live[node]
+        found: Member = self.machine.members.live[node]
         return found
 
     def tick(self, after_s: float = 0.0) -> list[ev.Effect]:
@@ -296,14 +296,14 @@ class MasterDriver:
 
     @property
     def phase(self) -> Phase:
-        return self.fit.phases.phase
+        return self.machine.phases.phase
 
     def running(self) -> MasterDriver:
         """All have joined and hold a replica; ids are 1, 2 and so on."""
-        for partition in range(len(self.fit.partitions)):
+        for partition in range(len(self.machine.partitions)):
             self.enter(partition)
         self.tick()
-        for node in list(self.fit.members.live):
+        for node in list(self.machine.members.live):
             self.say(node, activity=Activity.WAITING)
         assert self.phase is Phase.RUNNING
         return self
@@ -312,11 +312,11 @@ class MasterDriver:
         """This one, right under the master, is silent for a lease; the others are not."""
         effects: list[ev.Effect] = []
         for _ in range(6):
-            effects += self.tick(self.fit.limits.lease_s / 5)
-            for other in list(self.fit.children.by_node):
+            effects += self.tick(self.machine.limits.lease_s / 5)
+            for other in list(self.machine.children.by_node):
                 if other != node:
                     self.hear(other, self.make.report())
-        assert node not in self.fit.members.live
+        assert node not in self.machine.members.live
         return effects
 
 
@@ -353,3 +353,18 @@ def parent_with(make: Make) -> Any:
 @pytest.fixture
 def parent(make: Make) -> Parent:
     return Parent(make)
+
+
+@pytest.fixture
+def mesh_of(master_with: Any) -> Any:
+    """So many nodes in their places, each on its own executor, and training."""
+
+    def made(nodes: int, **given: Any) -> Any:
+        master = master_with(partitions=nodes + 2, **(MESH | given))
+        for partition in range(nodes):
+            master.enter(partition, executor=f"e{partition}")
+        master.machine.phases.phase = Phase.RUNNING
+        assert list(master.machine.placement.moving) == []
+        return master
+
+    return made

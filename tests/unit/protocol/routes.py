@@ -6,7 +6,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from sparkstrom.codec import messages as m
-from sparkstrom.protocol.worker import stages
+from sparkstrom.protocol.common import stages
 
 
 class Way(Enum):
@@ -28,9 +28,9 @@ class Route(NamedTuple):
 
 
 ROUTES = [
-    Route(m.Join, Way.LOBBY, "on_join"),
-    Route(m.Silent, Way.LOBBY, "on_silent"),
-    Route(m.Here, Way.LOBBY, "is_here"),
+    Route(m.Join, Way.LOBBY, "Admission.on_join"),
+    Route(m.Silent, Way.LOBBY, "Placement.on_silent"),
+    Route(m.Here, Way.LOBBY, "Placement.is_here"),
     Route(m.Failed, Way.LOBBY, "Master._on_failed"),
     Route(m.Leaving, Way.LOBBY, "Master._on_leaving"),
     Route(m.Welcome, Way.DIRECT, "Joining.on_welcome"),
@@ -40,23 +40,23 @@ ROUTES = [
     Route(m.Disown, Way.DIRECT, "Relaying.on_disown"),
     Route(m.Probe, Way.DIRECT, "Node._on_direct"),
     Route(m.Release, Way.DIRECT, "TaskEnd.release"),
-    Route(m.AskUpdater, Way.DIRECT, "OptimizerLoan.on_ask"),
+    Route(m.AskUpdater, Way.DIRECT, "OptimizerTransfers.on_ask"),
     Route(m.State, Way.DIRECT, "Node._on_state"),
     Route(m.Attach, Way.UP_TO_WORKER, "Relaying._on_attach"),
     Route(m.Heartbeat, Way.UP_TO_WORKER, "Children.on_report"),
     Route(m.AskAfter, Way.UP_TO_WORKER, "Children.on_ask_after"),
     Route(m.AskChunk, Way.UP_TO_WORKER, "Children.on_ask_chunk"),
-    Route(m.AskUpdater, Way.UP_TO_WORKER, "OptimizerLoan.on_ask"),
-    Route(m.Leaving, Way.UP_TO_WORKER, "Relaying.drop_child"),
+    Route(m.AskUpdater, Way.UP_TO_WORKER, "OptimizerTransfers.on_ask"),
+    Route(m.Leaving, Way.UP_TO_WORKER, "Subtree.drop"),
     Route(m.Update, Way.UP_TO_WORKER, "Relaying._on_update"),
-    Route(m.UpdaterChunk, Way.UP_TO_WORKER, "OptimizerLoan.on_chunk"),
+    Route(m.UpdaterChunk, Way.UP_TO_WORKER, "OptimizerTransfers.on_chunk"),
     Route(m.Attach, Way.UP_TO_MASTER, "Children.on_attach"),
     Route(m.Heartbeat, Way.UP_TO_MASTER, "Children.on_report"),
     Route(m.AskAfter, Way.UP_TO_MASTER, "Children.on_ask_after"),
     Route(m.AskChunk, Way.UP_TO_MASTER, "Children.on_ask_chunk"),
-    Route(m.AskUpdater, Way.UP_TO_MASTER, "find_lender"),
+    Route(m.AskUpdater, Way.UP_TO_MASTER, "OptimizerSources.on_ask"),
     Route(m.Leaving, Way.UP_TO_MASTER, "Children.disown"),
-    Route(m.Update, Way.UP_TO_MASTER, "Master._on_update"),
+    Route(m.Update, Way.UP_TO_MASTER, "CommitOrder.on_update"),
     Route(m.UpdaterChunk, Way.UP_TO_MASTER, "Master._on_child"),
     Route(m.Attached, Way.DOWN, "Joining.on_attached"),
     Route(m.State, Way.DOWN, "Node._on_state"),
@@ -65,7 +65,7 @@ ROUTES = [
     Route(m.Committed, Way.DOWN, "Replication.on_committed"),
     Route(m.MergedRange, Way.DOWN, "Replication.on_merged"),
     Route(m.Chunk, Way.DOWN, "Replication.on_chunk"),
-    Route(m.UpdaterChunk, Way.DOWN, "OptimizerLoan.on_chunk"),
+    Route(m.UpdaterChunk, Way.DOWN, "OptimizerTransfers.on_chunk"),
 ]
 
 

@@ -20,7 +20,7 @@ def mesh(master_with: Any) -> Any:
     made.enter(0, executor="e0")
     made.say(1, activity=Activity.WAITING, whole=True)
     made.join(1, executor="e1")
-    assert list(made.fit.moving) == [2]
+    assert list(made.machine.placement.moving) == [2]
     return made
 
 
@@ -31,10 +31,10 @@ def asking(mesh: Any, seconds: float, partition: int = 1) -> list[ev.Effect]:
         now = mesh.tick(1.0)
         for probe in answers(now, Probe):
             mesh.direct(Here(probe.node))
-        if 1 in mesh.fit.members.live and 1 in mesh.fit.children.by_node:
+        if 1 in mesh.machine.members.live and 1 in mesh.machine.children.by_node:
             mesh.hear(1, mesh.make.report())
         node = partition + 1
-        if second % 2 and node in mesh.fit.members.live:
+        if second % 2 and node in mesh.machine.members.live:
             request = mesh.member(node).join.request + 1
             now += mesh.join(partition, executor=f"e{partition}", request=request)
         effects += now
@@ -43,9 +43,9 @@ def asking(mesh: Any, seconds: float, partition: int = 1) -> list[ev.Effect]:
 
 def test_it_is_closed_in_time_and_told_why(mesh: Any) -> None:
     assert every(asking(mesh, ATTACH_S - 2), ev.Note) == []
-    assert 2 in mesh.fit.members.live
+    assert 2 in mesh.machine.members.live
     effects = asking(mesh, 4)
-    assert 2 not in mesh.fit.members.live
+    assert 2 not in mesh.machine.members.live
     (note,) = every(effects, ev.Note)
     assert "h and node 1 on h have had no edge for 41 s" in note.text
     assert "ports, security group" in note.text
@@ -68,7 +68,7 @@ def test_right_under_the_master_it_is_told_too(master_with: Any) -> None:
 
 def test_one_that_stood_in_a_place_before_comes_back(mesh: Any) -> None:
     mesh.say(2)
-    assert list(mesh.fit.moving) == []
+    assert list(mesh.machine.placement.moving) == []
     closed = answers(asking(mesh, ATTACH_S + 4), Closed, "w1")[0]
     assert closed.free
 
@@ -85,7 +85,7 @@ def test_a_place_that_is_confirmed_ends_the_wait(mesh: Any) -> None:
     for _ in range(4):
         mesh.tick(ATTACH_S / 10)
         mesh.hear(1, mesh.make.report())
-    assert 2 in mesh.fit.members.live
+    assert 2 in mesh.machine.members.live
 
 
 def test_who_waits_for_the_replica_of_the_one_above_has_time(master_with: Any) -> None:
@@ -93,16 +93,16 @@ def test_who_waits_for_the_replica_of_the_one_above_has_time(master_with: Any) -
     master.enter(0, executor="e0")
     master.join(1, executor="e1")
     asking(master, 3 * ATTACH_S)
-    assert 2 in master.fit.members.live
+    assert 2 in master.machine.members.live
 
 
 def test_who_waits_for_one_above_that_takes_another_snapshot_has_time_as_well(mesh: Any) -> None:
     mesh.say(1, whole=False)
     asking(mesh, 3 * ATTACH_S)
-    assert 2 in mesh.fit.members.live
+    assert 2 in mesh.machine.members.live
     mesh.say(1, whole=True)
     asking(mesh, ATTACH_S + 4)
-    assert 2 not in mesh.fit.members.live
+    assert 2 not in mesh.machine.members.live
 
 
 def test_so_has_who_waits_below_a_relay_that_the_master_has_no_edge_to(mesh: Any) -> None:
@@ -111,10 +111,10 @@ def test_so_has_who_waits_below_a_relay_that_the_master_has_no_edge_to(mesh: Any
     mesh.join(2, executor="e2")
     mesh.say(2, whole=False)
     asking(mesh, 3 * ATTACH_S, partition=2)
-    assert 3 in mesh.fit.members.live
+    assert 3 in mesh.machine.members.live
     mesh.say(2, whole=True)
     asking(mesh, ATTACH_S + 4, partition=2)
-    assert 3 not in mesh.fit.members.live
+    assert 3 not in mesh.machine.members.live
 
 
 def test_who_is_not_even_ordered_a_place_waits_for_those_above(mesh: Any) -> None:
@@ -122,4 +122,4 @@ def test_who_is_not_even_ordered_a_place_waits_for_those_above(mesh: Any) -> Non
     mesh.join(2, executor="e2")
     effects = asking(mesh, ATTACH_S + 4)
     assert [note.text.split()[1] for note in every(effects, ev.Note)] == ["2"]
-    assert 3 in mesh.fit.members.live
+    assert 3 in mesh.machine.members.live

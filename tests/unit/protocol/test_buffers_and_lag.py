@@ -25,7 +25,7 @@ def test_the_master_commits_the_average_of_the_newest_of_each_partition(
     master: Any, make: Any
 ) -> None:
     master.running()
-    master.machine._average = b"+".join
+    master.machine.order._average = b"+".join
     commits = [
         every(master.hear(node, make.update(node, seq, payload, form=BUFFERS)), ev.Deliver)[0]
         for node, seq, payload in ((2, 1, b"b"), (1, 1, b"a"), (2, 2, b"c"))

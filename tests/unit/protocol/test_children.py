@@ -395,5 +395,5 @@ def test_a_new_state_goes_to_all(parent: Any, make: Any) -> None:
     parent.child(5)
     parent.child(6)
     parent.children.tick(make.state(), 1.0)
-    parent.children.tell_all()
+    parent.children.announce()
     assert [e.to for e in every(parent.children.tick(make.state(), 2.0), ev.Send)] == [5, 6]

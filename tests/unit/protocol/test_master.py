@@ -74,7 +74,7 @@ def test_a_repeat_is_neither_numbered_nor_asked_for(master: Any, make: Any) -> N
     master.running()
     master.hear(1, make.update(1, 1))
     assert master.hear(1, make.update(1, 1)) == []
-    assert master.fit.sequencer.head == 1
+    assert master.machine.sequencer.head == 1
 
 
 def test_whoever_handed_an_update_on_is_asked_for_what_lacks_before_it(
@@ -89,7 +89,7 @@ def test_whoever_handed_an_update_on_is_asked_for_what_lacks_before_it(
 def test_a_stranger_moves_a_counter(master: Any, make: Any) -> None:
     master.running()
     assert master.hear(77, make.report()) == []
-    assert master.fit.ignored.counts == {("Heartbeat", Reason.STRANGER): 1}
+    assert master.machine.ignored.counts == {("Heartbeat", Reason.STRANGER): 1}
 
 
 def test_whoever_asks_is_sent_what_follows(master: Any, make: Any) -> None:
@@ -106,7 +106,7 @@ def test_what_the_log_no_longer_holds_takes_a_snapshot(master_with: Any, make: A
     for seq in (1, 2, 3):
         master.hear(1, make.update(1, seq))
     assert sent(master.hear(1, AskAfter(0)), Behind, 1) == [Behind(3, [(1, 3)])]
-    everything = master.fit.children.by_node[1].link.sent
+    everything = master.machine.children.by_node[1].link.sent
     master.hear(1, make.report(bytes_received=everything))
     assert every(master.hear(1, AskChunk(0)), ev.SendChunk) == [ev.SendChunk(1, 0)]
     assert every(master.hear(1, AskChunk(1)), ev.SendChunk) == []
@@ -122,18 +122,18 @@ def test_what_is_acknowledged_late_goes_once(master: Any, make: Any) -> None:
     for _ in range(120):
         effects = master.tick(0.5) + master.hear(1, make.report()) + master.hear(2, make.report())
         assert sent(effects, Committed) == []
-    assert len(master.fit.members.live) == 2
+    assert len(master.machine.members.live) == 2
 
 
 def test_a_fit_goes_on_while_anything_is_received_anywhere(master: Any, make: Any) -> None:
     """Commits may be far apart where links are slow."""
     master.running().tick(5.0)
-    before_s = master.fit.phases.progress_s
+    before_s = master.machine.phases.progress_s
     master.hear(1, make.report(received=0), 1.0)
-    assert master.fit.phases.progress_s == before_s
+    assert master.machine.phases.progress_s == before_s
     master.hear(1, make.update(1, 1))
     master.hear(2, make.report(received=1), 1.0)
-    assert master.fit.phases.progress_s == master.now_s
+    assert master.machine.phases.progress_s == master.now_s
 
 
 def test_an_overtaken_report_is_no_progress_and_takes_none_back(master: Any, make: Any) -> None:
@@ -144,15 +144,15 @@ def test_an_overtaken_report_is_no_progress_and_takes_none_back(master: Any, mak
     at_s = master.now_s
     for received in (1, 2):
         master.hear(2, make.report(received=received), 1.0)
-    assert master.fit.children.by_node[2].received == 2
-    assert master.fit.phases.progress_s == at_s
+    assert master.machine.children.by_node[2].received == 2
+    assert master.machine.phases.progress_s == at_s
 
 
 # -- positions ---------------------------------------------------------------------------------
 
 
 def position(master: Any, partition: int = 0) -> Position:
-    found: Position = master.fit.partitions[partition].position
+    found: Position = master.machine.partitions[partition].position
     return found
 
 
@@ -223,7 +223,7 @@ def test_after_a_failure_whoever_still_speaks_is_told(master: Any, make: Any) ->
     handed_on = master.hear(1, make.report(make.status(2)))
     assert [closed.node for closed in answers(handed_on, Closed)] == [1, 2]
     assert master.hear(1, make.update(1, 1)) != []
-    assert master.fit.sequencer.head == 0
+    assert master.machine.sequencer.head == 0
     assert master.tick(100.0) == []
 
 
@@ -241,25 +241,25 @@ def test_counters_pass_through(master: Any) -> None:
     effects = master.running().say(1, stats={"steps": 1.0})
     counters = WorkerCounters(TrainingCounters(steps=1))
     assert every(effects, ev.Observed) == [ev.Observed(1, counters)]
-    assert master.fit.ignored.counts == {}
+    assert master.machine.ignored.counts == {}
 
 
 def test_counters_that_nobody_knows_move_a_counter(master: Any) -> None:
     effects = master.running().say(1, stats={"of_tomorrow": 1.0, "steps": 0.5})
     counters = WorkerCounters(unknown=("of_tomorrow", "steps"))
     assert every(effects, ev.Observed) == [ev.Observed(1, counters)]
-    assert master.fit.ignored.counts == {("Status", Reason.UNKNOWN): 1}
+    assert master.machine.ignored.counts == {("Status", Reason.UNKNOWN): 1}
 
 
 @pytest.mark.parametrize("sender", [LOBBY, 1])
 def test_messages_for_nodes_move_a_counter(master: Any, sender: int) -> None:
     master.running().hear(sender, Probe(1))
-    assert master.fit.ignored.counts == {("Probe", Reason.WRONG_WAY): 1}
+    assert master.machine.ignored.counts == {("Probe", Reason.WRONG_WAY): 1}
 
 
 def test_somebody_unknown_among_direct_messages_moves_a_counter(master: Any) -> None:
     assert master.running().direct(Here(77)) == []
-    assert master.fit.ignored.counts == {("Here", Reason.STRANGER): 1}
+    assert master.machine.ignored.counts == {("Here", Reason.STRANGER): 1}
 
 
 def test_a_failure_without_an_id_ends_the_fit_too(master: Any, make: Any) -> None:

@@ -26,7 +26,7 @@ def test_a_silent_node_is_evicted_and_noted(master: Any) -> None:
     effects = master.running().evict(1)
     assert every(effects, ev.CloseEdge) == [ev.CloseEdge(1)]
     assert every(effects, ev.Note)[0].text.startswith("node 1 (partition 0 on h) left: silent for")
-    assert master.fit.members.departures[0].node == 1
+    assert master.machine.members.departures[0].node == 1
 
 
 def test_an_evicted_process_is_told_and_comes_back_under_another_id(master: Any, make: Any) -> None:
@@ -40,7 +40,7 @@ def test_an_evicted_process_is_told_and_comes_back_under_another_id(master: Any,
     assert (welcome.node, welcome.closed) == (3, [(1, 1)])
     assert sent(effects, Attached, 3) == [Attached(base=1, snapshot=False, last=[])]
     assert master.hear(1, make.update(1, 2)) == []  # nothing of the old id is numbered
-    assert master.fit.sequencer.head == 1
+    assert master.machine.sequencer.head == 1
 
 
 def test_a_returner_gets_the_numbers_of_its_old_ids(master: Any, make: Any) -> None:
@@ -70,14 +70,14 @@ def test_a_lower_attempt_of_another_process_is_refused(master: Any) -> None:
     master.running().join(0, attempt=50, token=7)
     (refused,) = answers(master.join(0, attempt=49, token=8))
     assert refused.fatal
-    assert master.fit.partitions[0].owner == 3
+    assert master.machine.partitions[0].owner == 3
 
 
 def test_a_join_from_before_a_return_is_ignored(master: Any) -> None:
     master.running().evict(1)
     master.join(0, count=2)
     assert master.join(0) == []
-    assert 3 in master.fit.members.live
+    assert 3 in master.machine.members.live
 
 
 def test_the_same_join_gets_the_same_answer(master: Any) -> None:
@@ -121,7 +121,7 @@ def test_whoever_takes_no_place_is_closed_after_a_lease(master: Any) -> None:
     master.join(0)
     effects = [effect for _ in range(6) for effect in master.tick(2.0)]
     assert only(effects, ev.Note).text.startswith("node 1 (partition 0 on h) left: silent for")
-    assert master.fit.members.live == {}
+    assert master.machine.members.live == {}
 
 
 def test_whoever_asks_again_and_again_is_not_closed(master: Any) -> None:
@@ -129,26 +129,26 @@ def test_whoever_asks_again_and_again_is_not_closed(master: Any) -> None:
     for _ in range(12):
         master.tick(2.0)
         master.join(0)
-    assert list(master.fit.members.live) == [1]
+    assert list(master.machine.members.live) == [1]
 
 
 def test_a_goodbye_in_the_middle_closes_the_id_and_is_answered(master: Any) -> None:
     leaving = Leaving(node=1, reason="released", checkpoint=ResidualCheckpoint("p", 2.0))
     assert master.running().direct(leaving) == []  # nobody has asked it to
-    assert list(master.fit.members.live) == [1, 2]
-    assert master.fit.ignored.counts["Leaving", Reason.EARLY] == 1
-    master.fit.members.live[1].releasing = "a slot is needed"
+    assert list(master.machine.members.live) == [1, 2]
+    assert master.machine.ignored.counts["Leaving", Reason.EARLY] == 1
+    master.machine.members.live[1].releasing = "a slot is needed"
     effects = master.direct(leaving)
     (closed,) = answers(effects, Closed)
     assert (closed.node, closed.free) == (1, False)
     assert every(effects, ev.Note) == []
-    assert list(master.fit.members.live) == [2]
-    assert master.fit.checkpoints.files == {"e": {"p": 2.0}}
+    assert list(master.machine.members.live) == [2]
+    assert master.machine.checkpoints.files == {"e": {"p": 2.0}}
 
 
 def test_when_all_is_done_a_join_is_answered_with_the_state(master: Any) -> None:
     """Whoever lost its edge meanwhile needs no other to hear so."""
-    master.running().fit.phases.phase = Phase.DONE
+    master.running().machine.phases.phase = Phase.DONE
     (state,) = answers(master.join(0, request=2))
     assert isinstance(state, State)
     assert state.phase is Phase.DONE

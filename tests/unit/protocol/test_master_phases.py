@@ -74,12 +74,12 @@ def test_a_fit_drains_audits_and_is_done(master: Any, make: Any) -> None:
     master.say(1, audit=AuditAnswer(2, "d", ResidualCheckpoint("p", 1.0)))
     effects = master.say(2, audit=AuditAnswer(2, "other", None))
     assert every(effects, ev.Complete) == [ev.Complete()]
-    assert master.fit.phases.digests == {1: "d", 2: "other"}
-    assert master.fit.checkpoints.files == {"e": {"p": 1.0}}
+    assert master.machine.phases.digests == {1: "d", 2: "other"}
+    assert master.machine.checkpoints.files == {"e": {"p": 1.0}}
     assert [s.phase for s in sent(master.tick(0.1), State, 2)] == [Phase.DONE]
     effects = master.hear(1, Leaving(node=1, reason="done", checkpoint=None))
     assert effects == [ev.CloseEdge(1)]
-    assert list(master.fit.children.by_node) == [2]
+    assert list(master.machine.children.by_node) == [2]
 
 
 def test_it_is_not_done_before_the_driver_has_a_hash_of_its_own(master: Any, make: Any) -> None:
@@ -98,9 +98,9 @@ def test_the_final_commit_waits_for_every_last_update(master: Any, make: Any) ->
     master.say(2, final=2)
     assert master.phase is Phase.DRAINING
     master.hear(2, make.update(2, 2, epoch=2, batch=0))
-    assert (master.phase, master.fit.phases.final) == (Phase.AUDIT, 3)
+    assert (master.phase, master.machine.phases.final) == (Phase.AUDIT, 3)
     assert master.hear(1, make.update(1, 2, epoch=2, batch=0)) == []
-    assert master.fit.ignored.counts == {("Update", Reason.LATE): 1}
+    assert master.machine.ignored.counts == {("Update", Reason.LATE): 1}
 
 
 def test_who_dies_before_the_end_holds_nothing_up(master: Any, make: Any) -> None:
@@ -122,7 +122,7 @@ def test_the_end_has_a_deadline(master_with: Any, make: Any, what: str) -> None:
         master.step(ev.Hashed(2, "d", None))
     effects: list[ev.Effect] = []
     for _ in range(6):
-        for node in list(master.fit.members.live):
+        for node in list(master.machine.members.live):
             master.hear(node, make.report(received=2))
         effects += master.tick(1.0)
     texts = [note.text for note in every(effects, ev.Note)]
@@ -139,7 +139,7 @@ def test_the_end_has_all_its_time_after_a_long_step(master_with: Any) -> None:
     master.step(ev.StopRequested("enough"))
     assert master.phase is Phase.DRAINING
     assert every(master.tick(1.0), ev.Note) == []
-    assert list(master.fit.members.live) == [1, 2]
+    assert list(master.machine.members.live) == [1, 2]
 
 
 def test_a_stop_drains_what_there_is(master: Any, make: Any) -> None:
@@ -147,13 +147,13 @@ def test_a_stop_drains_what_there_is(master: Any, make: Any) -> None:
     master.hear(1, make.update(1, 1, batch=1))
     master.step(ev.StopRequested("enough"))
     master.step(ev.StopRequested("again"))
-    assert (master.phase, master.fit.phases.stop_reason) == (Phase.DRAINING, "enough")
+    assert (master.phase, master.machine.phases.stop_reason) == (Phase.DRAINING, "enough")
     master.evict(2)
     (refused,) = answers(master.join(1, count=2))
     assert not refused.fatal
     master.say(1, final=1)
     assert master.phase is Phase.AUDIT
-    assert master.fit.partitions[1].position == (0, 0)
+    assert master.machine.partitions[1].position == (0, 0)
 
 
 def test_empty_partitions_are_trained_from_the_start(master_with: Any, make: Any) -> None:
@@ -224,7 +224,7 @@ def one_waits(master: Any, make: Any) -> Any:
 def tick_alive(master: Any, seconds: float) -> list[ev.Effect]:
     effects: list[ev.Effect] = []
     for _ in range(int(seconds)):
-        for node in list(master.fit.members.live):
+        for node in list(master.machine.members.live):
             master.say(node, after_seq=1, epoch=2, activity=Activity.FINISHED)
         effects += master.tick(1.0)
     return effects
@@ -239,7 +239,7 @@ def test_a_finished_worker_is_asked_to_give_up_its_slot(master: Any, make: Any) 
         Leaving(node=1, reason="released", checkpoint=ResidualCheckpoint("p", 2.0))
     )
     assert only(answers(effects), Closed).node == 1
-    assert master.fit.checkpoints.files == {"e": {"p": 2.0}}
+    assert master.machine.checkpoints.files == {"e": {"p": 2.0}}
     assert master.phase is Phase.RUNNING
 
 
@@ -287,12 +287,12 @@ def test_ten_thousand_drain_and_the_audit_names_those_that_differ(
     master = master_with(partitions=10_000, fan_out=8, depth=5)
     for partition in range(10_000):
         master.enter(partition, executor=f"e{partition}")
-    nodes = sorted(master.fit.members.live)
+    nodes = sorted(master.machine.members.live)
     for node in nodes:
         master.say(node, activity=Activity.WAITING)
     master.tick(1.0)
     assert master.phase is Phase.RUNNING
-    assert max(map(master.fit.tree.depth, nodes)) == 5
+    assert max(map(master.machine.placement.tree.depth, nodes)) == 5
     for node in nodes:
         master.say(node, epoch=2, batch=0, activity=Activity.FINISHED)
     master.tick(1.0)
@@ -304,5 +304,5 @@ def test_ten_thousand_drain_and_the_audit_names_those_that_differ(
     for node in nodes:
         master.say(node, audit=AuditAnswer(0, "odd" if node in (3, 7777) else "d", None))
     assert every(master.tick(1.0), ev.Complete) == [ev.Complete()]
-    digests = master.fit.phases.digests
+    digests = master.machine.phases.digests
     assert [node for node in nodes if digests[node] != "d"] == [3, 7777]

@@ -94,7 +94,7 @@ def test_an_id_that_is_closed_before_it_began_leaves_its_grants_to_the_next(
 def test_in_mid_training_it_borrows_an_updaters_state(whole: Any, make: Any) -> None:
     whole.hear(make.state(slowest=9))
     begun(whole)
-    assert whole.me.optimizer_loan.loan is not None
+    assert whole.me.transfers.fetch is not None
     assert whole.me.trainer.pace == 9
 
 

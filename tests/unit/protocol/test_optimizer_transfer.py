@@ -14,7 +14,7 @@ from sparkstrom.protocol.common.events import Order
 from sparkstrom.protocol.worker.optimizer_transfer import (
     ASKED_AT_ONCE,
     RETRY_FIRST_S,
-    OptimizerTransfer,
+    OptimizerFetch,
 )
 from tests.unit.protocol.spoken import answers, only, sent
 
@@ -39,64 +39,64 @@ def late(node: Any, make: Any) -> Any:
 
 
 def test_it_is_whole_with_all_chunks_of_one_copy() -> None:
-    loan = OptimizerTransfer(10.0, 10.0)
-    assert loan.wanted(0.0) == [0]
+    fetch = OptimizerFetch(10.0, 10.0)
+    assert fetch.wanted(0.0) == [0]
     for index in (2, 0):
-        loan.take(chunk(index, b"012"), 0.0)
-        assert loan.whole is None
-    assert loan.wanted(0.0) == [1]
-    loan.take(chunk(1, b"012"), 0.0)
-    assert loan.whole == b"012"
+        fetch.take(chunk(index, b"012"), 0.0)
+        assert fetch.whole is None
+    assert fetch.wanted(0.0) == [1]
+    fetch.take(chunk(1, b"012"), 0.0)
+    assert fetch.whole == b"012"
 
 
 def test_a_chunk_of_another_copy_begins_anew() -> None:
-    loan = OptimizerTransfer(10.0, 10.0)
-    loan.take(chunk(0, b"ab"), 0.0)
-    loan.take(chunk(1, b"cd"), 0.0)
-    assert loan.whole is None
-    assert loan.wanted(0.0) == [0]
+    fetch = OptimizerFetch(10.0, 10.0)
+    fetch.take(chunk(0, b"ab"), 0.0)
+    fetch.take(chunk(1, b"cd"), 0.0)
+    assert fetch.whole is None
+    assert fetch.wanted(0.0) == [0]
 
 
 def test_chunks_that_do_not_make_the_copy_that_they_name_begin_anew() -> None:
-    loan = OptimizerTransfer(10.0, 10.0)
-    loan.take(chunk(0, b"ab"), 0.0)
-    loan.take(msgspec.structs.replace(chunk(1, b"ab"), payload=b"d"), 0.0)
-    assert loan.whole is None
-    assert (loan.copy, loan.wanted(0.0)) == (0, [0])
+    fetch = OptimizerFetch(10.0, 10.0)
+    fetch.take(chunk(0, b"ab"), 0.0)
+    fetch.take(msgspec.structs.replace(chunk(1, b"ab"), payload=b"d"), 0.0)
+    assert fetch.whole is None
+    assert (fetch.copy, fetch.wanted(0.0)) == (0, [0])
     for index in (0, 1):
-        loan.take(chunk(index, b"ab"), 0.0)
-    assert loan.whole == b"ab"
+        fetch.take(chunk(index, b"ab"), 0.0)
+    assert fetch.whole == b"ab"
 
 
 def test_chunks_are_asked_for_a_few_at_a_time_and_again_each_time_later() -> None:
-    loan = OptimizerTransfer(10.0, 10.0)
-    loan.take(chunk(0, b"012345678"), 0.0)
+    fetch = OptimizerFetch(10.0, 10.0)
+    fetch.take(chunk(0, b"012345678"), 0.0)
     some = list(range(1, 1 + ASKED_AT_ONCE))
-    asked = [now_s for now_s in range(40) if loan.wanted(float(now_s)) == some]
+    asked = [now_s for now_s in range(40) if fetch.wanted(float(now_s)) == some]
     assert asked == [0, 3, 8, 17, 34]  # just after 2, 4, 8 and 16 s
     assert RETRY_FIRST_S == 2.0
 
 
 def test_chunks_are_not_asked_for_again_while_others_come() -> None:
     """A slow link has them one after the other."""
-    loan = OptimizerTransfer(60.0, 60.0)
-    loan.take(chunk(0, b"01234"), 0.0)
-    assert loan.wanted(0.0) == [1, 2, 3, 4]
+    fetch = OptimizerFetch(60.0, 60.0)
+    fetch.take(chunk(0, b"01234"), 0.0)
+    assert fetch.wanted(0.0) == [1, 2, 3, 4]
     for index in (1, 2, 3):
-        loan.take(chunk(index, b"01234"), 1.9 * index)
-        assert loan.wanted(1.9 * index + 1.8) == []
-    assert loan.wanted(9.4) == []  # it takes 1.9 s for one, and has as long again
-    assert loan.wanted(9.6) == [4]
+        fetch.take(chunk(index, b"01234"), 1.9 * index)
+        assert fetch.wanted(1.9 * index + 1.8) == []
+    assert fetch.wanted(9.4) == []  # it takes 1.9 s for one, and has as long again
+    assert fetch.wanted(9.6) == [4]
 
 
 def test_patience_with_a_chunk_follows_what_the_last_one_took() -> None:
     """Also the first, of whatever copy there is: a link further up may be slow, unseen here."""
-    loan = OptimizerTransfer(60.0, 60.0)
-    assert loan.wanted(0.0) == [0]
-    loan.take(chunk(0, b"01234"), 1.9)
-    assert loan.wanted(1.9) == [1, 2, 3, 4]
-    assert loan.wanted(5.6) == []
-    assert loan.wanted(5.8) == [1, 2, 3, 4]
+    fetch = OptimizerFetch(60.0, 60.0)
+    assert fetch.wanted(0.0) == [0]
+    fetch.take(chunk(0, b"01234"), 1.9)
+    assert fetch.wanted(1.9) == [1, 2, 3, 4]
+    assert fetch.wanted(5.6) == []
+    assert fetch.wanted(5.8) == [1, 2, 3, 4]
 
 
 def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
@@ -112,13 +112,13 @@ def test_chunks_are_not_asked_for_again_while_part_of_one_is_here(
 
 def test_each_chunk_that_comes_extends_the_deadline() -> None:
     """Through a slow link the whole state may take long."""
-    loan = OptimizerTransfer(10.0, 10.0)
-    loan.take(chunk(0, b"012345678"), 8.0)
-    assert loan.until_s == 18.0
-    loan.take(chunk(0, b"012345678"), 9.0)  # again: no progress
-    assert loan.until_s == 18.0
-    loan.take(chunk(1, b"012345678"), 17.0)
-    assert loan.until_s == 27.0
+    fetch = OptimizerFetch(10.0, 10.0)
+    fetch.take(chunk(0, b"012345678"), 8.0)
+    assert fetch.until_s == 18.0
+    fetch.take(chunk(0, b"012345678"), 9.0)  # again: no progress
+    assert fetch.until_s == 18.0
+    fetch.take(chunk(1, b"012345678"), 17.0)
+    assert fetch.until_s == 27.0
 
 
 # -- who wants it ------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_each_chunk_that_comes_extends_the_deadline() -> None:
 def test_who_joins_late_waits_for_an_updaters_state(node_with: Any, make: Any) -> None:
     node = late(node_with(optimizer_wait_s=5.0), make)
     assert (node.order, node.machine.command.reason[:11]) == (Order.WAIT, "the updater")
-    assert not node.me.optimizer_loan.can_lend
+    assert not node.me.transfers.is_source
     assert sent(node.tick(), AskUpdater) == [AskUpdater(1, 0, 0)]
     effects = node.hear(chunk())
     assert only(effects, ev.InstallUpdater).payload == b"0"
@@ -148,10 +148,10 @@ def test_nothing_is_lent_before_the_trainer_has_what_was_borrowed(
     """It is on its way to the trainer, whose own state is a fresh one until it has it."""
     borrower = late(node_with(optimizer_wait_s=5.0), make)
     assert only(borrower.hear(chunk()), ev.InstallUpdater).payload == b"0"
-    assert not borrower.me.optimizer_loan.can_lend
+    assert not borrower.me.transfers.is_source
     borrower.step(ev.Busy(Activity.STEPPING))
     borrower.step(ev.Progressed(0, 1, 4))
-    assert borrower.me.optimizer_loan.can_lend
+    assert borrower.me.transfers.is_source
 
 
 def test_a_borrowed_state_is_lent_on_and_a_fresh_one_never(node_with: Any, make: Any) -> None:

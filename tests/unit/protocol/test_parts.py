@@ -138,7 +138,7 @@ def test_what_was_granted_to_a_worker_that_died_after_it_kept_its_residual_is_no
 
 def test_the_slowest_is_among_those_who_train(master: Any) -> None:
     master.running()
-    members = master.fit.members
+    members = master.machine.members
     assert members.slowest() == 0
     master.say(1, steps=4, activity=Activity.STEPPING)
     master.say(2, steps=2, activity=Activity.STEPPING)
@@ -151,12 +151,12 @@ def test_the_slowest_is_among_those_who_train(master: Any) -> None:
 
 def test_those_train_who_have_a_replica_and_are_not_finished(master: Any) -> None:
     master.running()
-    assert master.fit.members.training() == 2
+    assert master.machine.members.training() == 2
     master.say(1, steps=4, activity=Activity.STEPPING)
     master.say(2, steps=3, activity=Activity.FINISHED)
-    assert master.fit.members.training() == 1
+    assert master.machine.members.training() == 1
     master.evict(1)
-    assert master.fit.members.training() == 0
+    assert master.machine.members.training() == 0
 
 
 def test_a_status_that_was_overtaken_takes_no_worker_back(master: Any, make: Any) -> None:

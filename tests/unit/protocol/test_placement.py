@@ -1,4 +1,4 @@
-"""Placing: who is ordered where and when, who is asked whether it lives, and who is told goodbye.
+"""Placing: who is ordered where and when, who is asked whether it lives, and who is lost.
 
 A tree of fan-out 2; each node has a partition, and listens at ``w`` and the partition's number, so
 that node 3 is at w2:
@@ -11,65 +11,20 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from sparkstrom.codec.messages import (
     Adopt,
-    Closed,
     Disown,
     Here,
     Leaving,
     Phase,
     Probe,
     Silent,
-    State,
     Welcome,
 )
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.master.placement import ORDER_RETRY_S, PROBE_SPACING_S, QUIET_PER_LEASE
-from tests.unit.protocol.spoken import aborted, answers, every, only, sent
-
-MESH = {"fan_out": 2, "depth": 4}
-
-
-def host(node: int) -> str:
-    return f"w{node - 1}"
-
-
-@pytest.fixture
-def mesh_of(master_with: Any) -> Any:
-    """So many nodes in their places, each on its own executor, and training."""
-
-    def made(nodes: int, **given: Any) -> Any:
-        master = master_with(partitions=nodes + 2, **(MESH | given))
-        for partition in range(nodes):
-            master.enter(partition, executor=f"e{partition}")
-        master.fit.phases.phase = Phase.RUNNING
-        assert list(master.fit.moving) == []
-        return master
-
-    return made
-
-
-def keep_alive(master: Any, seconds: float, *silent: int) -> list[ev.Effect]:
-    """Time passes; all say that they are here when they are asked, except these."""
-    effects: list[ev.Effect] = []
-    for _ in range(int(seconds * 4)):
-        now = master.tick(0.25)
-        for probe in answers(now, Probe):
-            if probe.node not in silent:
-                master.direct(Here(probe.node))
-        for child in list(master.fit.children.by_node):
-            if child not in silent:
-                master.hear(child, master.make.report())
-        effects += now
-    return effects
-
-
-def silent(master: Any, parent: int, child: int) -> list[ev.Effect]:
-    """The parent complains."""
-    effects: list[ev.Effect] = master.direct(Silent(parent, child, master.member(child).order.edge))
-    return effects
+from tests.unit.protocol.meshes import MESH, host, keep_alive, lose, silent
+from tests.unit.protocol.spoken import aborted, answers, every, only
 
 
 def ordered(effects: list[ev.Effect]) -> list[tuple[int, int]]:
@@ -132,8 +87,8 @@ def test_another_edge_of_a_node_has_other_streams(mesh_of: Any) -> None:
 def test_once_it_is_there_its_parent_holds_its_lease(mesh_of: Any) -> None:
     master = mesh_of(3)
     keep_alive(master, 30.0)
-    assert list(master.fit.members.live) == [1, 2, 3]
-    assert [master.fit.leases.holds(node) for node in (1, 2, 3)] == [True, True, False]
+    assert list(master.machine.members.live) == [1, 2, 3]
+    assert [master.machine.leases.holds(node) for node in (1, 2, 3)] == [True, True, False]
 
 
 def test_a_parent_without_a_replica_costs_nobody_below_it_the_id(mesh_of: Any) -> None:
@@ -141,7 +96,7 @@ def test_a_parent_without_a_replica_costs_nobody_below_it_the_id(mesh_of: Any) -
     master = mesh_of(2)
     master.join(2, executor="e2")
     keep_alive(master, 35.0)
-    assert list(master.fit.members.live) == [1, 2, 3]
+    assert list(master.machine.members.live) == [1, 2, 3]
     assert ordered(master.tick(ORDER_RETRY_S)) == [(3, 1)]
 
 
@@ -150,16 +105,16 @@ def test_who_waits_for_its_parent_to_arrive_is_not_closed_with_it(mesh_of: Any) 
     master = mesh_of(8)
     master.evict(1)
     keep_alive(master, 11.0, 8)
-    gone = [departure.node for departure in master.fit.members.departures]
+    gone = [departure.node for departure in master.machine.members.departures]
     assert gone == [1, 8]
-    assert {3, 4} <= master.fit.members.live.keys()
+    assert {3, 4} <= master.machine.members.live.keys()
 
 
 def test_whoever_does_not_say_that_it_is_here_is_closed_before_it_arrives(mesh_of: Any) -> None:
     master = mesh_of(2)
     master.join(2, executor="e2")
     keep_alive(master, 11.0, 3)
-    assert list(master.fit.members.live) == [1, 2]
+    assert list(master.machine.members.live) == [1, 2]
 
 
 def test_one_too_many_ends_the_fit_by_name(master_with: Any) -> None:
@@ -184,7 +139,7 @@ def test_tasks_of_one_executor_stand_under_its_first(master_with: Any) -> None:
     master = master_with(partitions=6, fan_out=2, depth=3)
     for partition, executor in enumerate(("a", "b", "b", "a", "b", "b")):
         master.enter(partition, executor=executor)
-    parents = [master.fit.tree.parent(node) for node in range(1, 7)]
+    parents = [master.machine.placement.tree.parent(node) for node in range(1, 7)]
     assert parents == [0, 0, 2, 1, 2, 1]  # there is no third place under 2
 
 
@@ -192,10 +147,10 @@ def test_a_task_that_is_gone_is_nobodys_first(master_with: Any) -> None:
     master = master_with(partitions=4, fan_out=2, depth=3)
     for partition, executor in enumerate(("a", "b", "b")):
         master.enter(partition, executor=executor)
-    master.fit.members.live[2].releasing = "a slot is needed"
+    master.machine.members.live[2].releasing = "a slot is needed"
     master.direct(Leaving(node=2, reason="released", checkpoint=None))
     master.enter(3, executor="b")
-    assert master.fit.tree.parent(4) == 3
+    assert master.machine.placement.tree.parent(4) == 3
 
 
 # -- is it alive? ------------------------------------------------------------------------------
@@ -207,7 +162,7 @@ def test_a_silent_child_and_all_below_it_are_asked(mesh_of: Any) -> None:
     assert probed(effects) == [3, 7, 8]
     assert answers(effects, Probe, host(7)) == [Probe(7)]
     assert probed(master.tick(PROBE_SPACING_S / 2)) == []
-    quiet_s = master.fit.limits.lease_s / QUIET_PER_LEASE
+    quiet_s = master.machine.limits.lease_s / QUIET_PER_LEASE
     assert probed(master.tick(quiet_s)) == [3, 7, 8]  # it may have got lost
     master.direct(Here(7))
     assert probed(master.tick(PROBE_SPACING_S)) == [3, 8]
@@ -223,24 +178,28 @@ def test_who_is_asked_already_is_not_asked_twice_as_often(mesh_of: Any) -> None:
 def test_those_who_stay_silent_go_in_one_change(mesh_of: Any) -> None:
     """3 and 4 died with their executors; 1 complains of both, and of nobody below them."""
     master = mesh_of(10)  # 3: 7, 8  4: 9, 10
-    before = master.fit.tree
+    before = master.machine.placement.tree
     silent(master, 1, 3)
     silent(master, 1, 4)
     effects = keep_alive(master, 11.0, 3, 8, 4)
-    assert sorted(departure.node for departure in master.fit.members.departures) == [3, 4, 8]
+    assert sorted(departure.node for departure in master.machine.members.departures) == [3, 4, 8]
     assert len({note.text.split(": ")[1] for note in every(effects, ev.Note)}) == 1
-    assert master.fit.tree.version == before.version + 3
-    assert master.fit.tree.nodes[before.places[3]] == 7  # who answered
-    assert master.fit.tree.nodes[before.places[4]] in (9, 10)
+    tree = master.machine.placement.tree
+    assert tree.version == before.version + 3
+    assert tree.nodes[before.places[3]] == 7  # who answered
+    assert tree.nodes[before.places[4]] in (9, 10)
 
 
 def test_those_who_answer_go_back_to_their_parents(mesh_of: Any) -> None:
     master = mesh_of(8)
     silent(master, 1, 3)
-    assert master.fit.leases.holds(7)
+    assert master.machine.leases.holds(7)
+    stages = [master.member(node).stage.name for node in (1, 3, 7)]
+    assert stages == ["PLACED", "BROKEN", "SUSPECT"]
     master.direct(Here(7))
-    assert not master.fit.leases.holds(7)
-    assert 7 not in master.fit.moving
+    assert master.member(7).stage.name == "PLACED"
+    assert not master.machine.leases.holds(7)
+    assert 7 not in master.machine.placement.moving
 
 
 def test_who_lives_on_a_broken_edge_gets_another(mesh_of: Any) -> None:
@@ -251,21 +210,21 @@ def test_who_lives_on_a_broken_edge_gets_another(mesh_of: Any) -> None:
     (welcome,) = answers(master.tick(), Welcome, host(3))
     assert (welcome.parent, welcome.request) == (1, 1)
     assert welcome.edge > old.edge
-    assert master.fit.leases.holds(3)
+    assert master.machine.leases.holds(3)
     master.say(3, edge=old.edge)
     assert not master.member(3).placed
     master.say(3, edge=welcome.edge)
     assert master.member(3).placed
     keep_alive(master, 30.0)
-    assert len(master.fit.members.live) == 8
+    assert len(master.machine.members.live) == 8
 
 
-def test_a_complaint_of_an_edge_that_is_gone_is_answered_with_a_goodbye(mesh_of: Any) -> None:
+def test_a_complaint_of_an_edge_that_is_gone_is_answered_with_its_end(mesh_of: Any) -> None:
     master = mesh_of(8)
     edge = master.member(3).order.edge
     assert answers(master.direct(Silent(1, 3, edge - 1)), Disown, host(1)) == [Disown(3, edge - 1)]
     assert answers(master.direct(Silent(1, 77, 5)), Disown, host(1)) == [Disown(77, 5)]
-    assert master.fit.suspects == {}
+    assert master.machine.placement.suspects == {}
 
 
 def test_a_strangers_complaint_is_nothing(mesh_of: Any) -> None:
@@ -281,7 +240,7 @@ def test_who_asks_gets_another_edge_and_its_parent_is_asked(mesh_of: Any) -> Non
     effects = master.join(2, request=2, executor="e2")
     assert ordered(effects) == [(3, 1)]
     assert probed(effects) == [4, 7, 8]  # 3 has just spoken, 1 is heard by the master itself
-    assert 7 not in master.fit.moving
+    assert 7 not in master.machine.placement.moving
 
 
 def test_who_has_lost_all_its_edges_is_followed_by_its_children(mesh_of: Any) -> None:
@@ -296,20 +255,12 @@ def test_who_has_lost_all_its_edges_is_followed_by_its_children(mesh_of: Any) ->
 # -- losing ------------------------------------------------------------------------------------
 
 
-def lose(master: Any, parent: int, node: int) -> list[ev.Effect]:
-    """Everybody else answers."""
-    silent(master, parent, node)
-    effects = keep_alive(master, 11.0, node)
-    assert node not in master.fit.members.live
-    return effects
-
-
 def test_a_lost_nodes_children_wait_for_its_successor(mesh_of: Any) -> None:
     master = mesh_of(8)
     master.evict(1)
-    tree = master.fit.tree
+    tree = master.machine.placement.tree
     assert [tree.parent(node) for node in (8, 3, 4)] == [0, 8, 8]
-    assert set(master.fit.moving) == {8, 3, 4}
+    assert set(master.machine.placement.moving) == {8, 3, 4}
     master.attach(8)
     master.tick()
     assert {master.member(node).order.parent for node in (3, 4)} == {8}
@@ -323,65 +274,20 @@ def test_who_has_answered_takes_the_place_and_not_who_may_be_gone_as_well(mesh_o
         master.join(node - 1, request=2, executor=f"e{node - 1}")
     master.direct(Here(7))
     keep_alive(master, 6.0, 1, 8)
-    assert [departure.node for departure in master.fit.members.departures] == [1]
-    assert master.fit.tree.path(7) == [7]
+    assert [departure.node for departure in master.machine.members.departures] == [1]
+    assert master.machine.placement.tree.path(7) == [7]
 
 
 def test_a_lost_leaf_moves_nobody(mesh_of: Any) -> None:
     master = mesh_of(8)
     lose(master, 3, 7)
-    assert master.fit.moving == {}
-
-
-def test_the_closed_one_and_its_parent_are_told_for_two_leases(mesh_of: Any) -> None:
-    master = mesh_of(8)
-    master.hear(1, master.make.update(7, 1))
-    edge = master.member(7).order.edge
-    effects = lose(master, 3, 7)
-    assert answers(effects, Disown, host(3))[0] == Disown(7, edge)
-    closed = answers(effects, Closed, host(7))[0]
-    assert (closed.node, closed.seq, closed.free) == (7, 1, True)
-    (state, *_) = sent(keep_alive(master, 2.0), State, 1)
-    assert state.closed == [7]
-    later = keep_alive(master, 16.0)
-    assert len(answers(later, Closed, host(7))) > 20
-    assert answers(keep_alive(master, 4.0), Closed) != []
-    assert answers(keep_alive(master, 10.0), Closed) == []
-    assert master.fit.goodbyes == {}
-
-
-def say_goodbye_in_vain(mesh_of: Any) -> Any:
-    """Node 7 is lost, and so is all that it was told for two leases: its parent still has it."""
-    master = mesh_of(8)
-    lose(master, 3, 7)
-    keep_alive(master, 32.0)
-    assert master.fit.goodbyes == {}
-    return master
-
-
-@pytest.mark.parametrize("speaks", ["update", "report"])
-def test_who_goes_on_under_a_closed_id_is_told_again(mesh_of: Any, speaks: str) -> None:
-    master = say_goodbye_in_vain(mesh_of)
-    says = {"update": master.make.update(7, 1), "report": master.make.report(master.make.status(7))}
-    master.hear(1, says[speaks])
-    effects = keep_alive(master, 2.0)
-    assert answers(effects, Closed, host(7))[0].node == 7
-    assert sent(effects, State, 1)[0].closed == [7]
-    assert answers(keep_alive(master, 32.0), Closed)[-1].node == 7
-    assert answers(keep_alive(master, 10.0), Closed) == []
-
-
-def test_what_is_heard_late_of_one_that_is_back_is_no_news(mesh_of: Any) -> None:
-    master = say_goodbye_in_vain(mesh_of)
-    master.join(6, count=2, executor="e6")
-    master.hear(1, master.make.update(7, 1))
-    assert master.fit.goodbyes == {}
+    assert master.machine.placement.moving == {}
 
 
 def test_nothing_is_ordered_when_all_is_done(mesh_of: Any) -> None:
     master = mesh_of(8)
     master.evict(1)
-    master.fit.phases.phase = Phase.DONE
+    master.machine.phases.phase = Phase.DONE
     assert ordered(master.tick(1.0)) == []
 
 
@@ -389,7 +295,7 @@ def test_a_moved_masters_children_keep_theirs(mesh_of: Any) -> None:
     master = mesh_of(8)
     effects = master.step(ev.Moved("master", 2)) + master.tick()
     assert ordered(effects) == [(1, 0), (2, 0)]
-    assert set(master.fit.moving) == {1, 2}
+    assert set(master.machine.placement.moving) == {1, 2}
 
 
 def test_only_one_edge_is_opened_for_an_order_that_is_repeated(mesh_of: Any) -> None:

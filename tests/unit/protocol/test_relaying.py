@@ -69,7 +69,7 @@ def test_words_from_below_go_up_as_they_are_and_once(relay: Any, make: Any) -> N
     assert make.status(8, edge=60) in report.news
     relay.alive(stamp=report.stamp)
     below(relay, 8)  # again, as it was
-    assert not relay.me.ledger.has_news
+    assert not relay.me.subtree.statuses.has_news
 
 
 def test_whoever_leaves_is_not_told_of_any_more(relay: Any) -> None:
@@ -261,9 +261,9 @@ def test_a_goodbye_of_an_older_edge_does_not_end_the_newer_one(relay: Any, make:
 def test_over_a_newer_edge_everything_is_told_again(relay: Any, make: Any) -> None:
     below(relay, 8)
     relay.told(make.adopt(5, relay.me.children.by_node[5].edge + 1))
-    assert relay.me.ledger.via(8) is None
+    assert relay.me.subtree.statuses.via(8) is None
     below(relay, 8)
-    assert relay.me.ledger.via(8) == 5
+    assert relay.me.subtree.statuses.via(8) == 5
 
 
 def test_the_children_stay_when_the_edge_upwards_is_opened_anew(relay: Any) -> None:

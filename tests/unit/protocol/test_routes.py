@@ -69,8 +69,7 @@ def test_a_message_is_taken_as_the_table_says_and_nowhere_else(
 ) -> None:
     machine, sender = receiver(way, make, node_with, master_with)
     called = called_by(machine, ev.Received(sender, sample(kind, make)))
-    ignored = machine.ignored if hasattr(machine, "ignored") else machine.fit.ignored
-    elsewhere = any(ignored.counts[kind.__name__, reason] for reason in ELSEWHERE)
+    elsewhere = any(machine.ignored.counts[kind.__name__, reason] for reason in ELSEWHERE)
     assert elsewhere == ((kind, way) not in NAMED)
     assert NAMED.get((kind, way), "Ignored.count") in called
 

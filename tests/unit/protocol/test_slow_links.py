@@ -9,6 +9,7 @@ import msgspec
 from sparkstrom.observe.telemetry import NodeCounters, SlowLink, WorkerCounters, from_wire, to_wire
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.slow_links import NARROW_S, Backlog, in_words
+from sparkstrom.protocol.common.stages import REPLICATE, SNAPSHOT
 from tests.unit.protocol.parents import ONE
 from tests.unit.protocol.spoken import every
 
@@ -55,19 +56,34 @@ def test_it_travels_among_a_relays_counters() -> None:
     assert from_wire({"steps": 1.0} | to_wire(told_of(narrow))).node == told_of(narrow).node
 
 
-def test_a_family_names_the_child_that_takes_too_little(parent_with: Any) -> None:
-    parent = parent_with(window_bytes=ONE)
-    parent.attach()
+def fed_too_little(parent: Any, **said: Any) -> list[SlowLink]:
+    """For long enough its child takes less than is made; what was found of it then."""
     for second in range(2 * int(NARROW_S)):
         parent.now_s, head = float(second), parent.history.log.head
         entries = [parent.make.committed(head + i) for i in range(1, 6)]
         parent.append(*(msgspec.structs.replace(entry, count=1000) for entry in entries))
-        parent.report(second, bytes_received=ONE * second)
+        parent.report(second, bytes_received=ONE * second, **said)
         parent.children.tick(parent.make.state(), parent.now_s)
-    (narrow,) = parent.children.narrow
+    found: list[SlowLink] = parent.children.narrow
+    return found
+
+
+def test_a_parent_names_the_child_that_takes_too_little(parent_with: Any) -> None:
+    parent = parent_with(window_bytes=ONE)
+    parent.attach()
+    (narrow,) = fed_too_little(parent)
     assert narrow.node == 5
     assert 0 < narrow.carries < narrow.needed
     assert narrow.behind > 5 * NARROW_S / 2
+
+
+def test_who_takes_a_snapshot_has_no_slow_link_until_it_is_whole(parent_with: Any) -> None:
+    parent = parent_with(window_bytes=ONE)
+    parent.attach(whole=False, catching=True)
+    assert parent.child().stage is SNAPSHOT
+    assert fed_too_little(parent, catching=True) == []
+    assert len(fed_too_little(parent)) == 1
+    assert parent.child().stage is REPLICATE
 
 
 def told_of(slow: SlowLink) -> WorkerCounters:

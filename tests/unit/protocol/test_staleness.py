@@ -90,7 +90,7 @@ def test_memory_is_bounded_and_older_counts_as_the_oldest(monkeypatch: pytest.Mo
 
 def test_the_master_counts_updates_and_what_was_told_without_one(master: Any, make: Any) -> None:
     master.running()
-    staleness = master.machine.fit.staleness
+    staleness = master.machine.order.staleness
     master.hear(1, make.update(1, 1, seen=0, batch=1))
     master.hear(2, make.update(2, 1, b"buffers", form=BUFFERS, batch=0))
     master.hear(2, make.update(2, 2, seen=0, batch=2))  # two, and none of node 1's seen

@@ -103,10 +103,10 @@ def test_what_costs_more_than_a_report_may_goes_alone(make: Any, monkeypatch: An
 def test_a_new_parent_is_told_everything(make: Any) -> None:
     ledger = filled(make, 1, 2)
     hear_all(ledger)
-    ledger.tell_all_again()
+    ledger.resend_all()
     assert nodes(ledger) == [1, 2]
     before, _ = ledger.news()
-    ledger.tell_all_again()
+    ledger.resend_all()
     ledger.on_ack(before)  # what the last one heard is not what this one has
     assert nodes(ledger) == [1, 2]
 

@@ -21,7 +21,7 @@ from sparkstrom.encoding.thresholds import AdaptiveThreshold
 from sparkstrom.models.networks import DenseNetwork
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.master_thread import MasterThread, Outcome, Plan

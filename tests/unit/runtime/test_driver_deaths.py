@@ -13,7 +13,7 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.models.networks import DenseNetwork
 from sparkstrom.observe.telemetry import bytes_on_links
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.recovery import DEATHS_MAX
 from sparkstrom.transport.contract import Arrival, Sent

@@ -17,7 +17,7 @@ from sparkstrom.codec.frames import KEY_BYTES, Seal
 from sparkstrom.codec.messages import Committed, Phase
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.runtime.master_thread import MasterThread, Plan
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.transport.contract import Arrival
@@ -94,7 +94,7 @@ def test_the_end_is_shown_and_no_failure_comes_after_it(
 ) -> None:
     master, _ = make_master(Theta(N, K))
     master.end()
-    master._machine.fit.phases.phase = Phase.DONE
+    master._machine.phases.phase = Phase.DONE
     master._perform(ev.Complete())
     assert master.progress.phase is Phase.DONE
     master._perform(ev.Abort("a task was ended together with the application"))

@@ -10,7 +10,7 @@ import pytest
 
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.models.networks import DenseNetwork
-from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.master.master_limits import MasterLimits
 from tests.unit.runtime.fits import EPOCHS, ROWS, WORKERS, Mesh, Opening, check_whole
 
 

@@ -14,7 +14,7 @@ from sparkstrom.models.networks import DenseNetwork
 from sparkstrom.models.updaters import Adam
 from sparkstrom.protocol.common.child import Serving
 from sparkstrom.protocol.common.events import DeliverMerged
-from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.runtime.node_thread import NodeThread
 from sparkstrom.runtime.replica import Replica
 from sparkstrom.runtime.theta import CHUNK_PARAMS
@@ -46,7 +46,7 @@ def test_seven_workers_under_two_end_with_equal_replicas(make_mesh: MAKE) -> Non
     outcome = mesh.finish()
     check_whole(mesh, outcome)
     assert len(outcome.hashes) == SEVEN + 1
-    tree = mesh.master._machine.fit.tree
+    tree = mesh.master._machine.placement.tree
     assert sorted(tree.depth(node) for node in range(1, SEVEN + 1)) == [1, 1, 2, 2, 2, 2, 3]
     assert outcome.traffic.rejected.total() == 0
     assert all(told.node.rejected == 0 for told in outcome.stats.values())
@@ -78,7 +78,7 @@ def test_tasks_of_one_executor_stand_under_one_another_by_shared_memory(make_mes
     )
     outcome = mesh.finish()
     check_whole(mesh, outcome)
-    tree = mesh.master._machine.fit.tree
+    tree = mesh.master._machine.placement.tree
     assert [tree.parent(node) for node in (1, 2, 3, 4)] == [0, 1, 1, 0]
     assert [len(one.local) for one in opened] == [4, 2, 2]  # control and data of each edge
 
@@ -116,7 +116,7 @@ def test_who_joins_late_borrows_the_updaters_state(make_mesh: MAKE) -> None:
     wait_until(lambda: has_asked(mesh.nodes[-1]) or bool(models[-1].lent))
     gate.set()
     check_whole(mesh, mesh.finish())
-    assert mesh.master._machine.fit.tree.depth(SEVEN) == 3
+    assert mesh.master._machine.placement.tree.depth(SEVEN) == 3
     assert [trainer.counts.fresh_updaters for trainer in mesh.trainers] == [0] * SEVEN
     assert models[0].lent == []
     (lent,) = models[-1].lent
@@ -125,7 +125,7 @@ def test_who_joins_late_borrows_the_updaters_state(make_mesh: MAKE) -> None:
 
 
 def has_asked(node: NodeThread) -> bool:
-    return node._machine.optimizer_loan.loan is not None
+    return node._machine.transfers.fetch is not None
 
 
 def told_slowest(node: NodeThread) -> int:
@@ -236,10 +236,10 @@ def test_who_heard_nothing_for_a_while_gets_one_sum(
     wait_until(lambda: all(model.taken == 4 for model in models))
     deaf.is_deaf = True
     gate.set()
-    others = [p for p in mesh.master._machine.fit.partitions if p.index < 2]
+    others = [p for p in mesh.master._machine.partitions if p.index < 2]
     wait_until(lambda: all(partition.trained for partition in others))
     deaf.is_deaf = False
     check_whole(mesh, mesh.finish())
-    assert mesh.master._machine.fit.tree.depth(3) == 2
+    assert mesh.master._machine.placement.tree.depth(3) == 2
     assert sums
     assert any(item.own for item in sums)

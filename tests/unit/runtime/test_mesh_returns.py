@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.models.networks import DenseNetwork
-from sparkstrom.protocol.master.fit import MasterLimits
+from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.transport.contract import Arrival
 from sparkstrom.transport.memory import MemoryNetwork, MemoryTransport
 from tests.unit.runtime.fits import Mesh, check_whole, wait_until
@@ -56,10 +56,10 @@ def test_who_comes_back_is_heard_under_its_new_id(make_mesh: Callable[..., Mesh]
         opening=lambda before: Halting(network, network.open().endpoint, gate),
     )
     mesh.add_worker(1)
-    fit = mesh.master._machine.fit
-    wait_until(lambda: fit.sequencer.head > 0)
+    master = mesh.master._machine
+    wait_until(lambda: master.sequencer.head > 0)
     gate.clear()
-    wait_until(lambda: any(gone.partition == 0 for gone in fit.members.departures))
+    wait_until(lambda: any(gone.partition == 0 for gone in master.members.departures))
     gate.set()
     goes_on.set()
     outcome = mesh.finish()

@@ -206,13 +206,13 @@ def master_of(**options: Any) -> Master:
     )
     master.step(ev.Received(-1, join), 0.0)
     attach = Attach(have=0, whole=False, catching=False, ids=[1])
-    master.step(ev.Received(min(master.fit.members.live), attach), 0.0)
+    master.step(ev.Received(min(master.members.live), attach), 0.0)
     report(master, 0.0)
     return master
 
 
 def report(master: Master, now_s: float) -> list[ev.Effect]:
-    node = min(master.fit.members.live)
+    node = min(master.members.live)
     waits = Status(
         node=node, edge=1, count=1, after_seq=0, epoch=0, batch=0, steps=0,
         activity=Activity.WAITING,
@@ -224,7 +224,7 @@ def report(master: Master, now_s: float) -> list[ev.Effect]:
 def play(master: Master, seconds: int, *, reports: bool = True) -> Iterator[list[ev.Effect]]:
     """A tick each second, and a report if it is still a member."""
     for second in range(1, seconds):
-        told = report(master, second) if reports and master.fit.members.live else []
+        told = report(master, second) if reports and master.members.live else []
         yield told + master.step(ev.Tick(), second)
 
 
@@ -234,7 +234,7 @@ def test_start_timeout(start_timeout: float) -> None:
     master = master_of(start_timeout=start_timeout)
     for _ in play(master, 100):
         pass
-    assert start_timeout < master.fit.phases.began_s[Phase.RUNNING] <= start_timeout + 1
+    assert start_timeout < master.phases.began_s[Phase.RUNNING] <= start_timeout + 1
 
 
 @pytest.mark.flips("SharedTrainingMaster.min_workers")
@@ -262,7 +262,7 @@ def test_lease_s_on_the_masters_side(lease_s: float) -> None:
 @pytest.mark.parametrize(("log_bytes", "reaches"), [(2000, False), (100_000, True)])
 def test_log_bytes(log_bytes: int, reaches: bool) -> None:
     master = master_of(void=VoidConfiguration(log_bytes=log_bytes, window_bytes=2000))
-    node = min(master.fit.members.live)
+    node = min(master.members.live)
     for seq in range(1, 21):
         update = Update(
             origin=node,
@@ -277,8 +277,8 @@ def test_log_bytes(log_bytes: int, reaches: bool) -> None:
             payload=bytes(1000),
         )
         master.step(ev.Received(node, update), 0.0)
-    assert master.fit.sequencer.head == 20
-    assert master.fit.sequencer.history.log.reaches(0) is reaches
+    assert master.sequencer.head == 20
+    assert master.sequencer.history.log.reaches(0) is reaches
 
 
 # -- the mesh --------------------------------------------------------------------------------------
@@ -316,11 +316,11 @@ def joined(workers: int, **options: Any) -> Master:
 
 
 def children(master: Master) -> list[int]:
-    return list(master.fit.tree.children(MASTER))
+    return list(master.placement.tree.children(MASTER))
 
 
 def depths(master: Master) -> int:
-    return max(map(master.fit.tree.depth, master.fit.members.live))
+    return max(map(master.placement.tree.depth, master.members.live))
 
 
 @pytest.mark.flips("VoidConfiguration.mesh_build_mode")

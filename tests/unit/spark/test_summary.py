@@ -80,8 +80,8 @@ def outcome(**changes: Any) -> Outcome:
             Phase.AUDIT: 16.0,
             Phase.DONE: 18.0,
         },
-        "breaches": 0,
-        "first_breach": -1,
+        "overflows": 0,
+        "first_overflow": -1,
         "stop_reason": None,
         "rows": [50, 50],
         "executors": {"e0"},
@@ -164,7 +164,7 @@ def test_phases_add_up_to_the_whole() -> None:
     "changes",
     [
         {"hashes": {"1": "aa", "driver": "bb"}},
-        {"breaches": 2, "first_breach": 7},
+        {"overflows": 2, "first_overflow": 7},
         {"stats": {1: STATS | {"breaches": 1.0}}},
     ],
 )
@@ -173,7 +173,7 @@ def test_replicas_are_equal_only_where_nothing_speaks_against_it(changes: dict[s
 
 
 def test_breaches_are_a_warning_with_a_remedy() -> None:
-    text = summary(breaches=2, first_breach=7).warnings[-1]
+    text = summary(overflows=2, first_overflow=7).warnings[-1]
     assert "2 times a parameter (first: index 7)" in text
     assert "Lower the learning rate" in text
 

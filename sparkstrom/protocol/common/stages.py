@@ -1,4 +1,4 @@
-"""Stages: where each part of a node stands, and in one table all ways from one to the next.
+"""Stages: where each part of a machine stands, and in one table all ways from one to the next.
 
 Whatever changes a stage names a cause, and the table says where that leads; what is not in it
 cannot happen.
@@ -40,7 +40,7 @@ class TaskStage(enum.Enum):
 
     TRAINING = "orders follow from where the node stands"
     RELEASING = "it is to keep its residual and leave"
-    LEAVING = "it has, and says goodbye until it was heard"
+    LEAVING = "it has, and says so until it was heard"
     FAILING = "training raised, which is said until it was heard"
     ENDED = "no other order follows"
 
@@ -53,11 +53,40 @@ class FarewellStage(enum.Enum):
 
     NEEDED = "the fit goes on, or this node is not audited yet"
     LINGERING = "the fit is done; others hear so from this node"
-    DISMISSED = "it has said goodbye to its parent"
+    DISMISSED = "it has taken leave of its parent"
 
 
 DISMISSED = FarewellStage.DISMISSED
-Stage = LinkStage | ReplicaStage | TaskStage | FarewellStage
+
+
+class ChildStage(enum.Enum):
+    """Of a child, as its parent feeds it."""
+
+    PROBE = "it has not said what it holds, or there is nothing to give it"
+    REPLICATE = "it takes the commits as they come"
+    SNAPSHOT = "it takes a snapshot, and the commits since"
+
+
+PROBE, REPLICATE, SNAPSHOT = ChildStage.PROBE, ChildStage.REPLICATE, ChildStage.SNAPSHOT
+
+
+class MemberStage(enum.Enum):
+    """Of a member's place, as the master orders it."""
+
+    WAITING = "its place is not ordered: the one above it has none"
+    ORDERED = "it is told its place, and its parent has not confirmed the edge"
+    UNHEARD = "the same, and its parent waits for it in vain"
+    PLACED = "its parent has confirmed the edge"
+    SUSPECT = "it, or one above it, may be gone: the master asks it"
+    BROKEN = "its parent does not hear it any more: the master asks it"
+    CLOSED = "its id is nobody's any more"
+
+
+WAITING, PLACED, SUSPECT = MemberStage.WAITING, MemberStage.PLACED, MemberStage.SUSPECT
+CLOSED_ID = MemberStage.CLOSED
+IN_PLACE = (MemberStage.PLACED, MemberStage.SUSPECT, MemberStage.BROKEN)
+NOT_HEARD = (MemberStage.UNHEARD, MemberStage.BROKEN)
+Stage = LinkStage | ReplicaStage | TaskStage | FarewellStage | ChildStage | MemberStage
 
 
 class Cause(enum.Enum):
@@ -77,6 +106,16 @@ class Cause(enum.Enum):
     ENDED = "a deadline, the master or the end of the fit ends the task"
     DONE = "the fit is done, and this node audited"
     UNNEEDED = "nobody below needs it, or has needed it for long enough"
+    FOLLOWS = "it goes on from where it is"
+    COPIES = "what it lacks is not in the log, or it has taken part of a snapshot"
+    HAS_COPY = "it reports that its snapshot is whole"
+    ORDERED = "the one above has its place, so it is told its own"
+    CONFIRMED = "its parent has it by the newest edge"
+    COMPLAINED = "its parent does not hear it"
+    DOUBTED = "one above it, or it, is not heard"
+    SPOKE = "it has answered the master itself"
+    MOVED = "its edge is gone, or is to lead to somebody else"
+    EXPELLED = "it has left, is superseded, or its lease is over"
 
 
 Table = dict[tuple[Stage, Cause], Stage]
@@ -127,10 +166,32 @@ _FAREWELL: Table = {
     (FarewellStage.NEEDED, Cause.DONE): FarewellStage.LINGERING,
     (FarewellStage.LINGERING, Cause.UNNEEDED): FarewellStage.DISMISSED,
 }
-TRANSITIONS: Table = {**_LINK, **_REPLICA, **_TASK, **_FAREWELL}
+_LIVE = [stage for stage in MemberStage if stage is not MemberStage.CLOSED]
+_CHILD: Table = {
+    (ChildStage.PROBE, Cause.FOLLOWS): ChildStage.REPLICATE,
+    (ChildStage.PROBE, Cause.COPIES): ChildStage.SNAPSHOT,
+    (ChildStage.REPLICATE, Cause.COPIES): ChildStage.SNAPSHOT,
+    (ChildStage.SNAPSHOT, Cause.COPIES): ChildStage.SNAPSHOT,
+    (ChildStage.SNAPSHOT, Cause.HAS_COPY): ChildStage.REPLICATE,
+}
+_MEMBER: Table = {
+    (MemberStage.WAITING, Cause.ORDERED): MemberStage.ORDERED,
+    (MemberStage.ORDERED, Cause.CONFIRMED): MemberStage.PLACED,
+    (MemberStage.UNHEARD, Cause.CONFIRMED): MemberStage.PLACED,
+    (MemberStage.ORDERED, Cause.COMPLAINED): MemberStage.UNHEARD,
+    (MemberStage.UNHEARD, Cause.COMPLAINED): MemberStage.UNHEARD,
+    (MemberStage.PLACED, Cause.COMPLAINED): MemberStage.BROKEN,
+    (MemberStage.SUSPECT, Cause.COMPLAINED): MemberStage.BROKEN,
+    (MemberStage.BROKEN, Cause.COMPLAINED): MemberStage.BROKEN,
+    (MemberStage.PLACED, Cause.DOUBTED): MemberStage.SUSPECT,
+    (MemberStage.SUSPECT, Cause.SPOKE): MemberStage.PLACED,
+    **dict.fromkeys(((stage, Cause.MOVED) for stage in _LIVE), MemberStage.WAITING),
+    **dict.fromkeys(((stage, Cause.EXPELLED) for stage in _LIVE), MemberStage.CLOSED),
+}
+TRANSITIONS: Table = {**_LINK, **_REPLICA, **_TASK, **_FAREWELL, **_CHILD, **_MEMBER}
 
 
-Kind = TypeVar("Kind", LinkStage, ReplicaStage, TaskStage, FarewellStage)
+Kind = TypeVar("Kind", LinkStage, ReplicaStage, TaskStage, FarewellStage, ChildStage, MemberStage)
 
 
 def after(stage: Kind, cause: Cause) -> Kind:

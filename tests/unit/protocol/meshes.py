@@ -1,0 +1,44 @@
+"""Meshes: a master with nodes two under each, and what happens in it as time passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparkstrom.codec.messages import Here, Probe, Silent
+from sparkstrom.protocol.common import events as ev
+from tests.unit.protocol.spoken import answers
+
+MESH = {"fan_out": 2, "depth": 4}
+
+
+def host(node: int) -> str:
+    return f"w{node - 1}"
+
+
+def keep_alive(master: Any, seconds: float, *silent: int) -> list[ev.Effect]:
+    """Time passes; all say that they are here when they are asked, except these."""
+    effects: list[ev.Effect] = []
+    for _ in range(int(seconds * 4)):
+        now = master.tick(0.25)
+        for probe in answers(now, Probe):
+            if probe.node not in silent:
+                master.direct(Here(probe.node))
+        for child in list(master.machine.children.by_node):
+            if child not in silent:
+                master.hear(child, master.make.report())
+        effects += now
+    return effects
+
+
+def silent(master: Any, parent: int, child: int) -> list[ev.Effect]:
+    """The parent complains."""
+    effects: list[ev.Effect] = master.direct(Silent(parent, child, master.member(child).order.edge))
+    return effects
+
+
+def lose(master: Any, parent: int, node: int) -> list[ev.Effect]:
+    """Everybody else answers."""
+    silent(master, parent, node)
+    effects = keep_alive(master, 11.0, node)
+    assert node not in master.machine.members.live
+    return effects
