@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 NODES_MAX = 256  # one heap of Python objects: beyond this a run takes minutes
 MODES = ("plain", "mesh", "links", "links-mesh")
+THROUGH = ("objects", "codec", "endpoint")
+REPLICAS = ("numbers", "real")
 
 OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can be given
     "epochs": (int, "epochs per partition"),
@@ -92,6 +94,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="topology: plain or mesh, or links or links-mesh: the same with messages of real "
         "length over interfaces of a certain rate (default: %(default)s)",
     )
+    parser.add_argument(
+        "--through",
+        default=None,
+        help="what messages go through, in plain and mesh: endpoint (frames, seals, outboxes), "
+        "codec (their bytes alone) or objects (nothing); drawn from each seed if not given",
+    )
+    parser.add_argument(
+        "--replicas",
+        default=None,
+        help="what is trained, in plain and mesh: real (a small model, with the replica and the "
+        "encoder of a real fit) or numbers; drawn from each seed if not given",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object per line and seed")
     parser.add_argument("--transcript", action="store_true", help="what happened, on stderr")
     parser.add_argument("--jobs", type=int, default=None, help="processes (default: all cores)")
@@ -112,8 +126,8 @@ def run(args: argparse.Namespace) -> int:
     """Play all seeds; exit code 1 on any violation."""
     from sparkstrom.simulation.runs import play_all
 
-    seeds, given = _seeds(args.seeds), _given(args)
     _check(args)
+    seeds, given = _seeds(args.seeds), _given(args)
     jobs = args.jobs or os.cpu_count() or 1
     failed = 0
     for result in play_all(seeds, args.nodes, args.mode, given, jobs):
@@ -142,6 +156,15 @@ def _seeds(text: str) -> range:
 def _check(args: argparse.Namespace) -> None:
     if args.mode not in MODES:
         raise UsageError(f"--mode {args.mode!r}: there is only {', '.join(MODES)}")
+    for name, known in (("through", THROUGH), ("replicas", REPLICAS)):
+        value = getattr(args, name)
+        if value is not None and value not in known:
+            raise UsageError(f"--{name} {value!r}: there is only {', '.join(known)}")
+        if value is not None and args.mode.startswith("links"):
+            raise UsageError(
+                f"--{name} {value}: in --mode {args.mode} messages have a length and no bytes; "
+                "leave it out, or use --mode plain or mesh"
+            )
     if not 1 <= args.nodes <= NODES_MAX:
         raise UsageError(f"--nodes {args.nodes}: need 1 to {NODES_MAX}")
     if args.jobs is not None and args.jobs < 1:
@@ -158,10 +181,20 @@ def _check(args: argparse.Namespace) -> None:
             raise UsageError(f"{flag} {value}: a share is at most 1")
 
 
+def _said(args: argparse.Namespace) -> dict[str, Any]:
+    """What of sizes and faults, and of how messages go, stands in the command."""
+    names = ("through", "replicas", *OPTIONS)
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
 def _given(args: argparse.Namespace) -> dict[str, Any]:
     from sparkstrom.simulation.faults import NO_FAULTS
+    from sparkstrom.simulation.run_sizes import Replicas, Through
 
-    given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
+    given = _said(args)
+    for name, kind in (("through", Through), ("replicas", Replicas)):
+        if name in given:
+            given[name] = kind(given[name])
     calm = {field.name: getattr(NO_FAULTS, field.name) for field in fields(NO_FAULTS)}
     return {**calm, **given} if args.calm else given
 
@@ -187,8 +220,8 @@ def _explain(result: Result, args: argparse.Namespace) -> None:
     """Say how to see this one again."""
     for text in result.violations:
         print(f"seed {result.seed}: {text}", file=sys.stderr)
-    given = {n: getattr(args, n) for n in OPTIONS if getattr(args, n) is not None}
-    print(f"to repeat: {_command(result, args, args.nodes, given, args.calm)}", file=sys.stderr)
+    command = _command(result, args, args.nodes, _said(args), args.calm)
+    print(f"to repeat: {command}", file=sys.stderr)
 
 
 def _command(

@@ -48,6 +48,7 @@ class Rejection(enum.StrEnum):
     AGAIN = "counted already"
     TOO_LONG = "too long a message"
     OTHER_EDGE = "a frame of another edge"
+    OTHER_STREAM = "a frame of the edge's other stream"  # whose counters are not these
     OTHER_RECEIVER = "a frame for somebody else"
     NOT_DIRECT = "only what is told directly is taken here"
     NO_MESSAGE = "no message"  # the seal was good, the body is nothing that can be read

@@ -54,6 +54,7 @@ class IncomingEdge:
 
     node: NodeId | None
     edge: EdgeNo
+    data: bool
     joiner: Joiner
 
 
@@ -140,7 +141,7 @@ class MessageEndpoint:
                 self._close_receiver(stream)
         self._own = address
         for stream in _streams(address):
-            self._slots[stream] = self._slot(None, UNBOUND)
+            self._unbind(stream)
             self.transport.open_receiver(stream)
 
     def open_join_stream(self, stream: int) -> None:
@@ -159,7 +160,7 @@ class MessageEndpoint:
         for stream in _streams(local):
             if stream not in self._slots:
                 self.transport.open_receiver(stream, local=same)
-            self._slots[stream] = self._slot(node, edge)
+            self._slots[stream] = self._slot(node, edge, data=stream == local.data_stream)
         for stream, slot in list(self._slots.items()):
             if slot.node == node and slot.edge != edge:
                 self._forget(stream)
@@ -171,13 +172,17 @@ class MessageEndpoint:
             self._forget(stream)
         self._disconnect(node)
 
-    def _slot(self, node: NodeId | None, edge: EdgeNo) -> IncomingEdge:
-        return IncomingEdge(node, edge, Joiner(self._message_bytes_max))
+    def _slot(self, node: NodeId | None, edge: EdgeNo, *, data: bool) -> IncomingEdge:
+        return IncomingEdge(node, edge, data, Joiner(self._message_bytes_max))
+
+    def _unbind(self, own: int) -> None:
+        assert self._own is not None
+        self._slots[own] = self._slot(None, UNBOUND, data=own == self._own.data_stream)
 
     def _forget(self, stream: int) -> None:
         """Hear no neighbour there; the own streams stay, for the next parent and the master."""
         if self._own is not None and stream in _streams(self._own):
-            self._slots[stream] = self._slot(None, UNBOUND)
+            self._unbind(stream)
         else:
             self._close_receiver(stream)
 
@@ -324,6 +329,8 @@ class MessageEndpoint:
         agreed = slot.node is not None and (header.sender, header.edge) == (slot.node, slot.edge)
         if not (direct or agreed):
             raise FrameError(Rejection.OTHER_EDGE)
+        if (header.kind != Kind.CONTROL) != slot.data:
+            raise FrameError(Rejection.OTHER_STREAM)  # each has counters: heard here, it is new
         if header.receiver != self.me and not (direct and header.receiver is None):
             raise FrameError(Rejection.OTHER_RECEIVER)
         assert header.sender is not None, "a neighbour, or the master"

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.simulation.run_sizes import Size
-from sparkstrom.simulation.sim_replica import CHUNKS, SIZE, Theta, average, mass
+from sparkstrom.simulation.sim_replica import SIZE, average, mass
 from sparkstrom.simulation.timeline import Timeline
 
 
-def new_master(size: Size, time: Timeline, scratch: dict[str, Theta]) -> Master:
-    """Its kept files are put into ``scratch``."""
+def new_master(
+    size: Size,
+    time: Timeline,
+    scratch: dict[str, Any],
+    *,
+    chunks: int,
+    n_params: int = SIZE,
+    unit: float = 1,
+) -> Master:
+    """Its kept files are put into ``scratch``: so many of ``unit`` for each parameter."""
     kept: dict[str, dict[str, float]] = {}
     for index in range(size.kept_files):
         executor = f"e{index // size.per_executor}"
         path = f"{executor}/kept{index}"
-        scratch[path] = [time.chance.randint(-2, 2) for _ in range(SIZE)]
+        scratch[path] = [unit * time.chance.randint(-2, 2) for _ in range(n_params)]
         kept.setdefault(executor, {})[path] = mass(scratch[path])
     return Master(
-        FitSpec(workers=size.nodes, epochs=size.epochs, n_params=SIZE, version="sim"),
-        chunks=max(CHUNKS, size.weights.chunks),
+        FitSpec(workers=size.nodes, epochs=size.epochs, n_params=n_params, version="sim"),
+        chunks=chunks,
         endpoint=Endpoint("master", 1),
         limits=size.of_master(),
         now_s=0.0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 from sparkstrom.base.identity import NodeId, Seq
 from sparkstrom.codec.messages import BUFFERS, Committed, Phase
@@ -15,8 +16,8 @@ from sparkstrom.protocol.common.endings import Ending, Vain
 from sparkstrom.protocol.common.events import Abort, Directive
 from sparkstrom.protocol.common.send_window import HEADER_BYTES
 from sparkstrom.protocol.master.master import Master
-from sparkstrom.simulation.sim_process import FAILURE, UPDATER, SimProcess
-from sparkstrom.simulation.sim_replica import INITIAL, SimReplica, Theta, add, average
+from sparkstrom.simulation.sim_process import FAILURE, UPDATER, Made, SimProcess
+from sparkstrom.simulation.sim_replica import INITIAL, Theta, add, average
 
 GOOD_ENDS = (Ending.DONE, Ending.RELEASED, Ending.DISMISSED)
 
@@ -62,6 +63,27 @@ class Checks:
     def started(self, process: SimProcess) -> None:
         self._trained[process.identity.partition].processes.append(process)
 
+    # -- what theta is ---------------------------------------------------------------------------
+
+    def _plus(self, theta: Theta, update: Committed) -> Theta:
+        """With one more commit."""
+        theta = list(theta)
+        if update.payload.form != BUFFERS:
+            add(theta, update.payload.data)
+        return theta
+
+    def _with_own(self, theta: Theta, made: list[Made]) -> Theta:
+        """With updates that have no commit yet."""
+        theta = list(theta)
+        for update in made:
+            if not update.buffers:
+                add(theta, update.payload)
+        return theta
+
+    def _holds(self, replica: Any, theta: Theta) -> bool:
+        """Is this what a replica, a worker's or the driver's, holds?"""
+        return bool(replica.theta == theta)
+
     # -- while it runs ---------------------------------------------------------------------------
 
     def committed(self, process: SimProcess, update: Committed) -> None:
@@ -72,10 +94,7 @@ class Checks:
                            f"expected seq {expected}")  # fmt: skip
         self._numbered[update.origin] = update.seq
         self.commits.append(update)
-        theta = list(self._sums[-1])
-        if update.payload.form != BUFFERS:
-            add(theta, update.payload.data)
-        self._sums.append(theta)
+        self._sums.append(self._plus(self._sums[-1], update))
         taken = self._taken.get(process, 0)
         if taken == len(process.made):
             self.violation(f"I2: commit {update.commit}: {process.name} made only {taken} updates")
@@ -105,11 +124,8 @@ class Checks:
         while below < len(made) and (made[below].commit or commit + 1) <= commit:
             below += 1
         self._below[process] = below
-        expected = list(self._sums[commit])
-        for update in made[below:]:
-            if not update.buffers:
-                add(expected, update.payload)
-        if expected != process.replica.theta:
+        expected = self._with_own(self._sums[commit], made[below:])
+        if not self._holds(process.replica, expected):
             self.violation(f"I3: {process.name} is not what its commit {commit} says")
 
     def released(self, process: SimProcess) -> None:
@@ -234,7 +250,7 @@ class Checks:
     def _processes_of(self, process: SimProcess) -> list[SimProcess]:
         return self._trained[process.identity.partition].processes
 
-    def at_end(self, master: Master, replica: SimReplica, processes: list[SimProcess]) -> None:
+    def at_end(self, master: Master, replica: Any, processes: list[SimProcess]) -> None:
         """I1 to I5, once the fit is over."""
         for process in processes:
             self.borrowed(process)
@@ -244,7 +260,7 @@ class Checks:
                 self.violation(f"I4: {process.name} did not end: {process.node.command}")
         if master.phases.phase is not Phase.DONE:
             return
-        if replica.theta != self._sums[-1]:
+        if not self._holds(replica, self._sums[-1]):
             self.violation("I2: the master's replica is not the sum of all commits")
         if replica.buffers != self.buffers:
             self.violation("I3: the master's buffers are not the average of the newest reports")
@@ -268,7 +284,7 @@ class Checks:
                 continue
             if process.node.node not in master.phases.digests:
                 self.violation(f"I3: {process.name} ended as done and was not audited")
-            if process.replica.theta != final:
+            if not self._holds(process.replica, final):
                 self.violation(f"I3: {process.name} ended with another replica")
 
     def _covers(self, index: int, goal: int) -> None:

@@ -12,13 +12,15 @@ from typing import Any
 
 from sparkstrom.protocol.common.topology import DEPTH
 from sparkstrom.simulation.faults import NO_FAULTS, Faults
-from sparkstrom.simulation.run_sizes import Size
+from sparkstrom.simulation.run_sizes import Replicas, Size, Through
 from sparkstrom.simulation.sim_process import STEP_S_MIN
 
 LINKS = "links"
 CALM_SHARE = 0.05
 BUFFERED_SHARE = 0.3
-CODED_SHARE = 0.25
+ENDPOINT_SHARE = 0.06  # takes more than twice as long as the others
+CODEC_SHARE = 0.09  # the endpoint's messages go through their bytes, too
+REAL_SHARE = 0.02
 WHOLE_SHARE = 0.7
 ISOLATED_SHARE = 0.1
 ROUGH_SHARE = 0.5
@@ -50,7 +52,9 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
     if mode == "mesh":
         size = _meshed(size, random.Random(f"mesh of {seed}"))
     size = replace(size, buffered=random.Random(f"buffers of {seed}").random() < BUFFERED_SHARE)
-    size = replace(size, coded=random.Random(f"bytes of {seed}").random() < CODED_SHARE)
+    size = replace(size, through=_through(seed))
+    if random.Random(f"replicas of {seed}").random() < REAL_SHARE:
+        size = replace(size, replicas=Replicas.REAL)
     size = replace(size, whole=random.Random(f"starts of {seed}").random() < WHOLE_SHARE)
     luck = chance.random()
     if luck < CALM_SHARE:
@@ -64,6 +68,13 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
         deaths = random.Random(f"deaths of {seed}").choice((0, 0, 1, nodes))
         faults = replace(faults, isolations=int(alone), driver_deaths=deaths)
     return size, faults
+
+
+def _through(seed: int) -> Through:
+    luck = random.Random(f"bytes of {seed}").random()
+    if luck < ENDPOINT_SHARE:
+        return Through.ENDPOINT
+    return Through.CODEC if luck < ENDPOINT_SHARE + CODEC_SHARE else Through.OBJECTS
 
 
 def _meshed(size: Size, chance: random.Random) -> Size:

@@ -11,8 +11,10 @@ from sparkstrom.codec.messages import Message
 from sparkstrom.codec.wire import is_data
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.runtime.message_endpoint import NEWEST_COUNTS
+from sparkstrom.simulation.endpoint_network import EndpointNetwork
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.flow import Flow
+from sparkstrom.simulation.hearing import Hearing
 from sparkstrom.simulation.links import (
     LOOK_BYTES,
     LOOK_S,
@@ -23,7 +25,7 @@ from sparkstrom.simulation.links import (
     body_bytes,
     frames_of,
 )
-from sparkstrom.simulation.run_sizes import Size
+from sparkstrom.simulation.run_sizes import Size, Through
 from sparkstrom.simulation.scene import Scene
 from sparkstrom.simulation.sim_network import Arrive, Network
 from sparkstrom.simulation.sim_process import SimProcess
@@ -240,7 +242,11 @@ def new_network(
 ) -> Network:
     """With links where they have a rate. A stream lives through half a lease without a sign."""
     liveness_s = size.lease_s / 2
+    if size.through is Through.ENDPOINT:
+        hearing = Hearing(violation)
+        return EndpointNetwork(time, faults, to_master, step_master, hearing, liveness_s=liveness_s)
     if not faults.rate:
-        return Network(time, faults, to_master, coded=size.coded, liveness_s=liveness_s)
+        coded = size.through is Through.CODEC
+        return Network(time, faults, to_master, coded=coded, liveness_s=liveness_s)
     flow = Flow(violation, size.weights.longest)
     return LinkedNetwork(time, faults, to_master, step_master, flow, liveness_s=liveness_s)

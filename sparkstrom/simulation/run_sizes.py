@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
 from sparkstrom.protocol.common.child import Serving
@@ -17,6 +18,21 @@ UNDER_WAY_MAX = 64 << 20  # as in a real fit, to all children of a node
 SILENT_LEASES = 3  # of the master; twice that in a mesh, where its signs take a detour
 
 ATTACH_LEASES = 8  # longer than any trouble lasts from which a place comes in the end
+
+
+class Through(enum.StrEnum):
+    """What messages go through on their way."""
+
+    OBJECTS = "objects"  # nothing: what is sent is what arrives
+    CODEC = "codec"  # their bytes
+    ENDPOINT = "endpoint"  # message endpoints: frames, seals, outboxes
+
+
+class Replicas(enum.StrEnum):
+    """What is trained."""
+
+    NUMBERS = "numbers"  # a few whole numbers
+    REAL = "real"  # a small model, with the replica and the encoder of a real fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +52,8 @@ class Size:
     fan_out: int = FLAT[0]
     depth: int = FLAT[1]
     buffered: bool = False  # the model has statistics beside its parameters
-    coded: bool = False  # messages go through their bytes, which takes half as long again
+    through: Through = Through.OBJECTS
+    replicas: Replicas = Replicas.NUMBERS
     whole: bool = True  # workers begin with the initial replica; otherwise they copy it
     per_executor: int = 2  # tasks
     empty_partitions: int = 0  # the last ones

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import traceback
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from sparkstrom.simulation.conditions import changed, drawn
+from sparkstrom.simulation.run_sizes import Replicas, Size
+from sparkstrom.simulation.sim_parts import Parts
 from sparkstrom.simulation.world import World
 
 SEEDS_PER_TASK = 8
+COLLECTED_OBJECTS = 50_000  # new ones between two looks; otherwise 700
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +34,10 @@ class Result:
 def play(seed: int, nodes: int, mode: str, given: dict[str, Any]) -> Result:
     """One seed's run, under its own conditions but for what is ``given`` by name."""
     size, faults = changed(*drawn(seed, nodes, mode), given)
-    world = World(seed, size, faults)
+    world = World(seed, size, faults, _parts(seed, size))
     try:
-        violations = world.run()
+        with _few_collections():
+            violations = world.run()
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {error} ({where.name}, {where.filename}:{where.lineno})"
@@ -39,6 +45,26 @@ def play(seed: int, nodes: int, mode: str, given: dict[str, Any]) -> Result:
     return Result(
         seed, violations, len(world.checks.commits), dict(world.time.faults), world.time.transcript
     )
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """A run makes many objects and hardly any circles of them: the collector looks less often."""
+    before = gc.get_threshold()
+    gc.set_threshold(COLLECTED_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _parts(seed: int, size: Size) -> Parts:
+    """What is trained; real replicas are imported where a run has some."""
+    if size.replicas is Replicas.NUMBERS:
+        return Parts(size)
+    from sparkstrom.simulation.real_parts import RealParts
+
+    return RealParts(size, seed)
 
 
 def play_all(

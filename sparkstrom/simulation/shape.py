@@ -99,9 +99,12 @@ class Shape:
                 continue
             if process.me != me.node:
                 self._violation(f"I4: {process.name} sends as {process.me}, and is {me.node}")
-            believed = {node: child.edge for node, child in me.children.by_node.items()}
-            if me.link.parent is not None:
-                believed[me.link.parent] = me.link.edge
+            children, parent = me.children.by_node, me.link.parent
+            if not children and parent is None and not process.slots:
+                continue
+            believed = {node: child.edge for node, child in children.items()} if children else {}
+            if parent is not None:
+                believed[parent] = me.link.edge
             edges = {node: slot.edge for node, slot in process.slots.items()}
             if believed != edges:
                 self._violation(f"I4: {process.name} has edges {edges}, its machine {believed}")

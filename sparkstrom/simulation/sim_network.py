@@ -15,7 +15,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from sparkstrom.base.identity import MASTER, EdgeNo, NodeId
-from sparkstrom.codec.messages import Attach, Attached, Direct, Heartbeat, Message, State
+from sparkstrom.codec.messages import (
+    Address,
+    Attach,
+    Attached,
+    Direct,
+    Heartbeat,
+    Message,
+    State,
+)
 from sparkstrom.codec.wire import decode_untrusted, encode, is_data
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.simulation.faults import Faults
@@ -65,7 +73,7 @@ class Network:
         self._time, self._faults, self._to_master = time, faults, to_master
         self._processes: dict[str, SimProcess] = {}  # by the host part of their addresses
         self._master_slots: dict[NodeId, EdgeEnd] = {}
-        self._random = time.chance.random
+        self._random, self._delay_s_max = time.chance.random, faults.delay_ms_max / 1000
         self._measured, self._poll_s, self._liveness_s = measured, poll_s, liveness_s
         self._coded = coded
         self._phases_s: dict[SimProcess, float] = {}
@@ -82,6 +90,11 @@ class Network:
 
     def process(self, host: str) -> SimProcess:
         return self._processes[host]
+
+    def listen(self, process: SimProcess) -> Address:
+        """On fresh streams; what was said to the former ones is not heard any more."""
+        process.port += 1
+        return Address(process.name, process.port, 1, 2)
 
     # -- edges -----------------------------------------------------------------------------------
 
@@ -136,7 +149,7 @@ class Network:
         slot = (self._master_slots if owner is None else owner.slots).get(to)
         if slot is None:
             return
-        if (slot.edge, owner, is_data(message)) in self._broken:
+        if self._broken and (slot.edge, owner, is_data(message)) in self._broken:
             return
         sender = MASTER if owner is None else owner.me
         assert sender is not None, "who has an edge has an id"
@@ -156,7 +169,10 @@ class Network:
 
     def _link(self, owner: SimProcess | None, target: SimProcess | None) -> SentCount:
         links = self.masters_links if owner is None else owner.links
-        return links.setdefault(target, SentCount())
+        link = links.get(target)
+        if link is None:
+            link = links[target] = SentCount()
+        return link
 
     def calm_down(self) -> None:
         """From now on every message arrives, once and in time."""
@@ -234,12 +250,12 @@ class Network:
         """
         if self._coded:
             message = decode_untrusted(*encode(message))
-        link = self._link(owner, target)
-        data = is_data(message)
+        link, data = self._link(owner, target), is_data(message)
         start_s, cut_s = self._time.now_s, self._cut_until_s(owner, target)
-        if cut_s == math.inf or (cut_s and direct):
-            return
-        start_s = max(start_s, cut_s)  # Aeron sends again what the other end did not get
+        if cut_s:
+            if direct or cut_s == math.inf:
+                return
+            start_s = cut_s  # Aeron sends again what the other end did not get
         if self._measured:
             if message is not self._sized[0]:  # what goes to several in turn is encoded once
                 self._sized = message, len(encode(message)[1])
@@ -250,12 +266,14 @@ class Network:
         lossy = not self.quiet and (direct or isinstance(message, REPEATED))
         copies = self._copies() if lossy else 1
         for _ in range(copies):
-            at_s = start_s + DELAY_S_MIN + self._random() * self._faults.delay_ms_max / 1000
+            at_s = start_s + DELAY_S_MIN + self._random() * self._delay_s_max
             if lossy and self._random() < self._faults.late:
                 self._time.faults["late"] += 1
                 at_s += self._random() * LATE_S_MAX
             else:
-                at_s = link.newest_s[data] = max(at_s, link.newest_s[data])
+                if at_s < link.newest_s[data]:
+                    at_s = link.newest_s[data]
+                link.newest_s[data] = at_s
             if self._poll_s and target is not None:
                 at_s = self._polled_s(target, at_s)
             self._time.at(at_s, arrive, target, sender, edge, message)
@@ -298,7 +316,7 @@ class Network:
         slot = self._master_slots.get(sender)
         if slot is None or slot.edge != edge:
             return
-        if (edge, slot.target, is_data(message)) not in self._broken:
+        if not self._broken or (edge, slot.target, is_data(message)) not in self._broken:
             self._to_master(sender, message)
 
     def _arrive_at_edge(
@@ -318,7 +336,7 @@ class Network:
         slot = target.slots.get(sender)
         if slot is None or slot.edge != edge:
             return
-        if (edge, slot.target, is_data(message)) not in self._broken:
+        if not self._broken or (edge, slot.target, is_data(message)) not in self._broken:
             target.feed(ev.Received(sender, message), now_s)
 
     def _arrive_directly(

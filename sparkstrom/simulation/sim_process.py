@@ -19,7 +19,7 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Order
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
 from sparkstrom.runtime.optimizer_lending import OptimizerLender
-from sparkstrom.runtime.trainer_inbox import Effect, TrainerInbox
+from sparkstrom.runtime.trainer_inbox import CommitSum, Effect, TrainerInbox
 from sparkstrom.runtime.training_loop import Move, TrainingLoop
 from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.sim_replica import SimLearner, SimReplica, SimSum, Theta, mass
@@ -115,10 +115,8 @@ class SimProcess:
         self.doom: Doom | None = None  # of that driver
         self._rate, self._shift_s = clock
         self.node = Node(identity, limits, self._rate * now_s + self._shift_s)
-        self.replica = SimReplica(weights.chunk_bytes, whole=identity.whole)
-        self.learner = SimLearner(random.Random(seed))
-        self._inbox = TrainerInbox(limits.window_bytes, SimSum)
         self.weights = weights
+        self._inbox = TrainerInbox(limits.window_bytes, self._train_with(seed))
         self.lender = OptimizerLender(time, self.copy_bytes)
         self._end = Position(epochs if identity.rows else 0, 0)
         self.loop = TrainingLoop(
@@ -151,6 +149,12 @@ class SimProcess:
         self.woken = False  # its next turn is soon
         self.slowness_s = 0.0  # its steps take up to so long
         self.alive = True
+
+    def _train_with(self, seed: int) -> Callable[[], CommitSum]:
+        """Have a replica and a learner; return what sums commits that wait for these."""
+        self.replica = SimReplica(self.weights.chunk_bytes, whole=self.identity.whole)
+        self.learner = SimLearner(random.Random(seed))
+        return SimSum
 
     def leap(self, seconds: float) -> None:
         """Its clock goes forward."""
@@ -275,8 +279,11 @@ class SimProcess:
     def grant(self, paths: tuple[str, ...]) -> None:
         """From there."""
         for path in paths:
-            self.learner.add(self._scratch[path])
+            self._grant_one(self._scratch[path])
             self.added.append(path)
+
+    def _grant_one(self, residual: Theta) -> None:
+        self.learner.add(residual)
 
     @property
     def copy_bytes(self) -> int:

@@ -57,13 +57,14 @@ class Timeline:
 
     def run(self, until_s: float) -> bool:
         """Until it is over; False if it is not over by then."""
-        pop = heapq.heappop
-        at_once = 0
+        pop, now_s, at_once = heapq.heappop, self.now_s, 0
         while not self.over and (self._due or self._turn()):
-            before_s = self.now_s
-            self.now_s, _, act, args = pop(self._due)
-            at_once = at_once + 1 if self.now_s == before_s else 0
-            if self.now_s > until_s or at_once > AT_ONCE_MAX:
+            due_s, _, act, args = pop(self._due)
+            if due_s != now_s:
+                self.now_s, now_s, at_once = due_s, due_s, 0
+            else:
+                at_once += 1
+            if now_s > until_s or at_once > AT_ONCE_MAX:
                 return False
             act(*args)
         return self.over

@@ -10,21 +10,20 @@ import itertools
 import math
 
 from sparkstrom.base.identity import NodeId
-from sparkstrom.codec.messages import BUFFERS, Address, Failed, MergedRange, Message, Phase, Release
+from sparkstrom.codec.messages import BUFFERS, Failed, MergedRange, Message, Phase, Release
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Order, Send
 from sparkstrom.protocol.worker.node import Identity
 from sparkstrom.runtime.training_loop import Move
-from sparkstrom.simulation.beginnings import new_master
 from sparkstrom.simulation.chaos import Chaos
-from sparkstrom.simulation.checks import Checks
 from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.faults import Faults
 from sparkstrom.simulation.linked import new_network
 from sparkstrom.simulation.run_sizes import Size
 from sparkstrom.simulation.shape import Shape
+from sparkstrom.simulation.sim_parts import Parts
 from sparkstrom.simulation.sim_process import STEP_S_MIN, SimProcess
-from sparkstrom.simulation.sim_replica import SimReplica, Theta, mass, merged_range
+from sparkstrom.simulation.sim_replica import Theta, mass
 from sparkstrom.simulation.timeline import Timeline
 
 TICK = ev.Tick()
@@ -38,13 +37,14 @@ ZERO_S_MAX = 1000.0  # what a clock that drifts shows at virtual time 0
 class World:
     """One run. ``run`` plays it to the end and returns the violations."""
 
-    def __init__(self, seed: int, size: Size, faults: Faults) -> None:
+    def __init__(self, seed: int, size: Size, faults: Faults, parts: Parts | None = None) -> None:
         self.seed, self.size, self.faults = seed, size, faults
         self.time = Timeline(seed)
         self.scratch: dict[str, Theta] = {}
-        self.replica = SimReplica(size.weights.chunk_bytes)
-        self.master = new_master(size, self.time, self.scratch)
-        self.checks = Checks({path: mass(theta) for path, theta in self.scratch.items()})
+        self.parts = parts or Parts(size)
+        self.replica = self.parts.replica()
+        self.master = self.parts.master(self.time, self.scratch)
+        self.checks = self.parts.checks({p: mass(theta) for p, theta in self.scratch.items()})
         self.network = new_network(
             self.time,
             size,
@@ -164,7 +164,7 @@ class World:
         if self.phase is Phase.DONE or self.master.aborted:
             return
         attempt = next(self._attempts)
-        process = SimProcess(
+        process = self.parts.process(
             f"p{partition}/{attempt}",
             self.identity(partition, attempt),
             self.size.of_node(),
@@ -212,9 +212,7 @@ class World:
 
     def open(self, process: SimProcess, *, alone: bool = False) -> None:
         """It listens on fresh streams."""
-        process.port += 1
-        address = Address(process.name, process.port, 1, 2)
-        process.feed(ev.Opened(address, alone), self.time.now_s)
+        process.feed(ev.Opened(self.network.listen(process), alone), self.time.now_s)
 
     def lose_driver(self, process: SimProcess) -> None:
         """It goes on over another media driver."""
@@ -367,7 +365,7 @@ class World:
                 raise AssertionError(f"a master cannot want {effect}")
 
     def _sum(self, effect: ev.SendMerged) -> MergedRange:
-        return merged_range(effect, self.size.weights.sum_bytes(effect.count))
+        return self.parts.merged(effect)
 
     def _wait_for_the_last(self, until_s: float) -> None:
         """Tasks end by themselves, soon after the fit has."""

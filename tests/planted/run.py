@@ -29,7 +29,14 @@ ROOT = Path(__file__).parents[2]
 SEEDS = 1000
 STRIDE = 50  # seeds to a process: nobody goes on after one has failed
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
-NODES = {"plain": 4, "mesh": 12, "links": 4, "links-mesh": 8}
+MODES = {  # of simulation: the options of each
+    "plain": ["--mode", "plain", "--nodes", "4"],
+    "mesh": ["--mode", "mesh", "--nodes", "12"],
+    "endpoint": ["--mode", "mesh", "--nodes", "12", "--through", "endpoint"],
+    "real": ["--mode", "mesh", "--nodes", "12", "--replicas", "real"],
+    "links": ["--mode", "links", "--nodes", "4"],
+    "links-mesh": ["--mode", "links-mesh", "--nodes", "8"],
+}
 COPIED = ("sparkstrom", "tests", "benchmarks", "examples", "docs", "pyproject.toml")
 
 
@@ -96,7 +103,7 @@ def checks(bug: Bug) -> Iterator[tuple[str, list[str]]]:
     for first in range(0, SEEDS, STRIDE):
         for mode in bug.modes:
             seeds = f"{first}:{first + STRIDE}"
-            options = ["--mode", mode, "--nodes", str(NODES[mode]), "--seeds", seeds, "--jobs", "1"]
+            options = [*MODES[mode], "--seeds", seeds, "--jobs", "1"]
             command = ["-m", "sparkstrom.cli.main", "simulate", *options, "--no-shrink", "--json"]
             yield f"{mode} {seeds}", command
 

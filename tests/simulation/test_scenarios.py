@@ -13,7 +13,7 @@ from sparkstrom.protocol.common.events import Order
 from sparkstrom.protocol.worker.node import Identity
 from sparkstrom.simulation.conditions import changed
 from sparkstrom.simulation.faults import NO_FAULTS, Faults
-from sparkstrom.simulation.run_sizes import Size
+from sparkstrom.simulation.run_sizes import Replicas, Size, Through
 from sparkstrom.simulation.runs import play
 from sparkstrom.simulation.sim_network import Network
 from sparkstrom.simulation.sim_process import Cut, SimProcess
@@ -86,6 +86,8 @@ def test_more_restarts_than_anybody_would_bear() -> None:
     assert World(9, size, faults).run() == []
 
 
+# So that what happened then happens again.
+OBJECTS = {"through": Through.OBJECTS, "replicas": Replicas.NUMBERS}
 FOUND = [
     ("a returner was granted a second file", 33, 4, {}),
     ("a state that was overtaken let a drained worker train", 244, 4, {"stop": 1.0}),
@@ -145,19 +147,19 @@ FOUND_IN_A_CHAIN = [
 @pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND],
                          ids=[run[0] for run in FOUND])  # fmt: skip
 def test_what_once_went_wrong(seed: int, nodes: int, given: dict[str, Any]) -> None:
-    assert play(seed, nodes, "plain", given).violations == []
+    assert play(seed, nodes, "plain", OBJECTS | given).violations == []
 
 
 @pytest.mark.parametrize(("seed", "nodes", "given"), [run[1:] for run in FOUND_IN_A_MESH],
                          ids=[run[0] for run in FOUND_IN_A_MESH])  # fmt: skip
 def test_what_once_went_wrong_in_a_mesh(seed: int, nodes: int, given: dict[str, Any]) -> None:
-    assert play(seed, nodes, "mesh", given).violations == []
+    assert play(seed, nodes, "mesh", OBJECTS | given).violations == []
 
 
 @pytest.mark.parametrize("seed", [run[1] for run in FOUND_IN_A_CHAIN],
                          ids=[run[0] for run in FOUND_IN_A_CHAIN])  # fmt: skip
 def test_what_once_went_wrong_in_a_chain(seed: int) -> None:
-    assert play(seed, 13, "mesh", CHAIN | {"coded": True}).violations == []
+    assert play(seed, 13, "mesh", CHAIN | OBJECTS | {"through": Through.CODEC}).violations == []
 
 
 class Wall(Network):

@@ -140,7 +140,10 @@ class Children:
         self._short = False
         out: list[Effect] = []
         fed: list[Child] = []
+        head = self._history.log.head
         for child in list(self.by_node.values()):
+            if child.sent >= head and not child.chunk_requests:
+                continue
             if effects := self.feed(child, now_s):
                 out += effects
                 fed.append(child)
@@ -153,7 +156,7 @@ class Children:
     def feed(self, child: Child, now_s: float) -> list[Effect]:
         """Send down what this child misses and has room for."""
         log = self._history.log
-        if child.stage is PROBE:
+        if child.stage is PROBE or not (child.sent < log.head or child.chunk_requests):
             return []
         out: list[Effect] = []
         while child.sent < log.head or self._serves_chunks(child):
@@ -237,8 +240,9 @@ class Children:
         Nor inside of a sum that it was sent: half of that would be in the chunk, for nothing.
         """
         history = self._history
-        recent = history.applied >= max(history.merged, child.base, child.summed)
-        return bool(child.chunk_requests) and history.whole and recent
+        if not child.chunk_requests or not history.whole:
+            return False
+        return history.applied >= max(history.merged, child.base, child.summed)
 
     def _send_copy(self, child: Child, now_s: float) -> list[Effect]:
         """Everything up to now, in one go with the chunks, so that no sum is half in a chunk.
@@ -304,20 +308,24 @@ class Children:
     @property
     def wait_s(self) -> float:
         """How much longer than usual what is made now takes over the slowest link, by its rate."""
-        return max((self._wait_s(child) for child in self.by_node.values()), default=0.0)
+        longest_s = 0.0
+        for child in self.by_node.values():
+            if child.link.rate and (wait_s := self._wait_s(child)) > longest_s:
+                longest_s = wait_s
+        return longest_s
 
     def _wait_s(self, child: Child) -> float:
         log, link = self._history.log, child.link
-        if child.stage is not REPLICATE or not link.rate or not log.reaches(child.sent):
+        if child.stage is not REPLICATE or not log.reaches(child.sent):
             return 0.0
         queued = link.under_way + log.bytes_after(child.sent)
-        return max(0.0, queued / link.rate - QUEUE_S)
+        return queued / link.rate - QUEUE_S
 
     def tick(self, state: State, now_s: float) -> list[Effect]:
         """Feed them; tell the state, with what there is here, if due."""
         out = self.feed_all(now_s)
         head = self._history.log.head if self._history.whole else 0
-        self.is_brief, waits_s = False, self.wait_s
+        self.is_brief, waits_s = False, -1.0
         for child in self.by_node.values():
             self._look_at_link(child, now_s)
             if not child.state_due:
@@ -326,6 +334,7 @@ class Children:
                 self.is_brief = True
             else:
                 child.state_due, child.state_s = False, now_s
+                waits_s = self.wait_s if waits_s < 0 else waits_s
                 told = {
                     "head": head,
                     "wait_ms": max(state.wait_ms, min(int(waits_s * 1000), WAIT_MS_MAX)),

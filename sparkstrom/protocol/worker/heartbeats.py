@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 
+import msgspec
+
 from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import Heartbeat, Status
 from sparkstrom.protocol.common import events as ev
@@ -107,8 +109,7 @@ class Heartbeats:
             whole=self._replication.history.whole,
         )
         if status != known:
-            fields = {name: getattr(status, name) for name in _SAME}
-            self.status = Status(**fields, count=self._reports)
+            self.status = msgspec.structs.replace(status, count=self._reports)
             self._statuses.put(self.status, self._membership.id)
 
     def _lag(self, now_s: float) -> int:
@@ -125,6 +126,3 @@ class Heartbeats:
         """Until the next renewal: no two nodes keep the same beat."""
         jitter = zlib.crc32(b"%d/%d" % (self._membership.id, self._reports)) / 2**32
         return self._limits.lease_s / 4 * (0.5 + 0.5 * jitter)
-
-
-_SAME = tuple(name for name in Status.__struct_fields__ if name != "count")

@@ -48,7 +48,7 @@ class InFlight:
     @property
     def oldest(self) -> Update | None:
         """The uncommitted one that was made first."""
-        return next(iter(self._own.values()), None)
+        return next(iter(self._own.values())) if self._own else None
 
     def __len__(self) -> int:
         return len(self._own)

@@ -8,6 +8,7 @@ import pytest
 
 from sparkstrom.cli.main import main
 from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
+from sparkstrom.simulation.hearing import Hearing
 
 CALM = ["--calm", "--nodes", "2", "--jobs", "1"]
 
@@ -71,6 +72,9 @@ def test_a_transcript_tells_what_happened(capsys: pytest.CaptureFixture[str]) ->
         (["--seeds", "x"], "need A:B with A < B"),
         (["--nodes", "0"], "--nodes 0: need 1 to"),
         (["--mode", "ring"], "--mode 'ring': there is only plain"),
+        (["--through", "air"], "--through 'air': there is only objects, codec, endpoint"),
+        (["--replicas", "9"], "--replicas '9': there is only numbers, real"),
+        (["--mode", "links", "--through", "codec"], "messages have a length and no bytes"),
         (["--jobs", "0"], "--jobs 0: need at least 1"),
         (["--loss", "2"], "--loss 2.0: a share is at most 1"),
         (["--crashes", "-1"], "--crashes -1: need at least 0"),
@@ -111,3 +115,15 @@ def test_json_is_not_shrunk_unless_asked(
     assert "shrunk" not in capsys.readouterr().err
     assert main(["simulate", "--seeds", "0", "--json", "--shrink", *CALM]) == 1
     assert "shrunk" in capsys.readouterr().err
+
+
+def test_what_messages_go_through_is_chosen_and_repeated(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = ["--through", "endpoint", "--replicas", "real"]
+    given = ["simulate", "--seeds", "0", "--json", *chosen, *CALM]
+    assert main([*given, "--repeat", "0.5"]) == 0
+    assert json.loads(capsys.readouterr().out)["faults"].keys() >= {"repeated", "recordings"}
+    monkeypatch.setattr(Hearing, "at_end", lambda self, ends, recordings: self.violation("I7: x"))
+    assert main(given) == 1
+    assert " --through endpoint --replicas real" in capsys.readouterr().err

@@ -105,7 +105,7 @@ def test_pieces_fit_the_transport_of_the_day(pair: tuple[Office, Office]) -> Non
         (Seal(KEY, JOB).close(replace(HEAD, receiver=8), ASK), Rejection.OTHER_RECEIVER),
         (Seal(KEY, JOB).close(replace(HEAD, receiver=None), ASK), Rejection.OTHER_RECEIVER),
         (Seal(KEY, JOB).close(HEAD, b"no message"), Rejection.NO_MESSAGE),
-        (Seal(KEY, JOB).close(replace(HEAD, kind=9), ASK), Rejection.NO_MESSAGE),
+        (Seal(KEY, JOB).close(replace(HEAD, kind=9), ASK), Rejection.OTHER_STREAM),
     ],
 )
 def test_strangers_frames_are_counted_and_change_nothing(

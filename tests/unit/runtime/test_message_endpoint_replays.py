@@ -7,6 +7,7 @@ told directly has a session and a count of its own.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from sparkstrom.base.identity import MASTER
 from sparkstrom.codec.frames import HEADER, KEY_BYTES, Header, Rejection, Seal
 from sparkstrom.codec.messages import (
     Address,
+    AskAfter,
     Failed,
     Here,
     Message,
@@ -21,8 +23,20 @@ from sparkstrom.codec.messages import (
     Refused,
     Release,
 )
+from sparkstrom.codec.wire import encode
 from sparkstrom.transport.memory import MemoryNetwork
-from tests.unit.runtime.offices import ASK, HEAD, JOB, KEY, LOBBY, Office, joining, offer
+from tests.unit.runtime.offices import (
+    ASK,
+    HEAD,
+    JOB,
+    KEY,
+    LOBBY,
+    Office,
+    join,
+    joining,
+    offer,
+    update,
+)
 
 RELEASE = Release("a slot is needed")
 LONG = Failed(node=1, reason="r" * 9000, trace="t" * 16_000)
@@ -60,6 +74,27 @@ def listening(network: MemoryNetwork, me: int, stream: int) -> Office:
 
 def join_stream(master: Office) -> Address:
     return Address("127.0.0.1", master.address.port, LOBBY, LOBBY)
+
+
+# -- over an edge ----------------------------------------------------------------------------------
+
+
+def test_what_was_heard_on_one_stream_of_an_edge_is_not_heard_on_the_other(
+    network: MemoryNetwork, master: Office
+) -> None:
+    """Each has counters of its own, to which the other's frames would be new."""
+    node = Office(network, 7, 20)
+    up = join(master, node, edge=3)
+    offer(node, up, Seal(KEY, JOB).close(HEAD, ASK))
+    assert master.got() == [(7, AskAfter(1))]
+    offer(node, up, Seal(KEY, JOB).close(HEAD, ASK), control=False)
+    kind, body = encode(update())
+    data = Seal(KEY, JOB).close(replace(HEAD, kind=kind, counter=2), body)
+    offer(node, up, data, control=False)
+    assert master.got() == [(7, update())]
+    offer(node, up, data)
+    assert master.got() == []
+    assert master.room.traffic.rejected == {Rejection.OTHER_STREAM: 2}
 
 
 # -- from the master -------------------------------------------------------------------------------
