@@ -199,24 +199,24 @@ class LayeredKernels:
         q: float,
     ) -> tuple[int, int]:
         """``move_levels`` with steps per layer."""
-        breaches, first = 0, -1
+        overflows, first = 0, -1
         for own, at, m in self._cut(codes):
             found = self._memory.part(levels, at)
             over, where = self._kernels.move_levels(
                 theta, other, own, found, m * step, m * other_step, q
             )
-            breaches, first = breaches + over, where if first < 0 else first
-        return breaches, first
+            overflows, first = overflows + over, where if first < 0 else first
+        return overflows, first
 
     def move(
         self, theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
     ) -> tuple[int, int]:
         """``move`` with steps per layer."""
-        breaches, first = 0, -1
+        overflows, first = 0, -1
         for own, _, m in self._cut(codes):
             over, where = self._kernels.move(theta, other, own, m * step, m * other_step, q)
-            breaches, first = breaches + over, where if first < 0 else first
-        return breaches, first
+            overflows, first = overflows + over, where if first < 0 else first
+        return overflows, first
 
     def clip_local(self, local: F32, theta: F32, limit: float) -> float:
         """``clip_local`` with a limit per layer."""

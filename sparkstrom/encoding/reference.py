@@ -63,7 +63,7 @@ def move(
     theta[where] = exact
     if other_step:
         other[where] += (sign * other_step).astype(np.float32)
-    return _breaches(exact, where, q)
+    return _overflows(exact, where, q)
 
 
 def choose_local(local: F32, theta: F32, tau: float, limit: int, seed: int, codes: I32) -> int:
@@ -133,7 +133,7 @@ def move_levels(
     theta[where] = exact
     if other_step:
         other[where] += (times * other_step).astype(np.float32)
-    return _breaches(exact, where, q)
+    return _overflows(exact, where, q)
 
 
 def shift_codes(codes: I32, start: int) -> None:
@@ -157,7 +157,7 @@ def bitmap_local(
     side    i64           in      +1 or -1: which side's half steps (tau/2, step/2) are sent
     scratch u8[512]       -       working memory
     out     u8[(n+3)//4]  out     parameter i in bits 2(i%4), 2(i%4)+1 of byte i//4; padding 0
-    returns (hits, half steps, breaches, first breach)
+    returns (hits, half steps, overflows, first overflow)
     """
     with np.errstate(invalid="ignore", over="ignore"):
         states = _states(local - theta, tau, side)
@@ -225,7 +225,7 @@ def bitmap_add(
     exact = theta + signs * step
     theta[:] = exact
     moved = np.flatnonzero(signs)
-    return _breaches(exact[moved], moved, q)
+    return _overflows(exact[moved], moved, q)
 
 
 def bitmap_add_both(
@@ -245,7 +245,7 @@ def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, in
     """
     exact = theta[indices] + quanta.astype(np.float64) * q
     theta[indices] = exact
-    return _breaches(exact, indices, q)
+    return _overflows(exact, indices, q)
 
 
 def apply_hits_both(theta: F32, local: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
@@ -275,7 +275,7 @@ def add_quanta(theta: F32, total: I32, q: float) -> tuple[int, int]:
     """
     exact = theta + total.astype(np.float64) * q
     theta[:] = exact
-    return _breaches(exact, np.arange(theta.size), q)
+    return _overflows(exact, np.arange(theta.size), q)
 
 
 def add_quanta_both(theta: F32, local: F32, total: I32, q: float) -> tuple[int, int]:
@@ -328,7 +328,7 @@ def _worst(values: F32) -> int:
     return int(np.max(values.view(np.int32) & 0x7FFFFFFF, initial=0))
 
 
-def _breaches(exact: NDArray[np.float64], where: NDArray[np.integer], q: float) -> tuple[int, int]:
+def _overflows(exact: NDArray[np.float64], where: NDArray[np.integer], q: float) -> tuple[int, int]:
     over = np.flatnonzero(np.abs(exact) > EXACT_QUANTA * q)
     return int(over.size), int(where[over[0]]) if over.size else -1
 
@@ -352,7 +352,7 @@ def _pack(states: U8, out: U8, exact: NDArray[np.float64], q: float) -> tuple[in
     halves = int(np.count_nonzero(states == HALF))
     hits = int(np.count_nonzero(states)) - halves
     moved = np.flatnonzero(states)
-    return (hits, halves, *_breaches(exact[moved], moved, q))
+    return (hits, halves, *_overflows(exact[moved], moved, q))
 
 
 def _unpack(packed: U8) -> U8:

@@ -26,7 +26,7 @@ class FitTotals:
     mass_left: float
     mass_waited: float
     residual_square: float
-    breaches: int
+    overflows: int
     tau: float | None  # the mean; None: nobody has published
     update_bytes: int
     rejected: int
@@ -56,7 +56,7 @@ class FitTotals:
             mass_left=sum(one.mass_left for one in training),
             mass_waited=sum(one.mass_waited for one in training),
             residual_square=sum(one.residual_square or 0.0 for one in training),
-            breaches=sum(one.breaches for one in training),
+            overflows=sum(one.overflows for one in training),
             tau=sum(taus) / len(taus) if taus else None,
             update_bytes=sum(one.update_bytes for one in nodes),
             rejected=sum(one.rejected for one in nodes),

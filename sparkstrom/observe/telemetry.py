@@ -71,7 +71,7 @@ class TrainingCounters:
     mass_scaled_away: float = field(metadata={TOLD: "mass_scaled"}, default=0.0)
     mass_left: float = 0.0  # the residual, sent or not
     mass_waited: float = 0.0  # in the residual: mass x own steps
-    breaches: int = 0  # parameters that left the exact range
+    overflows: int = field(metadata={TOLD: "breaches"}, default=0)  # beyond the exact range
     residual_square: float | None = None  # Euclidean norm squared; told at the end only
     tau: float | None = None  # once something was published
     seconds: dict[str, float] = field(metadata={TOLD: "s_"}, default_factory=dict)  # by activity

@@ -225,8 +225,8 @@ class MasterThread(threading.Thread):
             lost_mass=master.checkpoints.lost_mass,
             grants=master.checkpoints.granted_files,
             phase_began_s=master.phases.began_s,
-            overflows=self._theta.breaches,
-            first_overflow=self._theta.first_breach,
+            overflows=self._theta.overflows,
+            first_overflow=self._theta.first_overflow,
             stop_reason=master.phases.stop_reason,
         )
 

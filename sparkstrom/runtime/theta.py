@@ -60,8 +60,8 @@ class Theta:
         self.local: Flat | None = None
         self.k, self.q = k, quantum(k)
         self.commit = CommitNo(0)  # newest commit applied
-        self.breaches = 0  # parameters that left the exact range, counted
-        self.first_breach = -1
+        self.overflows = 0  # parameters that left the exact range, counted
+        self.first_overflow = -1
         self.buffers = b""  # arrays beside the parameters, as the model lays them out
         self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
 
@@ -155,7 +155,7 @@ class Theta:
 
     def add_sum(self, total: Total) -> None:
         """theta, and local where there is one, move by merged updates."""
-        self.breaches += total.overflows
+        self.overflows += total.overflows
         if total.array is None:
             self.add(total.hits)
             return
@@ -165,12 +165,12 @@ class Theta:
         else:
             self.count(self._kernels.add_quanta_both(self._values, self.local, array, self.q))
 
-    def count(self, breaches: tuple[int, int]) -> None:
+    def count(self, overflows: tuple[int, int]) -> None:
         """Take note of parameters that left the exact range."""
-        number, first = breaches
-        if number and not self.breaches:
-            self.first_breach = first
-        self.breaches += number
+        number, first = overflows
+        if number and not self.overflows:
+            self.first_overflow = first
+        self.overflows += number
 
     # -- snapshots -------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Theta:
                 total.add_total(decode_quanta_untrusted(entry.payload, self.n_params))
             else:
                 total.add(self.decode(entry.payload))
-        self.breaches += total.overflows
+        self.overflows += total.overflows
         return MergedRange(
             after=wanted.after,
             commit=wanted.commit,

@@ -233,7 +233,7 @@ class Trainer:
             mass_scaled_away=sent.mass_scaled_away,
             mass_left=sent.mass_sent + sent.mass_clipped + sent.mass_scaled_away,
             mass_waited=self._unsent.waited,
-            breaches=theta.breaches + sent.overflows,
+            overflows=theta.overflows + sent.overflows,
             residual_square=self._replica.residual_norm() ** 2 if whole else None,
             tau=tau,
             seconds=dict(counts.seconds),

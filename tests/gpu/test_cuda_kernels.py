@@ -160,7 +160,7 @@ def test_norms_of_anything_are_the_same_bits_every_time() -> None:
 
 
 @given(n=st.integers(1, 40), seed=seeds)
-def test_breaches_are_counted_and_the_first_is_named(n: int, seed: int) -> None:
+def test_overflows_are_counted_and_the_first_is_named(n: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     edge = random.choice([2**24 - 2, 2**24 - 1, 2**24, 0], n) * random.choice([-1, 1], n)
     theta = (edge * Q).astype(np.float32)

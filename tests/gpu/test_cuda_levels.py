@@ -131,7 +131,7 @@ def test_moving_by_levels(n: int, seed: int, tau: int, top: int, part: int) -> N
 
 
 @given(n=st.integers(1, 40), seed=seeds)
-def test_breaches_by_levels_are_counted_and_the_first_is_named(n: int, seed: int) -> None:
+def test_overflows_by_levels_are_counted_and_the_first_is_named(n: int, seed: int) -> None:
     random = np.random.default_rng(seed)
     edge = random.choice([2**24 - 16, 2**24 - 4, 2**24, 0], n) * random.choice([-1, 1], n)
     theta, indices = (edge * Q).astype(np.float32), random.permutation(n).astype(np.int32)

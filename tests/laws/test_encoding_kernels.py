@@ -211,18 +211,18 @@ def test_any_order_and_any_grouping_give_the_same_bits(
     start = (np.random.default_rng(n).integers(-(2**22), 2**22, n) * Q).astype(np.float32)
     in_order, shuffled, merged = start.copy(), start.copy(), start.copy()
     total = np.zeros(n, np.int32)
-    breaches = 0
+    overflows = 0
     for update in hits:
-        breaches += kernels.apply_hits(in_order, *update, Q)[0]
+        overflows += kernels.apply_hits(in_order, *update, Q)[0]
     for update in data.draw(st.permutations(hits)):
-        breaches += kernels.apply_hits(shuffled, *update, Q)[0]
+        overflows += kernels.apply_hits(shuffled, *update, Q)[0]
     cut = data.draw(st.integers(0, len(hits)))
     for update in hits[:cut]:
         kernels.sum_hits(total, *update)
     for update in hits[cut:]:
-        breaches += kernels.apply_hits(merged, *update, Q)[0]
-    breaches += kernels.add_quanta(merged, total, Q)[0]
-    assume(breaches == 0)
+        overflows += kernels.apply_hits(merged, *update, Q)[0]
+    overflows += kernels.add_quanta(merged, total, Q)[0]
+    assume(overflows == 0)
     assert in_order.tobytes() == shuffled.tobytes() == merged.tobytes()
 
 
@@ -246,7 +246,7 @@ def test_subtracting_is_exact(made: tuple[int, list[Hits]]) -> None:
     ),
     tau=st.sampled_from([2, 4]),
 )
-def test_a_breach_is_counted_exactly_when_theta_leaves_the_range(
+def test_an_overflow_is_counted_exactly_when_theta_leaves_the_range(
     backend: str, start: NDArray[np.int64], tau: int
 ) -> None:
     kernels, n = backends.kernels(backend), start.size
@@ -264,7 +264,7 @@ def test_a_breach_is_counted_exactly_when_theta_leaves_the_range(
         assert kernels.move(theta.copy(), theta.copy(), codes, tau * Q, 0.0, Q) == expected
         scratch, out = np.zeros(512, np.uint8), np.zeros((n + 3) // 4, np.uint8)
         learnt = (amounts * Q).astype(np.float32)
-        learnt[1:] = 0  # what does not move is no breach, wherever it is
+        learnt[1:] = 0  # what does not move is no overflow, wherever it is
         expected = (1, 0) if over.size and over[0] == 0 else (0, -1)
         answer = kernels.bitmap_replica(learnt, theta.copy(), tau * Q, tau * Q, 1, Q, scratch, out)
         assert answer == (1, 0, *expected)

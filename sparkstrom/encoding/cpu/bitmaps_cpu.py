@@ -65,14 +65,14 @@ def _comes_near(theta: F32, start: np.uint64, size: int, step: float, q: float) 
 
 
 @helper
-def _breach(
+def _overflow(
     value: float, amount: float, at: np.uint64, q: float, so_far: tuple[int, int]
 ) -> tuple[int, int]:
     """Count a parameter that is about to leave the exact range."""
-    breaches, first = so_far
+    overflows, first = so_far
     if amount != 0 and abs(np.float64(value) + np.float64(amount)) > EXACT_QUANTA * q:
-        breaches, first = breaches + 1, (np.int64(at) if first < 0 else first)
-    return breaches, first
+        overflows, first = overflows + 1, (np.int64(at) if first < 0 else first)
+    return overflows, first
 
 
 @helper
@@ -110,7 +110,7 @@ def bitmap_local(
     local: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
     """See ``reference.bitmap_local``."""
-    n, used, halves, breaches = local.shape[0], 0, 0, (0, -1)
+    n, used, halves, overflows = local.shape[0], 0, 0, (0, -1)
     toward, half, rest = np.float32(side), tau * np.float32(0.5), step - tau
     part, rest_part = step * np.float32(0.5) * toward, rest * np.float32(0.5) * toward
     for block in range((n + BLOCK - 1) // BLOCK):
@@ -121,7 +121,7 @@ def bitmap_local(
         if _comes_near(theta, start, size, step, q):
             for i in range(start, start + U64(size)):
                 amount = _amount(local[i] - theta[i], tau, half, toward, step, part)
-                breaches = _breach(theta[i], amount, i, q, breaches)
+                overflows = _overflow(theta[i], amount, i, q, overflows)
         if rest == 0:
             for i in range(size):
                 value = local[start + U64(i)] - theta[start + U64(i)]
@@ -133,7 +133,7 @@ def bitmap_local(
                 local[start + U64(i)] += _amount(value, tau, half, toward, rest, rest_part)
         counted = _pack(scratch, size, out, start // U64(4))
         used, halves = used + counted[0], halves + counted[1]
-    return used - halves, halves, breaches[0], breaches[1]
+    return used - halves, halves, overflows[0], overflows[1]
 
 
 @kernel("UniTuple(i8, 4)(f4[::1], f4[::1], f4, f4, i8, f8, u1[::1], u1[::1])")
@@ -141,7 +141,7 @@ def bitmap_replica(
     residual: F32, theta: F32, tau: float, step: float, side: int, q: float, scratch: U8, out: U8
 ) -> tuple[int, int, int, int]:
     """See ``reference.bitmap_replica``."""
-    n, used, halves, breaches = residual.shape[0], 0, 0, (0, -1)
+    n, used, halves, overflows = residual.shape[0], 0, 0, (0, -1)
     toward, half = np.float32(side), tau * np.float32(0.5)
     part, tau_part = step * np.float32(0.5) * toward, half * toward
     for block in range((n + BLOCK - 1) // BLOCK):
@@ -151,7 +151,7 @@ def bitmap_replica(
         if _comes_near(theta, start, size, step, q):
             for i in range(start, start + U64(size)):
                 amount = _amount(residual[i], tau, half, toward, step, part)
-                breaches = _breach(theta[i], amount, i, q, breaches)
+                overflows = _overflow(theta[i], amount, i, q, overflows)
         for i in range(size):
             at = start + U64(i)
             value = residual[at]
@@ -159,7 +159,7 @@ def bitmap_replica(
             residual[at] = value - _amount(value, tau, half, toward, tau, tau_part)
         counted = _pack(scratch, size, out, start // U64(4))
         used, halves = used + counted[0], halves + counted[1]
-    return used - halves, halves, breaches[0], breaches[1]
+    return used - halves, halves, overflows[0], overflows[1]
 
 
 @helper
@@ -227,7 +227,7 @@ def bitmap_add(
     theta: F32, packed: U8, side: int, step: float, q: float, scratch: U8
 ) -> tuple[int, int]:
     """See ``reference.bitmap_add``."""
-    n, breaches = theta.shape[0], (0, -1)
+    n, overflows = theta.shape[0], (0, -1)
     part = step * np.float32(0.5) * np.float32(side)
     for block in range((n + BLOCK - 1) // BLOCK):
         start, size = U64(block * BLOCK), min(BLOCK, n - block * BLOCK)
@@ -235,10 +235,12 @@ def bitmap_add(
         if _comes_near(theta, start, size, step, q):
             for i in range(size):
                 at = start + U64(i)
-                breaches = _breach(theta[at], _step(scratch[U64(i)], step, part), at, q, breaches)
+                overflows = _overflow(
+                    theta[at], _step(scratch[U64(i)], step, part), at, q, overflows
+                )
         for i in range(size):
             theta[start + U64(i)] += _step(scratch[U64(i)], step, part)
-    return breaches
+    return overflows
 
 
 @kernel(f"UniTuple(i8, 2)(f4[::1], f4[::1], {BYTES}, i8, f4, f8, u1[::1])")

@@ -192,7 +192,7 @@ def move(
     theta: F32, other: F32, codes: I32, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
     """See ``reference.move``."""
-    breaches, first, hits = 0, -1, codes.shape[0]
+    overflows, first, hits = 0, -1, codes.shape[0]
     limit, both = EXACT_QUANTA * q, other_step != 0
     for j in range(hits):
         soon = _index(codes[U64(min(j + AHEAD, hits - 1))])
@@ -205,14 +205,14 @@ def move(
         if both:
             other[at] += sign * other_step
         if abs(exact) > limit:
-            breaches, first = breaches + 1, (np.int64(at) if first < 0 else first)
-    return breaches, first
+            overflows, first = overflows + 1, (np.int64(at) if first < 0 else first)
+    return overflows, first
 
 
 @kernel("UniTuple(i8, 2)(f4[::1], i4[::1], i4[::1], f8)")
 def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, int]:
     """See ``reference.apply_hits``."""
-    breaches, first, hits = 0, -1, indices.shape[0]
+    overflows, first, hits = 0, -1, indices.shape[0]
     limit = EXACT_QUANTA * q
     for j in range(hits):
         prefetch(theta, U64(np.uint32(indices[U64(min(j + AHEAD, hits - 1))])))
@@ -220,8 +220,8 @@ def apply_hits(theta: F32, indices: I32, quanta: I32, q: float) -> tuple[int, in
         exact = theta[at] + quanta[j] * q
         theta[at] = exact
         if abs(exact) > limit:
-            breaches, first = breaches + 1, (np.int64(at) if first < 0 else first)
-    return breaches, first
+            overflows, first = overflows + 1, (np.int64(at) if first < 0 else first)
+    return overflows, first
 
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], i4[::1], i4[::1], f8)")
@@ -250,13 +250,13 @@ def sum_hits(total: I32, indices: I32, quanta: I32) -> tuple[int, int]:
 @kernel("UniTuple(i8, 2)(f4[::1], i4[::1], f8)")
 def add_quanta(theta: F32, total: I32, q: float) -> tuple[int, int]:
     """See ``reference.add_quanta``."""
-    breaches, first = 0, -1
+    overflows, first = 0, -1
     for i in range(theta.shape[0]):
         exact = theta[i] + total[i] * q
         theta[i] = exact
         if abs(exact) > EXACT_QUANTA * q:
-            breaches, first = breaches + 1, (i if first < 0 else first)
-    return breaches, first
+            overflows, first = overflows + 1, (i if first < 0 else first)
+    return overflows, first
 
 
 @kernel("UniTuple(i8, 2)(f4[::1], f4[::1], i4[::1], f8)")

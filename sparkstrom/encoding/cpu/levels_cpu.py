@@ -111,7 +111,7 @@ def move_levels(
     theta: F32, other: F32, codes: I32, levels: U8, step: float, other_step: float, q: float
 ) -> tuple[int, int]:
     """See ``reference.move_levels``."""
-    breaches, first, hits = 0, -1, codes.shape[0]
+    overflows, first, hits = 0, -1, codes.shape[0]
     limit, both = EXACT_QUANTA * q, other_step != 0
     for j in range(hits):
         soon = _index(codes[U64(min(j + AHEAD, hits - 1))])
@@ -125,8 +125,8 @@ def move_levels(
         if both:
             other[at] += times * other_step
         if abs(exact) > limit:
-            breaches, first = breaches + 1, (np.int64(at) if first < 0 else first)
-    return breaches, first
+            overflows, first = overflows + 1, (np.int64(at) if first < 0 else first)
+    return overflows, first
 
 
 @kernel("void(i4[::1], i8)")

@@ -183,8 +183,8 @@ def _answer() -> DeviceArray:
 
 
 def _noted(answer: DeviceArray) -> tuple[int, int, int, int]:
-    """(hits, half steps, breaches, first breach); ``answer`` is 0 again."""
-    breaches, last, hits, halves = answer.copy_to_host().tolist()
-    if breaches or hits or halves:
+    """(hits, half steps, overflows, first overflow); ``answer`` is 0 again."""
+    overflows, last, hits, halves = answer.copy_to_host().tolist()
+    if overflows or hits or halves:
         answer.copy_to_device(np.zeros(4, np.int32))
-    return hits, halves, breaches, LAST - last if breaches else -1
+    return hits, halves, overflows, LAST - last if overflows else -1

@@ -153,10 +153,10 @@ def summarize(
     assert record.end is not None, "the fit is done"
     spec, outcome = record.end.spec, record.end.outcome
     total = FitTotals.of(outcome.stats.values())
-    breaches = outcome.overflows + total.breaches
+    overflows = outcome.overflows + total.overflows
     rows_trained = sum(max(0, rows) for rows in outcome.rows)
     return TrainingSummary(
-        replicas_equal=len(set(outcome.hashes.values())) == 1 and not breaches,
+        replicas_equal=len(set(outcome.hashes.values())) == 1 and not overflows,
         hashes=outcome.hashes,
         bytes_sent=total.update_bytes,
         bytes_wire=bytes_on_links([outcome.wire, *total.links]),
@@ -188,11 +188,11 @@ def summarize(
         grants=outcome.grants,
         horizons=horizons,
         tau=_tau(total),
-        exactness_breaches=breaches,
+        exactness_breaches=overflows,
         first_breach=outcome.first_overflow,
         rejected_frames=outcome.traffic.rejected.total() + total.rejected,
         departures=_departures(outcome),
-        warnings=[*warnings, *_warnings(outcome, total, executors, breaches)],
+        warnings=[*warnings, *_warnings(outcome, total, executors, overflows)],
         stopped=outcome.stop_reason,
         history=record.end.history,
         best=best,
@@ -220,11 +220,11 @@ def _tau(total: FitTotals) -> float:
     return float("nan") if total.tau is None else total.tau
 
 
-def _warnings(outcome: Outcome, total: FitTotals, executors: int, breaches: int) -> list[str]:
+def _warnings(outcome: Outcome, total: FitTotals, executors: int, overflows: int) -> list[str]:
     return [
         *outcome.notes,
         *skew_warnings(outcome.rows, len(outcome.executors), executors),
-        *_breach_warning(breaches, outcome.first_overflow),
+        *_overflow_warning(overflows, outcome.first_overflow),
         *_differing(outcome.hashes),
         *_fresh_updaters(total.fresh_updaters),
         *_nothing_learnt(outcome.minibatches, total),
@@ -331,11 +331,11 @@ def skew_warnings(rows: list[int], executors_used: int, executors: int) -> list[
     return out
 
 
-def _breach_warning(breaches: int, first: int) -> list[str]:
-    if not breaches:
+def _overflow_warning(overflows: int, first: int) -> list[str]:
+    if not overflows:
         return []
     return [
-        f"{breaches} times a parameter (first: index {first}) left the range in which sums are "
+        f"{overflows} times a parameter (first: index {first}) left the range in which sums are "
         "exact: replicas may differ; the driver's parameters are delivered. Lower the learning "
         "rate, or start another fit: it takes a coarser grid"
     ]

@@ -166,10 +166,10 @@ def test_leaving_the_exact_range_is_counted_with_the_first_index(make_commit: Ma
     values[[4, 9]] = EXACT_QUANTA * theta.q
     theta.load(values)
     theta.add(theta.decode(make_commit(1, 5, 10).payload))
-    assert (theta.breaches, theta.first_breach) == (2, 4)
+    assert (theta.overflows, theta.first_overflow) == (2, 4)
     theta.add_sum(Total.of_array(np.ones(N, np.int32)))
-    assert theta.breaches > 2
-    assert theta.first_breach == 4
+    assert theta.overflows > 2
+    assert theta.first_overflow == 4
 
 
 def test_a_copy_is_without_what_has_no_commit_yet(
@@ -219,10 +219,10 @@ def test_the_digest_is_that_of_the_bytes() -> None:
     assert theta.digest() != zero
 
 
-def test_a_sum_that_wrapped_around_is_told_as_a_breach() -> None:
+def test_a_sum_that_wrapped_around_is_told() -> None:
     theta = make_theta(64, K)
     total = Total(64)
     total.add((np.array([3], np.int32), np.array([2**31 - 1], np.int32)))
     total.add((np.array([3], np.int32), np.array([2**31 - 1], np.int32)))
     theta.add_sum(total)
-    assert theta.breaches == 1
+    assert theta.overflows == 1

@@ -172,7 +172,7 @@ def test_replicas_are_equal_only_where_nothing_speaks_against_it(changes: dict[s
     assert not summary(**changes).replicas_equal
 
 
-def test_breaches_are_a_warning_with_a_remedy() -> None:
+def test_overflows_are_a_warning_with_a_remedy() -> None:
     text = summary(overflows=2, first_overflow=7).warnings[-1]
     assert "2 times a parameter (first: index 7)" in text
     assert "Lower the learning rate" in text
