@@ -1,0 +1,66 @@
+"""Where a fit's log goes: a file of its own each time, a named one, or nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.runtime.master_thread import Snapshot
+from sparkstrom.spark.driver.listener_setup import Judging
+from sparkstrom.spark.driver.run_log import run_log_of
+
+SPEC = FitSpec(workers=2, epochs=3, n_params=4, version="1", job=0xABC)
+
+
+@pytest.fixture(autouse=True)
+def in_a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPARKSTROM_RUNS")
+
+
+def test_each_fit_has_a_file_in_the_working_directory() -> None:
+    log = run_log_of(None, SPEC)
+    assert log is not None
+    assert log.path.parent == Path("sparkstrom-runs")
+    assert log.path.name.endswith("-0000000000000abc.jsonl")
+    assert not log.path.parent.exists()  # until there is something to write
+
+
+@pytest.mark.parametrize(("value", "parent"), [("elsewhere/runs", "elsewhere/runs"), ("", None)])
+def test_the_environment_names_another_directory_or_none(
+    monkeypatch: pytest.MonkeyPatch, value: str, parent: str | None
+) -> None:
+    monkeypatch.setenv("SPARKSTROM_RUNS", value)
+    log = run_log_of(None, SPEC)
+    assert (log and log.path.parent) == (parent and Path(parent))
+
+
+def test_a_file_that_is_named_counts_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARKSTROM_RUNS", "")
+    log = run_log_of("mine.jsonl", SPEC)
+    assert log is not None
+    assert log.path == Path("mine.jsonl")
+    assert run_log_of("", SPEC) is None
+
+
+def test_rows_are_judged_under_a_copy_and_the_fits_own_model_is_not_touched() -> None:
+    model = DenseNetwork([2, 2], updater=Sgd(0.1), seed=1)
+    mine = model.initial()
+    model.bind(mine)
+    others = np.array([9, -9, -9, 9, 0, 0], np.float32)  # class 0 where the first feature is larger
+    judge = Judging(model, lambda: Snapshot(7, others.copy(), b""))
+    features = np.array([[1, 0], [0, 1]], np.float32)
+    found = judge(features, np.array([0, 1]), "classification")
+    assert found.classification is not None
+    assert found.classification.accuracy == 1.0
+    np.testing.assert_array_equal(model.predict(features), _fresh(mine).predict(features))
+
+
+def _fresh(parameters: np.ndarray) -> DenseNetwork:
+    model = DenseNetwork([2, 2], updater=Sgd(0.1), seed=1)
+    model.bind(parameters)
+    return model
