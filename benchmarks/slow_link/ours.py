@@ -36,9 +36,10 @@ class Watched(SparkNetwork):
 
     master: Any = None
 
-    def _master_thread(self, *args: Any, **keywords: Any) -> Any:
-        self.master = super()._master_thread(*args, **keywords)
-        return self.master
+    def _fit_run(self, *args: Any) -> Any:
+        run = super()._fit_run(*args)
+        self.master = run.master
+        return run
 
 
 class Fit:

@@ -54,16 +54,16 @@ class FitRun:
     ) -> None:
         self._site, self.spec, self.theta, self._spread = site, spec, theta, spread
         self._key = secrets.token_bytes(KEY_BYTES)
-        self._master = self._master_thread(checkpoints)
+        self.master = self._master_thread(checkpoints)
         self._events: FitEvents | None = None
 
     def follow(self, call: FitCall, showing: Showing) -> EpochWatch:
         """Who listens to it, in order; the listener thread is ``showing``'s from now on."""
         site, progress = self._site, showing.progress
         showing.heard = listener_thread(
-            call, self.spec, site.model, site.master, self._master.snapshot, progress
+            call, self.spec, site.model, site.master, self.master.snapshot, progress
         )
-        return EpochWatch(self._master, call.early_stopping)
+        return EpochWatch(self.master, call.early_stopping)
 
     @property
     def epochs_complete(self) -> int:
@@ -78,7 +78,7 @@ class FitRun:
             ours = [StartWatch(job, say), watch, FitProgress(showing.progress), ResidualLog()]
             heard = [showing.heard] if showing.heard is not None else []
             self._events = FitEvents(self.spec, [*ours, record, *heard])
-            Fitting(self._master, job, self._events).run()
+            Fitting(self.master, job, self._events).run()
 
     def _master_thread(self, checkpoints: CheckpointFiles) -> MasterThread:
         warm_up()
@@ -102,8 +102,8 @@ class FitRun:
             master=self._site.master,
             k=self.theta.k,
             layers=self.theta.layers,
-            endpoint=self._master.endpoint,
-            join_stream=self._master.join_stream,
+            endpoint=self.master.endpoint,
+            join_stream=self.master.join_stream,
             network=self._site.network,
             rows=self._spread.rows,
             initial=initial,

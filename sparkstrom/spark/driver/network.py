@@ -148,12 +148,15 @@ class SparkNetwork:
             fraction=call.chosen.fraction,
             metric=call.early_stopping.metric if call.early_stopping else LOSS,
         )
-        run = FitRun(self._site, spec, theta, spread, self._kept)
+        run = self._fit_run(spec, theta, spread)
         # Kept files are granted once: a fit that fails uses them up.
         self._kept, self._may_have_files = {}, self._site.keep
         watch = run.follow(call, showing)
         assert showing.heard is not None, "somebody follows it"
         return showing.heard.follow(partial(self._run, run, watch, showing))
+
+    def _fit_run(self, spec: FitSpec, theta: Theta, spread: Spread) -> FitRun:
+        return FitRun(self._site, spec, theta, spread, self._kept)
 
     def _run(self, run: FitRun, watch: EpochWatch, showing: Showing) -> TrainingSummary:
         try:
