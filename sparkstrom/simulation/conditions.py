@@ -18,9 +18,9 @@ from sparkstrom.simulation.sim_process import STEP_S_MIN
 LINKS = "links"
 CALM_SHARE = 0.05
 BUFFERED_SHARE = 0.3
-ENDPOINT_SHARE = 0.06  # takes more than twice as long as the others
-CODEC_SHARE = 0.09  # the endpoint's messages go through their bytes, too
-REAL_SHARE = 0.02
+ENDPOINT_SHARE = 0.03  # takes more than twice as long as the others
+CODEC_SHARE = 0.07  # the endpoint's messages go through their bytes, too
+REAL_SHARE = 0.01
 WHOLE_SHARE = 0.7
 ISOLATED_SHARE = 0.1
 ROUGH_SHARE = 0.5
