@@ -17,6 +17,7 @@ GONE_S = 5.0
 LIMIT_S = 240.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["start", "training"])
 def test_ctrl_c_at(when, tmp_path):
     said = tmp_path / "stderr"

@@ -78,6 +78,7 @@ def test_a_listener_that_fails_ends_the_fit_and_the_next_one_works(make_network,
     network.close()
 
 
+@pytest.mark.slow
 def test_a_worker_lost_and_replaced_is_heard_when_it_happens(
     make_network, data, in_background, victims, wait_until, has_trained
 ):
