@@ -43,13 +43,13 @@ def passed(*arguments: str) -> int:
 @pytest.mark.parametrize(
     ("arguments", "least"),
     [
-        (("tests/gpu",), PASSED),
-        (
+        pytest.param(("tests/gpu",), PASSED, marks=pytest.mark.slow, id="kernels and encoders"),
+        pytest.param(
             ("-p", "tests.gpu.conftest", *(f"tests/unit/runtime/{f}" for f in ON_DEVICE_MEMORY)),
             100,
+            id="theta and replicas",
         ),
     ],
-    ids=["kernels and encoders", "theta and replicas"],
 )
 def test_on_a_device_under_the_simulator(arguments: tuple[str, ...], least: int) -> None:
     assert passed(*arguments) >= least

@@ -8,6 +8,7 @@ import pytest
 
 from sparkstrom.cli.main import main
 from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
+from sparkstrom.simulation import shrinking
 from sparkstrom.simulation.hearing import Hearing
 
 CALM = ["--calm", "--nodes", "2", "--jobs", "1"]
@@ -40,6 +41,7 @@ def test_a_violation_gives_exit_code_1_and_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ResidualCheckpoints, "keep", lambda self, executor, owner, kept: None)
+    monkeypatch.setattr(shrinking, "SHRINK_S", 1.0)
     given = ["simulate", "--seeds", "0:2", "--epochs", "1", "--json", *CALM]
     assert main(given) == 1
     out, err = capsys.readouterr()
@@ -111,6 +113,7 @@ def test_json_is_not_shrunk_unless_asked(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ResidualCheckpoints, "keep", lambda self, executor, owner, kept: None)
+    monkeypatch.setattr(shrinking, "SHRINK_S", 1.0)
     assert main(["simulate", "--seeds", "0", "--json", *CALM]) == 1
     assert "shrunk" not in capsys.readouterr().err
     assert main(["simulate", "--seeds", "0", "--json", "--shrink", *CALM]) == 1
