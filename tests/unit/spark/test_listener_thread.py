@@ -163,17 +163,21 @@ def test_workers_come_and_go_with_the_reason() -> None:
 
 
 def test_what_a_listener_raises_ends_the_fit_by_its_name() -> None:
+    called = threading.Event()
+
     class Broken(TrainingListener):
         def on_iteration(self, event: Iteration) -> None:
+            called.set()
             raise ValueError("no such column")
 
     diary = Diary()
     heard = thread_of(Broken(), diary)
 
     def fit() -> None:
-        for minibatches in range(1, 10_000):  # the thread has its time until one of them raises
+        heard.on_progress(at(1))
+        assert called.wait(30)
+        for minibatches in range(2, 100_000):  # it is raised at one of the next looks
             heard.on_progress(at(minibatches))
-            threading.Event().wait(0.01)
 
     wanted = r"^listener Broken\.on_iteration raised ValueError: no such column; .* fails_fit"
     with pytest.raises(TrainingError, match=wanted) as caught:
