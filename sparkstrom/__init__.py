@@ -7,6 +7,7 @@ kernel and opens no socket.
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from sparkstrom.base.version import __version__
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from sparkstrom.spark.driver.discovery import VoidConfiguration as VoidConfiguration
     from sparkstrom.spark.driver.network import SparkNetwork as SparkNetwork
     from sparkstrom.spark.driver.training_master import SharedTrainingMaster as SharedTrainingMaster
+
+logging.getLogger(__name__).addHandler(logging.NullHandler())  # who wants our records says so
 
 _HOMES = {
     "AdaptiveThreshold": "sparkstrom.encoding.thresholds",
@@ -70,6 +73,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module("sparkstrom.base.errors")
     if name not in _HOMES:
         raise AttributeError(f"module 'sparkstrom' has no attribute {name!r}")
+    if name == "SparkNetwork":  # at once, not after Spark's start and the reading of data
+        importlib.import_module("sparkstrom.transport.aeron.library").warn_where_absent(2)
     return getattr(importlib.import_module(_HOMES[name]), name)
 
 

@@ -8,6 +8,7 @@ from sparkstrom.observe.listening.fit_events import (
     Iteration,
     TrainingListener,
     WorkerChange,
+    WorkerSays,
 )
 from sparkstrom.observe.listening.given import (
     CollectScoresListener,
@@ -35,4 +36,5 @@ __all__ = [
     "TimeIterationListener",
     "TrainingListener",
     "WorkerChange",
+    "WorkerSays",
 ]

@@ -7,13 +7,16 @@
     │   └── WireError     bytes that are no frame of ours, or not for us
     ├── TransportError    a C call of Aeron failed
     │   └── DriverLost    the media driver died or does not answer; another can be started
-    └── TrainingError     stop: NaN, an exception in training, replicas lost
+    ├── TrainingError     stop: NaN, an exception in training, replicas lost
+    └── CheckpointDamaged a checkpoint file that is cut or changed; one before it may be whole
 
 Spark pickles exceptions: every class passes its fields to ``super().__init__``, so that
 ``cls(*exc.args)`` rebuilds it.
 """
 
 from __future__ import annotations
+
+LINE_MAX = 200  # of other people's words inside one of our lines
 
 
 class SparkstromError(Exception):
@@ -51,6 +54,12 @@ class DriverLost(TransportError):
     """The media driver died or stopped answering: close, ask for one and open the edges again."""
 
 
+def first_line(words: object) -> str:
+    """What others' words begin with, to stand inside a message; all of them belong behind it."""
+    line = next((line.strip() for line in str(words).splitlines() if line.strip()), "no reason")
+    return line if len(line) <= LINE_MAX else f"{line[: LINE_MAX - 4]} ..."
+
+
 class TrainingError(SparkstromError):
     """Training must stop: an exception or NaN in a worker, or replicas that cannot be trusted.
 
@@ -58,12 +67,28 @@ class TrainingError(SparkstromError):
     that line where nobody catches the error.
     """
 
-    def __init__(self, reason: str, host: str = "", partition: int = -1, trace: str = "") -> None:
-        super().__init__(reason, host, partition, trace)
+    def __init__(
+        self, reason: str, host: str = "", partition: int = -1, trace: str = "", phase: str = ""
+    ) -> None:
+        super().__init__(reason, host, partition, trace, phase)
         self.reason, self.host, self.partition, self.trace = reason, host, partition, trace
+        self.phase = phase  # what the worker was doing, in words
         if trace:
             self.add_note(trace)
 
     def __str__(self) -> str:
-        where = f" (partition {self.partition} on {self.host})" if self.partition >= 0 else ""
-        return f"{self.reason}{where}"
+        if self.partition < 0:
+            return self.reason
+        doing = f", {self.phase}" if self.phase else ""
+        return f"{self.reason} (partition {self.partition} on {self.host}{doing})"
+
+
+class CheckpointDamaged(SparkstromError):
+    """A checkpoint file is cut, changed, or none: it is left where it is, and never used."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(path, why)
+        self.path, self.why = path, why
+
+    def __str__(self) -> str:
+        return f"{self.path} is damaged: {self.why}"

@@ -114,7 +114,7 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
     if model is None:
         model = from_description(description["model"])
     else:
-        _check_same(model.describe(), description["model"], path)
+        check_same(model.describe(), description["model"], path)
     if parameters.shape != (model.n_params,) or parameters.dtype != np.float32:
         raise UsageError(
             f"{path} holds {parameters.dtype}{list(parameters.shape)}, its description wants "
@@ -130,8 +130,8 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
     return model, parameters, int(description["epochs"])
 
 
-def _check_same(here: dict[str, Any], saved: dict[str, Any], path: Path) -> None:
-    """Raise UsageError where the saved parameters are of another kind, name or shape."""
+def check_same(here: dict[str, Any], saved: dict[str, Any], path: object) -> None:
+    """Raise UsageError where the saved model is of another kind, or has other parameters."""
     if here["kind"] != saved["kind"]:
         raise UsageError(
             f"{path} is of kind {saved['kind']!r}, the model given is {here['kind']!r}"

@@ -120,6 +120,16 @@ class Failed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
     trace: Trace
     host: Text = ""
     partition: U32 = 0
+    phase: Text = ""  # what the worker was doing, in words
+
+
+class Says(msgspec.Struct, frozen=True, tag="says", kw_only=True):
+    """What a worker's Python code says: for people, and nothing follows from it. May be lost."""
+
+    host: Text
+    partition: U32
+    lines: Annotated[list[tuple[Text, Text]], msgspec.Meta(max_length=64)]  # phase, line
+    skipped: U63  # lines left out since the last of these messages
 
 
 # -- up: over the edge to the parent -----------------------------------------------------------
@@ -158,9 +168,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     node: NodeField
     edge: EdgeField  # its edge upwards
     count: U63  # rises with each change
-    after_seq: (
-        SeqField  # ``epoch, batch`` counts once the node's update of this number is committed
-    )
+    after_seq: SeqField  # ``epoch, batch`` counts once this update of the node is committed
     epoch: U32
     batch: U32
     steps: U63
@@ -182,9 +190,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag="report", kw_only=True):
     """Lease renewal, acknowledgement, and news of the subtree; idempotent, the newest counts."""
 
     received: CommitField  # every commit up to here has been received in order
-    bytes_received: U63 = msgspec.field(
-        name="taken"
-    )  # bytes that came from you by this edge, by their weight (``SendWindow``)
+    bytes_received: U63 = msgspec.field(name="taken")  # from you by this edge (``SendWindow``)
     catching: bool  # it takes a snapshot
     stamp: U63  # the parent has heard all news up to here once it has this
     news: list[Status]  # since the last stamp that the parent has acknowledged
@@ -313,12 +319,8 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     closed: list[NodeField]  # ids closed a moment ago, whose owners may not know it
     stamp: U63 = msgspec.field(name="heard")  # newest stamp of your reports
     sent: CommitField  # you were sent every commit up to here by this edge
-    bytes_received: U63 = msgspec.field(
-        name="taken"
-    )  # bytes that came from you by this edge, by their weight (``SendWindow``)
-    bytes_forwarded: U63 = msgspec.field(
-        name="passed"
-    )  # of those, what has gone on: the rest waits at your parent
+    bytes_received: U63 = msgspec.field(name="taken")  # from you by this edge (``SendWindow``)
+    bytes_forwarded: U63 = msgspec.field(name="passed")  # of those: the rest waits above you
 
 
 class Again(msgspec.Struct, frozen=True, tag="again"):
@@ -387,10 +389,10 @@ class UpdaterChunk(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Control = (
-    Join | Silent | Here | Failed | Attach | Heartbeat | AskAfter | AskChunk | AskUpdater | Leaving
-    | Welcome | Adopt | Disown | Probe | Refused | Closed | Release
+    Join | Silent | Here | Failed | Says | Attach | Heartbeat | AskAfter | AskChunk | AskUpdater
+    | Leaving | Welcome | Adopt | Disown | Probe | Refused | Closed | Release
     | Attached | State | Again | Behind
 )  # fmt: skip
-Direct = Join | Silent | Here | Failed | Leaving
+Direct = Join | Silent | Here | Failed | Says | Leaving
 Data = Update | Committed | MergedRange | Chunk | UpdaterChunk
 Message = Control | Data

@@ -203,8 +203,13 @@ def on_device(index: int) -> Backend:
 
     Raises SetupError with the reason where it cannot be had.
     """
-    _cuda_device().select(index)
+    need_device(index)
     return backend(CUDA)
+
+
+def need_device(index: int) -> None:
+    """Let this thread work on that GPU; nothing is compiled. Raises SetupError as ``on_device``."""
+    _cuda_device().select(index)
 
 
 def kernels(name: str = "cpu") -> Kernels:
@@ -245,3 +250,4 @@ def warm_up(name: str = "cpu") -> None:
     """Have every kernel that a step can need in memory, ready to run."""
     kernels(name)
     importlib.import_module("sparkstrom.encoding.gaps")
+    importlib.import_module("sparkstrom.encoding.cpu.compiled").ready()

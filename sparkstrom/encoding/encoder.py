@@ -24,8 +24,8 @@ import math
 from collections.abc import Callable
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.encoding import backends, grid, levels
-from sparkstrom.encoding.backends import Backend
+from sparkstrom.encoding import grid, levels
+from sparkstrom.encoding.backends import Backend, host
 from sparkstrom.encoding.encoded import Counters, Encoded, EncoderState
 from sparkstrom.encoding.error_feedback import Operands, Stride, residual_of
 from sparkstrom.encoding.form_writers import FormWriters, Workspace, Written
@@ -71,7 +71,7 @@ class Encoder:
         """
         if aggregation not in AGGREGATIONS:
             raise UsageError(f"aggregation={aggregation!r}: must be one of {list(AGGREGATIONS)}")
-        backend = backend or backends.backend()
+        backend = backend or host()
         levels_max = levels_of(threshold)
         self.n_params, self.k, self.q = n_params, k, grid.quantum(k)
         self.train_on, self.aggregation, self.layers = train_on, aggregation, layers

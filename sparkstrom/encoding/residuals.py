@@ -31,7 +31,8 @@ class ResidualClipping:
 
     DL4J: ``ResidualClippingPostProcessor``. As there it comes after encoding, with the tau of that
     message, and is skipped when nothing was sent. Unlike there it counts publications, not
-    training steps. ``None`` in its place clips nothing.
+    training steps. ``None`` in its place clips nothing. Raises UsageError for a multiple or a
+    frequency below 1.
     """
 
     multiple: float = 5.0  # of tau
@@ -56,14 +57,3 @@ class ResidualClipping:
     def process(self, residual: Residual, at: Operands, publication: int, tau: float) -> float:
         """Clip where this publication ends with it."""
         return residual.clip(at, self.multiple * tau) if self.is_due(publication) else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class InTurn:
-    """Several post-processors, one after another."""
-
-    processors: tuple[ResidualPostProcessor, ...]
-
-    def process(self, residual: Residual, at: Operands, publication: int, tau: float) -> float:
-        """What all of them destroy."""
-        return sum(one.process(residual, at, publication, tau) for one in self.processors)

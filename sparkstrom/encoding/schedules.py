@@ -21,7 +21,8 @@ class WarmUp:
     later, they arrive stale. Source: Deep Gradient Compression (Lin et al. 2018, section 3.3),
     where sparsity rises from epoch to epoch as 75 %, 93.75 %, 98.4 %, 99.6 %, 99.9 %: these
     defaults with ``publications=4``. tau is found as there, from a sample of the residual. The
-    threshold algorithm begins afterwards, from the last tau; a fixed one from its own.
+    threshold algorithm begins afterwards, from the last tau; a fixed one from its own. Raises
+    UsageError for values out of range.
     """
 
     publications: int  # of each worker; an epoch's worth or a few

@@ -85,8 +85,8 @@ class AutoThreshold:
     def next_fraction(self, fraction: float, round_s: float, step_s: float) -> float:
         """The fraction to send next, from what was wanted last and how that went.
 
-        round_s  how long the last publication took until it was committed
-        step_s   how long a training step takes
+        ``round_s``: how long the last publication took until it was committed; ``step_s``: how long
+        a training step takes.
 
         While a publication is through within a step (or ``ROUND_S``, where steps are shorter)
         there is room for more; above that it is less in proportion, a fifth at least.
@@ -110,7 +110,10 @@ def algorithm_of(threshold: ThresholdAlgorithm | str) -> ThresholdAlgorithm:
 
 @dataclass(frozen=True, slots=True)
 class FixedThreshold:
-    """The same tau for every message (DL4J: ``FixedThresholdAlgorithm``)."""
+    """The same tau for every message (Strom 2015; DL4J: ``FixedThresholdAlgorithm``).
+
+    Raises UsageError for a tau that is not positive and finite, or levels that do not exist.
+    """
 
     tau: float  # parameter units
     levels: int = 1  # an entry moves by tau, 2 tau, ... 2^(levels - 1) tau; DL4J: by tau alone
@@ -126,7 +129,10 @@ class FixedThreshold:
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveThreshold:
-    """Steer tau so that the sent fraction stays within a band (``AdaptiveThresholdAlgorithm``)."""
+    """Steer tau so that the sent fraction stays within a band (``AdaptiveThresholdAlgorithm``).
+
+    Fractions are of all parameters, for one message. Raises UsageError for values out of range.
+    """
 
     tau_initial: float = 1e-4  # parameter units
     sent_fraction_min: float = 1e-4
@@ -150,7 +156,8 @@ class AdaptiveThreshold:
 class TargetSparsityThreshold:
     """Steer tau towards one sent fraction (DL4J: ``TargetSparsityThresholdAlgorithm``).
 
-    It never settles: it swings around the target by one step of ``decay``.
+    It never settles: it swings around the target by one step of ``decay``. The target is a fraction
+    of all parameters. Raises UsageError for values out of range.
     """
 
     tau_initial: float = 1e-4  # parameter units

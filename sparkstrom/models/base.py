@@ -174,6 +174,25 @@ class Paced(Protocol):
 
 
 @runtime_checkable
+class Epochal(Protocol):
+    """A model that asks where in its worker's epoch a step is."""
+
+    def stand_at(self, epoch: int, batch: int, batches: int) -> None:
+        """Before a step: it is on minibatch ``batch`` of ``batches``; both and epochs are from 0.
+
+        Epochs count over all fits of a network.
+        """
+
+
+@runtime_checkable
+class LossBound(Protocol):
+    """A Measured model that may have no loss to measure with."""
+
+    def need_loss(self) -> None:
+        """Before work starts: raise UsageError where ``loss`` cannot be asked for."""
+
+
+@runtime_checkable
 class Exporting(Protocol):
     """A model that its own library opens again without this package."""
 

@@ -77,6 +77,8 @@ def one_array(columns: Columns, what: str = "features") -> NDArray[Any]:
     """The only array there is. Raise UsageError for several: not every model takes them."""
     if isinstance(columns, np.ndarray):
         return columns
+    if not columns:
+        raise UsageError(f"there are no {what}, and this model needs them: name their column")
     names = f" ({', '.join(columns)})" if isinstance(columns, dict) else ""
     raise UsageError(
         f"{len(columns)} arrays of {what}{names}: this model takes one; name one column, or several"

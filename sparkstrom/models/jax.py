@@ -17,7 +17,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, Flat, Share, State
 from sparkstrom.models.buffers import averaged, packed, unpacked
 from sparkstrom.models.flat import Layout, bindable
-from sparkstrom.models.optax_pacing import at_position, paced, told
+from sparkstrom.models.optax_pacing import at_position, no_optimizer, paced, told
 from sparkstrom.models.outputs import KINDS, LOGITS, VALUES
 from sparkstrom.models.xla import (
     Trial,
@@ -38,6 +38,8 @@ except ImportError as missing:
     raise UsageError(
         f"{missing}: JaxModel needs it here and on every executor; do pip install 'sparkstrom[jax]'"
     ) from missing
+
+__all__ = ["JaxModel"]
 
 OPTIONS = ("init", "apply", "loss", "optimizer", "apply_train", "outputs", "seed")
 
@@ -75,10 +77,7 @@ class JaxModel:
         need_callables(init=init, apply=apply, loss=loss)
         self._outputs = outputs_of(outputs, loss)
         if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-            raise UsageError(
-                f"optimizer is a {type(optimizer).__name__}: pass optax's own, such as"
-                " optax.adam(1e-3)"
-            )
+            raise UsageError(no_optimizer(optimizer))
         self._init, self._apply, self._loss = init, apply, loss
         self._optimizer, self._apply_train, self._seed = optimizer, apply_train, seed
         shapes = jax.eval_shape(lambda: init(jax.random.key(seed)))
@@ -94,7 +93,7 @@ class JaxModel:
         self._pace: tuple[int | None, int] | None = None  # workers (None: always one), position
         self._draw = [0, 0]  # this worker's seed and step, for random keys
         self._jit_step = jax.jit(self._next, donate_argnums=1)
-        self._trial = Trial(self._tried)
+        self._trial = Trial(self._tried, "jax", "optax")
         self._jit_predict = jax.jit(self._applied)
         self._jit_loss = jax.jit(self._measure)
         self._jit_init = jax.jit(lambda flat: self._optimizer.init(self._params_of(flat)))

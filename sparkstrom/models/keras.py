@@ -33,6 +33,7 @@ from sparkstrom.models.keras_objects import (
     need_model,
     optimizer_of,
     outputs_of,
+    plain_errors,
     refuse_other_modules,
     revived,
     rows_loss_of,
@@ -46,6 +47,8 @@ from sparkstrom.models.xla import (
     mean_loss,
     state_of,
 )
+
+__all__ = ["KerasModel"]
 
 PARTS = ("model", "optimizer")
 NUMBER = re.compile(r"_\d+(?=/)")  # Keras counts layers without a name over the whole process
@@ -93,7 +96,7 @@ class KerasModel:
         self._params: Flat | None = None
         self._initial = None
         self._jit_step = jax.jit(self._next, donate_argnums=1)
-        self._trial = Trial(self._tried)
+        self._trial = Trial(self._tried, "jax", "keras")
         self._jit_predict = jax.jit(self._predicted)
         self._jit_loss = jax.jit(self._measured)
 
@@ -251,9 +254,10 @@ class KerasModel:
     def _tried(self, features: Any, labels: Any) -> tuple[Any, Any]:
         """A step and a prediction from zeros: outputs and losses."""
         flat = jnp.zeros(self.n_params, jnp.float32)
-        self._next(flat, self._updater, self._fixed, features, labels, None)
-        outputs = self._predicted(flat, self._fixed, features)
-        return outputs, self._rows_loss(labels, outputs)
+        with plain_errors():
+            self._next(flat, self._updater, self._fixed, features, labels, None)
+            outputs = self._predicted(flat, self._fixed, features)
+            return outputs, self._rows_loss(labels, outputs)
 
     def _predicted(self, flat: Any, fixed: Any, features: Any) -> Any:
         return self._model.stateless_call(self._variables(flat), fixed, features, training=False)[0]

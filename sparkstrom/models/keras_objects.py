@@ -6,12 +6,14 @@ imported, so both must be said before.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import UsageError, first_line
 from sparkstrom.models.outputs import KINDS, LOGITS, PROBABILITIES, VALUES
 from sparkstrom.models.xla import keep_to_task, row_losses
 
@@ -29,6 +31,18 @@ SEED = "seed_generator_state"
 RowsLoss = Callable[[Any, Any], Any]  # labels, outputs -> one loss per row
 mask_of = importlib.import_module("keras.src.backend").get_keras_mask  # None where there is none
 MEANS = (None, "none", "sum_over_batch_size", "mean", "mean_with_sample_weight")
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """What layers raise keeps its own words; Keras puts lists of arguments around them."""
+    was = keras.config.is_traceback_filtering_enabled()
+    keras.config.disable_traceback_filtering()
+    try:
+        yield
+    finally:
+        if was:
+            keras.config.enable_traceback_filtering()
 
 
 # -- what can be trained ---------------------------------------------------------------------------
@@ -62,10 +76,18 @@ def need_model(model: Any) -> None:
 
 def optimizer_of(optimizer: Any) -> Any:
     """An optimizer of our own with these options. Raise UsageError for what cannot step here."""
+    if isinstance(optimizer, type | partial):
+        kind: Any = getattr(optimizer, "func", optimizer)
+        options = getattr(optimizer, "keywords", {}) or {"learning_rate": 0.001}
+        said = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        raise UsageError(
+            f"optimizer=keras.optimizers.{kind.__name__}({said}) is what to pass, not the"
+            f" {'class' if kind is optimizer else 'functools.partial'} that makes one: call it"
+        )
     try:
         made = keras.optimizers.get(optimizer)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"optimizer={optimizer!r}: {error}") from error
+        raise UsageError(f"optimizer={optimizer!r}: {first_line(error)}") from error
     if isinstance(made, keras.optimizers.LossScaleOptimizer):
         raise UsageError(
             "LossScaleOptimizer is for float16: take the dtype policy mixed_bfloat16, which needs"
@@ -214,7 +236,7 @@ def revived(configuration: Any, classes: dict[str, Any]) -> Any:
         raise UsageError(
             f"a {configuration['class_name']} cannot travel, as Keras does not make it again from"
             " its configuration: give its layers get_config (and build), or register what they use"
-            f" with keras.saving.register_keras_serializable; {str(error).splitlines()[0]}"
+            f" with keras.saving.register_keras_serializable; {first_line(error)}"
         ) from error
 
 

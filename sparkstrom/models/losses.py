@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.activations import F32
+from sparkstrom.models.row_checks import LABELS, refuse_not_finite, refuse_strange_classes
 
 Labels = NDArray[Any]  # whole numbers [rows], or numbers [rows, outputs]
 
@@ -83,14 +84,7 @@ def _check_classes(labels: Labels, outputs: int) -> None:
     if labels.ndim != 1:
         _check_numbers(labels, outputs)
         return
-    whole = (labels >= 0) & (labels < outputs) & (labels == np.floor(labels))
-    if not whole.all():
-        row = int(np.argmin(whole))
-        raise UsageError(
-            f"the label of row {row} is {labels[row]}: with {outputs} outputs, classes are the"
-            f" whole numbers 0 to {outputs - 1}; renumber the labels or give the network more"
-            " outputs"
-        )
+    refuse_strange_classes(labels, outputs)
 
 
 def _check_numbers(labels: Labels, outputs: int) -> None:
@@ -99,10 +93,7 @@ def _check_numbers(labels: Labels, outputs: int) -> None:
             f"labels have shape {list(labels.shape)}, the network has {outputs} outputs:"
             " change the last of its widths or the labels"
         )
-    finite = np.isfinite(labels.reshape(len(labels), -1)).all(axis=1)
-    if not finite.all():
-        row = int(np.argmin(finite))
-        raise UsageError(f"the label of row {row} is {labels[row]}: fill or drop it")
+    refuse_not_finite(LABELS, labels)
 
 
 LOSSES = {

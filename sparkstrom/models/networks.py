@@ -20,11 +20,15 @@ from sparkstrom.models.base import Batch, Columns, Flat, State
 from sparkstrom.models.flat import bindable, one_array
 from sparkstrom.models.horizons import changed
 from sparkstrom.models.losses import LOSSES
+from sparkstrom.models.row_checks import FEATURES, refuse_not_finite
 from sparkstrom.models.updaters import UPDATERS, Sgd, Updater, following, paced
 
 
 class DenseNetwork:
     """Dense layers of the given widths: inputs, hidden ones, outputs.
+
+    Features are f32[rows, widths[0]], outputs f32[rows, widths[-1]]. Raises UsageError for options
+    that cannot work, and for rows that do not fit.
 
     ``hidden``: relu, tanh, sigmoid or identity. ``loss``: cross_entropy (softmax outputs; labels
     are class indices or shares per class) or squared_error (linear outputs). ``l2`` is the weight
@@ -114,8 +118,8 @@ class DenseNetwork:
     def predict(self, features: Columns) -> F32:
         """Outputs f32[rows, outputs]: probabilities, or values for squared_error.
 
-        Computed in float64 and rounded once: a product of matrices rounds by a row's place among
-        the others on some processors, and the same row must have the same outputs everywhere.
+        Computed in float64 and rounded once: on some processors a product of matrices rounds by a
+        row's place among the others, which float32 would show.
         """
         wide = [(w.astype(np.float64), b) for w, b in self._views(self._bound())]
         outputs = self._forward(one_array(features), wide)[-1]
@@ -143,12 +147,7 @@ class DenseNetwork:
                 f"rows have {wide.shape[1]} features, the network takes {self._widths[0]}: "
                 "change the first of its widths or the data"
             )
-        finite = np.isfinite(wide)
-        if not finite.all():
-            row, column = np.argwhere(~finite)[0]
-            raise UsageError(
-                f"feature {column} of row {row} is {wide[row, column]}: fill or drop it"
-            )
+        refuse_not_finite(FEATURES, features)
         if len(labels) != len(features):
             raise UsageError(f"{len(features)} rows of features, but {len(labels)} labels")
         LOSSES[self._loss].check(labels, self._widths[-1])

@@ -130,3 +130,15 @@ def told(optimizer: Any, state: Any, workers: int) -> dict[str, str]:
         text = changed(value, workers)
         what[name] = text if what.get(name, text) == text else f"{what[name]}; {text}"
     return what | ({UNSEEN: ", ".join(sorted(remade.unseen))} if remade.unseen else {})
+
+
+def no_optimizer(given: Any) -> str:
+    """What to write where something else than an optimizer of optax is passed."""
+    if isinstance(given, functools.partial):
+        options = [*map(repr, given.args), *(f"{k}={v!r}" for k, v in given.keywords.items())]
+        line = f"optax.{given.func.__name__}({', '.join(options)})"
+        return f"optimizer={line} is what to pass, not a functools.partial that makes one"
+    if callable(given):
+        line = f"optax.{getattr(given, '__name__', type(given).__name__)}(1e-3)"
+        return f"optimizer={line} is what to pass, not the function that makes one: call it"
+    return f"optimizer is a {type(given).__name__}: pass optax's own, such as optax.adam(1e-3)"

@@ -27,7 +27,8 @@ def predict_in_blocks(model: Any, features: Columns) -> Outputs:
     """Outputs f32[rows, outputs], the same bits for a row whatever rows are around it.
 
     A matrix product rounds differently for another number of rows, so all blocks are equally long;
-    the last one is filled up with copies of its first row.
+    the last one is filled up with copies of its first row. Of a dict of outputs it is the one that
+    is called what the model's outputs are.
     """
     rows = len(arrays_of(features)[0])
     out = []
@@ -36,13 +37,22 @@ def predict_in_blocks(model: Any, features: Columns) -> Outputs:
         index = first + np.arange(BLOCK_ROWS)
         index[count:] = first
         outputs = model.predict(rows_at(features, index))
+        if isinstance(outputs, dict) and kind_of(model) in outputs:
+            outputs = outputs[kind_of(model)]
         if not isinstance(outputs, np.ndarray):
             raise UsageError(
-                f"the model puts out a {type(outputs).__name__}: this needs one array of numbers; "
-                "give the model one output, or use network.model.predict in this process"
+                f"the model puts out {_said(outputs)}: this needs one array of numbers; of a dict "
+                "it takes the one that the model's option outputs= names (logits, probabilities, "
+                "values); or give the model one output"
             )
         out.append(outputs.reshape(BLOCK_ROWS, -1)[:count])
     return np.concatenate(out) if out else np.zeros((0, 0), np.float32)
+
+
+def _said(outputs: Any) -> str:
+    if isinstance(outputs, dict):
+        return f"a dict of {', '.join(map(str, outputs))}"
+    return f"a {type(outputs).__name__}"
 
 
 def rows_at(columns: Columns, index: NDArray[Any] | slice) -> Columns:

@@ -13,6 +13,7 @@ from sparkstrom.models.base import FlatModel
 KINDS = {
     "dense": ("sparkstrom.models.networks", "DenseNetwork"),
     "jax": ("sparkstrom.models.jax", "JaxModel"),
+    "lightning": ("sparkstrom.models.lightning", "LightningModel"),
     "torch": ("sparkstrom.models.torch", "TorchModel"),
     "keras": ("sparkstrom.models.keras", "KerasModel"),
 }

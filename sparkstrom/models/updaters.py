@@ -32,7 +32,10 @@ class Updater(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sgd:
-    """step = -lr * gradient."""
+    """Plain gradient descent: step = -learning_rate * gradient.
+
+    Raises UsageError for a learning rate that is not above 0.
+    """
 
     name: ClassVar[str] = "sgd"
     learning_rate: float = 1e-3
@@ -50,7 +53,10 @@ class Sgd:
 
 @dataclass(frozen=True, slots=True)
 class Nesterov:
-    """Momentum looked up ahead (Nesterov 1983, in the form of Sutskever et al. 2013)."""
+    """Momentum looked up ahead (Nesterov 1983, in the form of Sutskever et al. 2013).
+
+    ``momentum``: per minibatch, in [0, 1). Raises UsageError for values out of range.
+    """
 
     name: ClassVar[str] = "nesterov"
     learning_rate: float = 0.1
@@ -74,7 +80,11 @@ class Nesterov:
 
 @dataclass(frozen=True, slots=True)
 class Adam:
-    """Kingma and Ba 2015, with bias correction."""
+    """Adam (Kingma and Ba 2015, algorithm 1), with bias correction.
+
+    ``beta1``, ``beta2``: decays per minibatch, in [0, 1); ``epsilon``: in gradient units. Raises
+    UsageError for values out of range.
+    """
 
     name: ClassVar[str] = "adam"
     learning_rate: float = 1e-3
@@ -109,7 +119,11 @@ class Adam:
 
 @dataclass(frozen=True, slots=True)
 class RmsProp:
-    """Tieleman and Hinton 2012."""
+    """RMSProp (Tieleman and Hinton 2012, lecture 6.5).
+
+    ``decay``: per minibatch, in [0, 1); ``epsilon``: in gradient units. Raises UsageError for
+    values out of range.
+    """
 
     name: ClassVar[str] = "rmsprop"
     learning_rate: float = 0.1
@@ -133,7 +147,10 @@ class RmsProp:
 
 @dataclass(frozen=True, slots=True)
 class AdaGrad:
-    """Duchi, Hazan and Singer 2011."""
+    """AdaGrad (Duchi, Hazan and Singer 2011).
+
+    ``epsilon``: in gradient units. Raises UsageError for values that are not above 0.
+    """
 
     name: ClassVar[str] = "adagrad"
     learning_rate: float = 0.1

@@ -14,6 +14,14 @@ import numpy as np
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Columns, State, arrays_of, rows_of
+from sparkstrom.models.own_words import is_users_own, said_by
+from sparkstrom.models.row_checks import (
+    FEATURES,
+    LABELS,
+    refuse_bad,
+    refuse_not_finite,
+    refuse_strange_classes,
+)
 
 try:
     import jax
@@ -133,18 +141,20 @@ ROWS_TRIED = 7  # a size that no dimension of a model is likely to have
 class Trial:
     """What a model does with a minibatch, tried on shapes alone; once for each kind of rows."""
 
-    def __init__(self, run: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+    def __init__(self, run: Callable[[Any, Any], tuple[Any, Any]], *libraries: str) -> None:
         self._run = run  # features, labels -> outputs, losses
+        self._libraries = libraries  # whose errors are not the user's own
         self._passed: dict[Any, Any] = {}  # kinds of rows -> shapes of outputs
 
     def check(self, features: Columns, labels: Columns) -> None:
         """Raise UsageError for rows that the model cannot train on, naming row and value."""
         rows = rows_of(features)
-        for what, columns in (("feature", features), ("label", labels)):
+        for role, columns in ((FEATURES, features), (LABELS, labels)):
             for array in arrays_of(columns):
                 if len(array) != rows:
-                    raise UsageError(f"{rows} rows of features, but {len(array)} of a {what}")
-                _check_values(what, array)
+                    raise UsageError(f"{rows} rows of features, but {len(array)} of {role}")
+            refuse_not_finite(role, columns)
+            _refuse_long_numbers(role, columns)
         outputs = self._outputs(features, labels)
         if isinstance(labels, np.ndarray) and hasattr(outputs, "shape"):
             _check_classes(labels, outputs.shape)
@@ -163,9 +173,10 @@ class Trial:
         except UsageError:
             raise
         except Exception as error:
+            if is_users_own(error, *self._libraries):
+                raise
             raise UsageError(
-                f"the model cannot be trained on rows of {', '.join(kinds)}:"
-                f" {type(error).__name__}: {error}"
+                f"the model cannot be trained on rows of {', '.join(kinds)}: {said_by(error)}"
             ) from error
         return self._passed[key]
 
@@ -175,18 +186,11 @@ def _some_rows(array: Any) -> Any:
     return jax.ShapeDtypeStruct((ROWS_TRIED, *array.shape[1:]), dtype)
 
 
-def _check_values(what: str, array: Any) -> None:
-    wide = array.reshape(len(array), -1)
-    if np.issubdtype(array.dtype, np.floating):
-        bad, remedy = ~np.isfinite(wide), "fill or drop it"
-    elif array.dtype.itemsize == 8 and np.issubdtype(array.dtype, np.integer):
-        bad = (wide < INT32.min) | (wide > INT32.max)
-        remedy = "JAX computes with 32 bits; number such keys anew"
-    else:
-        return
-    if bad.any():
-        row, column = np.argwhere(bad)[0]
-        raise UsageError(f"{what} {column} of row {row} is {wide[row, column]}: {remedy}")
+def _refuse_long_numbers(role: str, columns: Columns) -> None:
+    for i, array in enumerate(arrays_of(columns)):
+        if array.dtype.kind in "iu" and array.dtype.itemsize == 8:
+            good = (array >= INT32.min) & (array <= INT32.max)
+            refuse_bad(role, columns, i, good, "JAX computes with 32 bits; number such keys anew")
 
 
 def _check_losses(losses: Any) -> None:
@@ -208,11 +212,4 @@ def _check_classes(labels: Any, outputs: tuple[int, ...]) -> None:
     several = len(outputs) == 2 and outputs[1] > 1
     if not (several and labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)):
         return
-    strange = (labels < 0) | (labels >= outputs[1])
-    if strange.any():
-        row = int(np.argmax(strange))
-        raise UsageError(
-            f"the label of row {row} is {labels[row]}: with {outputs[1]} outputs, classes are the"
-            f" whole numbers 0 to {outputs[1] - 1}; renumber the labels or give the model more"
-            " outputs"
-        )
+    refuse_strange_classes(labels, outputs[1])

@@ -13,6 +13,7 @@ from typing import Any
 
 from sparkstrom.observe.telemetry import EpochFigures, TrainingCounters, WorkerCounters
 
+EARLIER = -1  # the attempts before the fit went on, which have the first word
 WINDOW = 16  # newest epochs whose figure is among the counters: a message has room for 256 names
 
 
@@ -72,6 +73,41 @@ class EpochBook:
 
     first_epoch: int = 0  # epochs of earlier fits
     _told: dict[tuple[int, int], dict[int, Finished]] = field(default_factory=dict)
+    _before: list[Epoch] = field(default_factory=list)  # whole ones, of the fit that it goes on
+
+    def report(self, trained: Mapping[int, int]) -> dict[str, Any]:
+        """For a fit that goes on from here, JSON-able.
+
+        ``trained``: of each partition with rows, how many epochs it is through.
+        """
+        whole = min(trained.values(), default=0)
+        known = {p: self._newest_of(p) for p in trained}
+        later = {
+            p: {e: told.get(e, Finished(e, 0.0, 0)) for e in range(whole, trained[p])}
+            for p, told in known.items()
+        }
+        return {
+            "whole": [asdict(self.epoch(epoch)) for epoch in range(whole)],
+            "parts": [[p, asdict(one)] for p, told in later.items() for one in told.values()],
+        }
+
+    def go_on(self, report: Mapping[str, Any]) -> None:
+        """From what ``report`` wrote; whatever is told of these epochs now comes on top."""
+        self._before = [Epoch(**one) for one in report["whole"]]
+        for partition, one in report["parts"]:
+            self._of(partition, EARLIER)[one["epoch"]] = Finished(**one)
+
+    @property
+    def epochs_before(self) -> int:
+        """That all partitions were through when the fit went on."""
+        return len(self._before)
+
+    def _newest_of(self, partition: int) -> dict[int, Finished]:
+        attempts = sorted(attempt for known, attempt in self._told if known == partition)
+        newest: dict[int, Finished] = {}
+        for attempt in attempts:
+            newest |= self._told[partition, attempt]
+        return newest
 
     def follow(self, counters: Iterable[WorkerCounters]) -> None:
         """Counters of all workers, as they are now."""
@@ -118,11 +154,14 @@ class EpochBook:
 
     def history(self) -> list[Epoch]:
         """All epochs that somebody reported, in order."""
-        epochs = sorted({epoch for told in self._told.values() for epoch in told})
-        return [self.epoch(epoch) for epoch in epochs]
+        told = {epoch for told in self._told.values() for epoch in told}
+        later = sorted(epoch for epoch in told if epoch >= self.epochs_before)
+        return [*self._before, *map(self.epoch, later)]
 
     def epoch(self, epoch: int) -> Epoch:
         """One of them, from 0 in this fit, as far as it is known."""
+        if epoch < self.epochs_before:
+            return self._before[epoch]
         parts = self._latest(epoch)
         examples = sum(one.examples for one in parts)
         loss = math.fsum(one.loss_sum for one in parts) / examples if examples else math.nan

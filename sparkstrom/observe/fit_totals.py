@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -30,6 +31,7 @@ class FitTotals:
     tau: float | None  # the mean; None: nobody has published
     update_bytes: int
     rejected: int
+    by_kind: Counter[str]  # bytes that nodes handed over to be sent
     links: tuple[LinkBytes, ...]
     unknown: tuple[str, ...]  # names that nobody here knows
 
@@ -60,6 +62,7 @@ class FitTotals:
             tau=sum(taus) / len(taus) if taus else None,
             update_bytes=sum(one.update_bytes for one in nodes),
             rejected=sum(one.rejected for one in nodes),
+            by_kind=_added(one.by_kind for one in nodes),
             links=tuple(one.links for one in nodes if one.links is not None),
             unknown=tuple(sorted({name for one in told for name in one.unknown})),
         )
@@ -75,3 +78,10 @@ class FitTotals:
         if not self.mass_left:
             return float(minibatches)
         return min(workers * self.mass_waited / self.mass_left, float(minibatches))
+
+
+def _added(counts: Iterable[dict[str, int]]) -> Counter[str]:
+    total = Counter[str]()
+    for one in counts:
+        total.update(one)
+    return total

@@ -1,22 +1,25 @@
-"""Progress: one line about a fit, redrawn on a terminal, now and then in a log."""
+"""Progress: what people see of a fit while it runs, as figures in words; and as plain lines."""
 
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from dataclasses import dataclass
-from typing import TextIO
+from collections import deque
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, TextIO
 
-BAR_CELLS = 20
-LOG_EVERY_S = 3.0
-DRAW_EVERY_S = 0.2
+LOG_EVERY_S, LOG_EVERY_S_MAX = 3.0, 60.0  # between two plain lines: a twentieth of the fit so far
+LOG_SHARE = 20
+PACE_S, PACE_S_MIN = 15.0, 1.0  # rates and remaining times are of so long, and at least so long
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What the line says."""
+    """Where a fit stands."""
 
-    phase: str
+    phase: str  # in words
     workers: int
     partitions: int
     epoch: float  # mean over partitions
@@ -29,55 +32,146 @@ class Line:
     waiting: float
     sent_fraction: float | None = None  # entries per parameter and publication
     tau: float | None = None  # mean threshold
+    slow_links: int = 0  # to workers that live
+
+    @property
+    def is_starting(self) -> bool:
+        """Nothing has been trained yet."""
+        return self.epoch == 0
+
+    @property
+    def done(self) -> float:
+        """Of 1."""
+        return min(1.0, self.epoch / max(1, self.epochs))
+
+
+@dataclass(slots=True)
+class Pace:
+    """How fast it goes: over the last seconds, so that a stall is seen."""
+
+    examples_per_s: float | None = None
+    left_s: float | None = None  # to the end
+    _looks: deque[tuple[float, int, float]] = field(default_factory=deque)
+
+    def look(self, line: Line, now_s: float) -> None:
+        """Take in what the fit has done up to now."""
+        if line.is_starting:
+            return
+        looks = self._looks
+        looks.append((now_s, line.examples, line.epoch))
+        while now_s - looks[0][0] > PACE_S and len(looks) > 2:
+            looks.popleft()
+        first_s, examples, epoch = looks[0]
+        if now_s - first_s < PACE_S_MIN:
+            return
+        self.examples_per_s = (line.examples - examples) / (now_s - first_s)
+        epochs_per_s = (line.epoch - epoch) / (now_s - first_s)
+        left = max(0.0, line.epochs - line.epoch)
+        self.left_s = left / epochs_per_s if epochs_per_s > 0 else None
+
+
+def figures_in_words(line: Line, pace: Pace) -> list[str]:
+    """The most important first: who has no room leaves out the last."""
+    rate, waiting = pace.examples_per_s, round(line.waiting)
+    found = [
+        f"epoch {line.epoch:.1f}/{line.epochs}",
+        f"loss {line.loss:.4f}" if line.loss is not None else "",
+        f"{rate:,.0f} examples/s" if rate is not None else "",
+        f"{clock_time(pace.left_s)} left" if pace.left_s is not None and line.done < 1 else "",
+        f"{line.workers}/{line.partitions} workers",
+        f"{line.slow_links} slow link{'s' * (line.slow_links > 1)}" if line.slow_links else "",
+        f"sent {line.sent_fraction:.2%}" if line.sent_fraction is not None else "",
+        f"tau {line.tau:.2g}" if line.tau is not None else "",
+        f"staleness {line.staleness:.0f}" + (f"+{waiting}" if waiting else ""),
+        f"{line.updates:,} updates",
+        f"{line.bytes_sent / 1e6:.2f} MB",
+    ]
+    return [each for each in found if each]
+
+
+def clock_time(seconds: float) -> str:
+    """As 1:05 or 2:03:07."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class ProgressLine:
-    """Draws ``Line`` values; does nothing where it is switched off."""
+    """Where a fit shows itself; this one shows nothing. From any thread; closed at the fit's end.
 
-    def __init__(self, stream: TextIO | None = None, *, enabled: bool = True) -> None:
-        self._stream = stream or sys.stderr
-        self._enabled = enabled
-        self._terminal = self._stream.isatty()
+    Others draw and write: ``_draw`` when it is time or the phase is another, ``_write`` a line.
+    """
+
+    every_s = 0.0  # between two drawings, at least
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
         self._began_s = time.monotonic()
         self._due_s = 0.0
-        self._last = (self._began_s, 0)
-        self._rate = 0.0
+        self._phase = ""
+        self._pace = Pace()
 
     def show(self, line: Line, *, force: bool = False) -> None:
-        """Draw if it is time."""
+        """Draw if it is time; ``force``: in any case, and for the last time."""
         now_s = time.monotonic()
-        if not self._enabled or (now_s < self._due_s and not force):
-            return
-        self._due_s = now_s + (DRAW_EVERY_S if self._terminal else LOG_EVERY_S)
-        self._measure(line.examples, now_s)
-        text = self._text(line, now_s - self._began_s)
-        end = "" if self._terminal and not force else "\n"
-        self._stream.write(f"\r\x1b[K{text}{end}" if self._terminal else f"{text}\n")
-        self._stream.flush()
+        with self._lock:
+            if now_s < self._due_s and not force and line.phase == self._phase:
+                return
+            seconds = now_s - self._began_s
+            self._phase, self._due_s = line.phase, now_s + self._pause_s(seconds)
+            self._pace.look(line, now_s)
+            self._draw(line, seconds, last=force)
 
     def say(self, text: str) -> None:
-        """A plain line between two drawings."""
-        if self._enabled:
-            start = "\r\x1b[K" if self._terminal else ""
-            self._stream.write(f"{start}{text}\n")
-            self._stream.flush()
+        """A line of its own; it stays."""
+        with self._lock:
+            self._write(text)
 
-    def _measure(self, examples: int, now_s: float) -> None:
-        before_s, before = self._last
-        if examples > before and now_s > before_s:
-            self._rate = (examples - before) / (now_s - before_s)
-            self._last = (now_s, examples)
+    def close(self) -> None:
+        """No more is shown; idempotent."""
 
-    def _text(self, line: Line, seconds: float) -> str:
-        loss = "     -" if line.loss is None else f"{line.loss:.4f}"
-        done = min(1.0, line.epoch / max(1, line.epochs))
-        waiting = f"+{line.waiting:.0f}" if round(line.waiting) else ""
-        bar = "#" * round(BAR_CELLS * done)
-        drawn = f"[{bar:<{BAR_CELLS}}] " if self._terminal else ""
-        return (
-            f"sparkstrom {line.phase:<9} {drawn}epoch {line.epoch:.1f}/{line.epochs}  loss {loss}"
-            f"  {self._rate:,.0f} examples/s  {line.updates:,} updates"
-            f"  {line.bytes_sent / 1e6:.2f} MB  staleness {line.staleness:.0f}{waiting}"
-            f"  {line.workers}/{line.partitions} workers"
-            f"  {seconds:.0f} s"
-        )
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _pause_s(self, seconds: float) -> float:
+        return self.every_s
+
+    def _draw(self, line: Line, seconds: float, *, last: bool) -> None:
+        """Nothing."""
+
+    def _write(self, text: str) -> None:
+        """Nothing."""
+
+
+class PlainLines(ProgressLine):
+    """A line at each phase and now and then, for files, logs and CI."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        super().__init__()
+        self._stream = stream or sys.stderr
+
+    def _pause_s(self, seconds: float) -> float:
+        return min(LOG_EVERY_S_MAX, max(LOG_EVERY_S, seconds / LOG_SHARE))
+
+    def _draw(self, line: Line, seconds: float, *, last: bool) -> None:
+        self._write(plain_text(line, self._pace, seconds))
+
+    def _write(self, text: str) -> None:
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+
+def plain_text(line: Line, pace: Pace, seconds: float) -> str:
+    """All figures in one line."""
+    if line.is_starting:
+        return f"sparkstrom: {line.phase}  {seconds:.0f} s"
+    figures = "  ".join(figures_in_words(line, pace))
+    return f"sparkstrom: {line.phase} {line.done:.0%}  {figures}  {seconds:.0f} s"

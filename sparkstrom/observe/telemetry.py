@@ -91,6 +91,9 @@ class LinkBytes:
     own: float = field(metadata={TOLD: "wire_own"})  # what one node adds for its own frames
 
 
+NO_BYTES = LinkBytes({}, 0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class SlowLink:
     """A link that is too slow. Rates in bytes per second."""
@@ -108,6 +111,7 @@ class NodeCounters:
 
     update_bytes: int = 0  # sealed updates of its own
     wire_bytes: int = 0  # handed over to be sent
+    by_kind: dict[str, int] = field(metadata={TOLD: "kind_"}, default_factory=dict)  # of these
     rejected: int = 0  # frames of strangers, and damaged ones
     round_s: float | None = None  # an update's way to its commit
     ignored: int = 0  # messages that its machine did not act on

@@ -116,6 +116,10 @@ class Batches:
         """Minibatches in an epoch."""
         return -(-self.rows // self._batch_rows)
 
+    def place(self, epoch: int, index: int) -> tuple[int, int, int]:
+        """(epoch over all fits, minibatch, minibatches in it) of a position in this fit."""
+        return self._first_epoch + epoch, index, self.per_epoch
+
     def get(self, epoch: int, index: int) -> Batch:
         """Minibatch ``index`` of an epoch: at most ``batch_rows`` rows."""
         if epoch != self._epoch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import secrets
@@ -9,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from sparkstrom.base.clock import Clock
@@ -17,24 +18,23 @@ from sparkstrom.base.errors import (
     SetupError,
     SparkstromError,
     TrainingError,
-    UsageError,
 )
 from sparkstrom.base.identity import MASTER, Endpoint
 from sparkstrom.codec.frames import Seal
-from sparkstrom.codec.messages import BUFFERS, Phase
-from sparkstrom.models.base import Flat
-from sparkstrom.observe.telemetry import LinkBytes, WorkerCounters
+from sparkstrom.codec.messages import BUFFERS
+from sparkstrom.observe.telemetry import WorkerCounters
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Send
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.protocol.common.ignored import Reason
 from sparkstrom.protocol.common.performing import perform_all
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.protocol.master.master_limits import MasterLimits
-from sparkstrom.protocol.master.members import Departure
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 from sparkstrom.runtime.encoded_once import SummedOnce
-from sparkstrom.runtime.message_endpoint import MessageEndpoint, Traffic
+from sparkstrom.runtime.failures import failure_of
+from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
+from sparkstrom.runtime.heard_lines import HeardLines
+from sparkstrom.runtime.message_endpoint import MessageEndpoint
 from sparkstrom.runtime.node_thread import OpenTransport
 from sparkstrom.runtime.recovery import Recovery
 from sparkstrom.runtime.theta import Theta, chunk_count
@@ -44,60 +44,6 @@ log = logging.getLogger(__name__)
 
 PROGRESS_S = 0.2
 SNAPSHOT_S = 60  # the thread copies theta between two duty cycles
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a fit is, for people."""
-
-    phase: Phase
-    workers: int  # live
-    partitions: int
-    joined: int  # partitions that a worker has read
-    minibatches: int  # committed
-    minibatches_expected: int  # of the partitions joined
-    commits: int
-    staleness: float  # mean so far: how many minibatches of the others an update had not seen
-    stats: dict[int, WorkerCounters] = field(hash=False)  # by node, the departed too
-    training: frozenset[int] = frozenset()  # partitions with rows and a live worker
-    departures: tuple[Departure, ...] = ()  # so far
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """The driver's replica as of one commit."""
-
-    commit: int
-    parameters: Flat  # a copy
-    buffers: bytes  # b"" where the model has none
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a finished fit left behind."""
-
-    hashes: dict[str, str]  # node id or "driver" -> hex
-    minibatches: int  # committed
-    minibatches_expected: int
-    rows: list[int]  # per partition; -1 where no worker came
-    executors: set[str]  # that had a worker
-    commits: int
-    staleness: Counter[int]  # in commits
-    staleness_minibatches: float  # mean and max, as ``protocol.master.staleness`` counts
-    staleness_minibatches_max: float
-    stats: dict[int, WorkerCounters]  # by node
-    traffic: Traffic
-    wire: LinkBytes  # what left the driver program's interfaces
-    ignored: Counter[tuple[str, Reason]]  # messages, by kind and why
-    departures: list[Departure]
-    notes: list[str]
-    kept: CheckpointFiles
-    lost_mass: float
-    grants: int  # kept files that found a new owner
-    phase_began_s: dict[Phase, float]
-    overflows: int  # entries of theta that left the range in which sums are exact
-    first_overflow: int  # index of the first of them, or -1
-    stop_reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,12 +95,16 @@ class MasterThread(threading.Thread):
         self._recovery = Recovery("the driver program", self._replace_transport, clock)
         self._wishes: queue.SimpleQueue[ev.Event] = queue.SimpleQueue()
         self._snapshots: queue.SimpleQueue[Future[Snapshot]] = queue.SimpleQueue()
+        self._updaters: queue.SimpleQueue[Future[tuple[bytes, ...]]] = queue.SimpleQueue()
         self._ending = threading.Event()
         self.finished = threading.Event()  # done, or failed
+        self._ended = threading.Event()  # the thread answers nobody any more
         self.failure: SparkstromError | None = None
         self._stats: dict[int, WorkerCounters] = {}
         self._wire = WireBytes()
         self._notes: list[str] = []
+        self._news: tuple[str, ...] = ()  # the notes that are of no departure
+        self._heard = HeardLines()
         self._progress_due_s = 0.0
         self.progress = self._look()
 
@@ -189,6 +139,18 @@ class MasterThread(threading.Thread):
                 return self._copied()
         raise TrainingError(f"the master did not copy its parameters within {SNAPSHOT_S} s")
 
+    def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
+        """Some worker's updater and encoder state, or each's, as ``runtime.lent_state`` has it.
+
+        Training goes on. (): nobody could lend one in time, or the fit is over.
+        """
+        answer: Future[tuple[bytes, ...]] = Future()
+        self._updaters.put(answer)
+        self._wish(ev.CopyUpdater(everybody))
+        if self._ended.is_set():  # nobody will
+            self._answer_updaters(())
+        return answer
+
     def end(self) -> None:
         """Stop the thread and close the transport; only once the job has ended."""
         self._ending.set()
@@ -219,6 +181,8 @@ class MasterThread(threading.Thread):
             traffic=self._mail.traffic,
             wire=self._wire.look(self._mail.transport),
             ignored=master.ignored.counts,
+            hosts=master.members.hosts(),
+            slow_links=master.statuses.slow_links,
             departures=master.members.departures,
             notes=list(self._notes),
             kept=master.checkpoints.files,
@@ -228,6 +192,7 @@ class MasterThread(threading.Thread):
             overflows=self._theta.overflows,
             first_overflow=self._theta.first_overflow,
             stop_reason=master.phases.stop_reason,
+            minibatches_resumed=master.partitions.minibatches_resumed,
         )
 
     # -- the thread ------------------------------------------------------------------------------
@@ -245,6 +210,8 @@ class MasterThread(threading.Thread):
             self._fail(TrainingError(f"the master failed: {error!r}"))
         finally:
             self._mail.close()
+            self._ended.set()
+            self._answer_updaters(self._machine.copies.copied)
 
     def _cycle(self) -> None:
         """Do what is due, once."""
@@ -270,11 +237,17 @@ class MasterThread(threading.Thread):
         self._mail.flush()
 
     def _copied(self) -> Snapshot:
-        theta = self._theta
-        return Snapshot(theta.commit, theta.to_host(), theta.buffers)
+        theta, partitions = self._theta, self._machine.partitions
+        starts = tuple(partition.as_start() for partition in partitions)
+        return Snapshot(theta.commit, theta.to_host(), theta.buffers, starts)
+
+    def _answer_updaters(self, copies: tuple[bytes, ...]) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._updaters.get_nowait().set_result(copies)
 
     def _replace_transport(self) -> None:
-        """Another media driver, on the same port: workers know no other place to request at."""
+        """Another media driver, on the same port: workers know no other place to join at."""
         before = self.endpoint
         self._wire.look(self._mail.transport)
         self._mail.move_to(lambda: self._open_transport(before))
@@ -310,13 +283,18 @@ class MasterThread(threading.Thread):
                 self._mail.open_edge(node, edge, local, peer)
             case ev.CloseEdge(node=node):
                 self._mail.close_edge(node)
+            case ev.UpdaterCopied(payloads=payloads):
+                self._answer_updaters(payloads)
             case ev.Hash(commit=commit):
                 self._wishes.put(ev.Hashed(commit, self._theta.digest(), None))
             case ev.Observed(node=node, counters=counters):
                 self._stats[node] = counters
-            case ev.Note(text=text):
+            case ev.Note(text=text, departure=departure):
                 log.warning("%s", text)
                 self._notes.append(text)
+                self._news += () if departure else (text,)
+            case ev.Spoken(says=says):
+                self._heard.take(says, self._clock.monotonic_s())
             case ev.Abort():
                 self._fail(failure_of(effect))
             case ev.Complete():
@@ -327,7 +305,7 @@ class MasterThread(threading.Thread):
 
     def _fail(self, error: SparkstromError) -> None:
         if not self.finished.is_set():
-            self.failure = error
+            self.failure, self.progress = error, self._look()
             self.finished.set()
 
     def _look(self) -> Progress:
@@ -348,16 +326,12 @@ class MasterThread(threading.Thread):
                 if master.partitions[member.join.partition].rows > 0
             ),
             departures=tuple(master.members.departures),
+            by_kind=Counter(self._mail.traffic.by_kind),
+            wire=self._wire.look(self._mail.transport),
+            slow_links=master.statuses.slow_links,
+            news=self._news,
+            copied=sum(member.whole for member in master.members.live.values()),
+            slow_now=len(master.statuses.slow.keys() & master.members.live.keys()),
+            heard=self._heard.lines,
+            unheard=self._heard.skipped,
         )
-
-
-def failure_of(abort: ev.Abort) -> SparkstromError:
-    """The error that ``fit`` raises for it."""
-    match abort.kind:
-        case ev.Failure.USAGE:
-            return UsageError(abort.reason)
-        case ev.Failure.SETUP:
-            return SetupError(abort.reason)
-        case ev.Failure.TRAINING:
-            partition = -1 if abort.partition is None else abort.partition  # as users see it
-            return TrainingError(abort.reason, abort.host, partition, abort.trace)

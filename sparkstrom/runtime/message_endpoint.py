@@ -6,7 +6,6 @@ stream, control apart from data, and go when the transport takes them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -28,6 +27,7 @@ from sparkstrom.codec.wire import Kind, decode_untrusted, encode, is_data
 from sparkstrom.protocol.common.events import Answer
 from sparkstrom.runtime.encoded_once import EncodedOnce
 from sparkstrom.runtime.outbox import Answers, Outbox
+from sparkstrom.runtime.traffic import Traffic
 from sparkstrom.transport.contract import Sender, Transport
 
 CONTROL_PIECE_BYTES = 8192 - OVERHEAD_BYTES  # the least that a control stream's log takes
@@ -84,17 +84,6 @@ class DirectMessages:
         if whole is None:
             self.joiners[token] = joiner
         return whole
-
-
-@dataclass(slots=True)
-class Traffic:
-    """Bytes and frames, cumulative."""
-
-    wire_bytes: int = 0  # handed over to be sent, on every stream; runtime/wire_bytes: what left
-    update_bytes: int = 0  # sealed updates of our own, the first time they were sent
-    received_bytes: int = 0
-    rejected: Counter[Rejection] = field(default_factory=Counter)  # strangers' frames
-    not_queued: int = 0
 
 
 class MessageEndpoint:
@@ -217,7 +206,7 @@ class MessageEndpoint:
             self._count_update(message, frames)
         box = peer.data if is_data(message) else peer.control
         box.put(frames, type(message) if isinstance(message, NEWEST_COUNTS) else None)
-        self._count(frames)
+        self.traffic.count_sent(message, frames)
 
     def meet(self, endpoint: Endpoint, join_stream: int) -> None:
         """Where the master takes what is told directly; a connection that was there is dropped."""
@@ -239,7 +228,7 @@ class MessageEndpoint:
             header = told_by(self._token, self._told, kind, i, len(pieces))
             frames.append(self._seal.close(header, piece))
         self._to_master.put(frames)
-        self._count(frames)
+        self.traffic.count_sent(message, frames)
 
     def answer(self, answer: Answer) -> None:
         """Queue something that the master says directly, whoever stands between."""
@@ -247,7 +236,7 @@ class MessageEndpoint:
             answer.message, receiver=answer.node, edge=UNBOUND, token=answer.token
         )
         if self._answers.put(answer.address, frames):
-            self._count(frames)
+            self.traffic.count_sent(answer.message, frames)
         else:
             self.traffic.not_queued += 1
 
@@ -272,11 +261,8 @@ class MessageEndpoint:
 
     @property
     def _piece_bytes(self) -> int:
-        """ResendRequest each time: after ``move_to`` the log may be a smaller one."""
+        """Asked each time: after ``move_to`` the log may be a smaller one."""
         return min(self.transport.max_frame_bytes - OVERHEAD_BYTES, self._chunk_bytes_max)
-
-    def _count(self, frames: list[bytes]) -> None:
-        self.traffic.wire_bytes += sum(map(len, frames))
 
     def _seal_message(
         self, message: Message, *, receiver: NodeId | None, edge: EdgeNo, token: int = 0

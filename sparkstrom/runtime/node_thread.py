@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sparkstrom.base.clock import Clock
 from sparkstrom.base.errors import DriverLost
-from sparkstrom.base.identity import Endpoint
+from sparkstrom.base.identity import Endpoint, NodeId
 from sparkstrom.codec.frames import Seal
 from sparkstrom.codec.messages import Address, AskUpdater, Chunk, MergedRange, UpdaterChunk
 from sparkstrom.observe.telemetry import NodeCounters, WorkerCounters
@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 1.0  # how long a node that ends keeps offering what it still has to say
 STATS_S = 0.3
+SAID_S = 0.5  # between two messages of what the worker's code says
 STATS_S_PER_NODE = 0.005  # in a large mesh the counters of all take a bounded share of its links
 FIRST_OWN_STREAM, STREAMS = 1 << 20, 1 << 30  # a node's streams are random in this range
 
@@ -100,8 +101,9 @@ class NodeThread(threading.Thread):
         channel.wake = self._mail.wake
         self._recovery = Recovery("this executor", self._replace_transport, clock)
         self._items: list[Item] = []
+        self._unlent: dict[tuple[NodeId, NodeId], AskUpdater] = {}  # by neighbour and who asks
         self._wire = WireBytes()
-        self._stats_due_s = 0.0
+        self._stats_due_s = self._said_due_s = 0.0
         self._told = WorkerCounters()  # what the driver hears of it, as it was last
         self._stopping = threading.Event()
         self._stuck_reported = False
@@ -109,7 +111,7 @@ class NodeThread(threading.Thread):
     def run(self) -> None:
         """Cycle until ``stop``; whatever goes wrong reaches the trainer."""
         try:
-            self._recovery.guard(self._open_edge)
+            self._recovery.guard(self._begin)
             while not self._stopping.is_set():
                 self._cycle()
             self._say_last_words()
@@ -118,6 +120,12 @@ class NodeThread(threading.Thread):
             self._channel.fail(error)
         finally:
             self._mail.close()
+
+    def _begin(self) -> None:
+        """Ask for a place; a trainer that has failed already says so instead."""
+        self._mail.meet(self._meeting.endpoint, self._meeting.join_stream)
+        self._take_trainer_events()
+        self._open_edge()
 
     def stop(self) -> None:
         """End the thread, with what is queued sent, and wait for it."""
@@ -138,7 +146,9 @@ class NodeThread(threading.Thread):
             self._step(ev.Arriving(node, size))
         self._take_trainer_events()
         self._step(ev.Tick())
+        self._lend()
         self._tell_stats()
+        self._tell_said(now=False)
         self._report_stuck_trainer()
         self._sums.forget()
         self._mail.flush()
@@ -152,6 +162,8 @@ class NodeThread(threading.Thread):
             if isinstance(event, ev.Hashed | ev.Released):
                 self._stats_due_s = 0.0
                 self._tell_stats()
+            if isinstance(event, ev.Drained | ev.Hashed | ev.Released | ev.TrainerFailed):
+                self._tell_said(now=True)  # what was said before comes first
             self._step(event)
 
     def _step(self, event: ev.Event) -> None:
@@ -177,9 +189,8 @@ class NodeThread(threading.Thread):
             case ev.SendMerged(to=to):
                 self._mail.send(to, self._sums.of(effect))
             case ev.SendUpdater(to=to, ask=ask):
-                chunk = self._copying.updater(ask)
-                if chunk is not None:
-                    self._mail.send(to, chunk)
+                self._unlent[to, ask.asker] = ask
+                self._lend()
             case ev.Admitted(node=node):
                 self._mail.me = node
                 self._items.append(effect)
@@ -191,6 +202,14 @@ class NodeThread(threading.Thread):
                 self._open_edge()
             case _:
                 raise AssertionError(f"a node cannot want {effect}")
+
+    def _lend(self) -> None:
+        """Answer once the trainer has made a copy, at its next batch boundary."""
+        for (to, asker), ask in tuple(self._unlent.items()):
+            chunk = self._copying.updater(ask)
+            if chunk is not None:
+                del self._unlent[to, asker]
+                self._mail.send(to, chunk)
 
     # -- edges -----------------------------------------------------------------------------------
 
@@ -222,6 +241,7 @@ class NodeThread(threading.Thread):
         own = NodeCounters(
             update_bytes=self._mail.traffic.update_bytes,
             wire_bytes=self._mail.traffic.wire_bytes,
+            by_kind=dict(self._mail.traffic.by_kind),
             rejected=self._mail.traffic.rejected.total(),
             links=self._wire.look(self._mail.transport),
         )
@@ -229,6 +249,16 @@ class NodeThread(threading.Thread):
         if told != self._told:
             self._told = told
             self._machine.stats(told)
+
+    def _tell_said(self, *, now: bool) -> None:
+        """What the worker's code said since, every now and then."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._said_due_s and not now:
+            return
+        self._said_due_s = now_s + SAID_S
+        said = self._channel.said()
+        if said is not None:
+            self._step(said)
 
     def _report_stuck_trainer(self) -> None:
         """A trainer inside a step reads no command: its thread says so, with the stack."""
@@ -245,6 +275,7 @@ class NodeThread(threading.Thread):
         until_s = self._clock.monotonic_s() + LAST_WORDS_S
         try:
             self._take_trainer_events()
+            self._tell_said(now=True)
             while self._mail.flush() or self._mail.waiting:
                 if self._clock.monotonic_s() > until_s:
                     return

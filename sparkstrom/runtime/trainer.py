@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from sparkstrom.base.errors import PeerError
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Payload, ResidualCheckpoint
-from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.models.base import Epochal
 from sparkstrom.observe.epochs import EpochLog, Finished
 from sparkstrom.observe.residual_figures import figures_of
 from sparkstrom.observe.stopping import LOSS
@@ -20,6 +20,7 @@ from sparkstrom.observe.telemetry import TrainingCounters
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Directive
 from sparkstrom.runtime.batches import Batches
+from sparkstrom.runtime.lent_state import lent_state, load_updater
 from sparkstrom.runtime.optimizer_lending import OptimizerLender
 from sparkstrom.runtime.pacemaker import Pacemaker
 from sparkstrom.runtime.replica import Replica
@@ -80,6 +81,7 @@ class Trainer:
         self._schedule, self._keep, self._grant = schedule, keep, grant
         before = schedule.minibatches_before
         self._pacemaker = None if before is None else Pacemaker(before)
+        self._epochal = replica.model if isinstance(replica.model, Epochal) else None
         self.counts, self._unsent = Counts(), ResidualAge()
         self.epochs = EpochLog(schedule.partition, schedule.attempt)
         self._loop = TrainingLoop(
@@ -138,11 +140,11 @@ class Trainer:
         if payload is None:
             self.counts.fresh_updaters += 1
         else:
-            self._replica.model.load_updater_state(decode_state_untrusted(payload))
+            load_updater(self._replica, payload)
 
     def updater_state(self) -> bytes:
-        """For who joins in mid-training."""
-        return encode_state(self._replica.model.updater_state())
+        """Its own, and its encoder's, for who joins in mid-training and for checkpoints."""
+        return lent_state(self._replica, self._schedule.partition)
 
     def keep(self) -> ResidualCheckpoint | None:
         """With the last figures ahead of it: nothing is counted after that."""
@@ -163,6 +165,8 @@ class Trainer:
             time.sleep(self._schedule.sleep_ms / 1000)
         if self._pacemaker is not None:
             self._pacemaker.keep(self._replica.model, command, self.counts.steps)
+        if self._epochal is not None:
+            self._epochal.stand_at(*self._batches.place(*self._loop.position))
         self._replica.encoder.set_workers(command.workers)
         loss = self._replica.step(batch)
         self._count(batch.rows, loss)

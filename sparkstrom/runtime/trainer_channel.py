@@ -11,14 +11,25 @@ import threading
 from collections.abc import Callable
 
 from sparkstrom.observe.telemetry import TrainingCounters
-from sparkstrom.protocol.common.events import Applied, Busy, Directive, Event, Order
+from sparkstrom.protocol.common.events import Applied, Busy, Directive, Event, Order, Said
 from sparkstrom.runtime.trainer_inbox import Item, TrainerInbox
 
+DOING = {  # what a worker does, in words, by its node's order
+    Order.WAIT: "waiting",
+    Order.TRAIN: "training",
+    Order.PAUSE: "copying parameters",
+    Order.DRAIN: "draining",
+    Order.AUDIT: "comparing replicas",
+}
 CAN_WAIT = (Applied, Busy)  # seen with the next frame, or a few milliseconds later
 
 
 def nothing() -> None:
     """There is no thread yet."""
+
+
+def nothing_said() -> None:
+    """Nobody listens to what the worker's code says."""
 
 
 class TrainerChannel:
@@ -32,6 +43,7 @@ class TrainerChannel:
         self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self.wake: Callable[[], None] = nothing  # lets the thread see now what was posted
         self.stats: TrainingCounters | None = None  # the trainer replaces it whole
+        self.said: Callable[[], Said | None] = nothing_said  # what its code printed since, to tell
 
     # -- the trainer's side ----------------------------------------------------------------------
 
@@ -52,6 +64,10 @@ class TrainerChannel:
     def command(self) -> Directive:
         """The command that holds, also when the thread is broken."""
         return self._command
+
+    def doing(self) -> str:
+        """What the worker does now, in words."""
+        return DOING.get(self._command.order, "ending")
 
     def wait(self, seconds: float, known: Directive) -> None:
         """Until there is an item, another command than the known one, or an error; at most so long.

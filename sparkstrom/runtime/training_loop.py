@@ -81,19 +81,8 @@ class TrainingLoop:
     """One worker's. ``publish_every``: steps; None: when the last publication is committed."""
 
     __slots__ = (  # the simulator has one for each of 32,768 workers
-        "_activity",
-        "_answers",
-        "_batches",
-        "_end",
-        "_grants",
-        "_lender",
-        "_owner",
-        "_publish_every",
-        "_replica",
-        "_unpublished",
-        "position",
-        "sent",
-        "steps",
+        "_activity", "_answers", "_batches", "_end", "_grants", "_lender", "_owner",
+        "_publish_every", "_replica", "_unpublished", "position", "sent", "steps",
     )  # fmt: skip
 
     def __init__(

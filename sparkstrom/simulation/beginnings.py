@@ -29,7 +29,13 @@ def new_master(
         scratch[path] = [unit * time.chance.randint(-2, 2) for _ in range(n_params)]
         kept.setdefault(executor, {})[path] = mass(scratch[path])
     return Master(
-        FitSpec(workers=size.nodes, epochs=size.epochs, n_params=n_params, version="sim"),
+        FitSpec(
+            workers=size.nodes,
+            epochs=size.epochs,
+            n_params=n_params,
+            version="sim",
+            starts=tuple(map(size.start_of, range(size.nodes))) if size.resumed else (),
+        ),
         chunks=chunks,
         endpoint=Endpoint("master", 1),
         limits=size.of_master(),

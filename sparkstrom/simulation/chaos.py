@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from sparkstrom.codec.messages import Phase
@@ -79,6 +80,8 @@ class Chaos:
             (faults.master_lost, self._lose_master),
             (faults.edge_deaths, self._kill_edge),
             (faults.driver_deaths, self._doom),
+            (self._world.size.copies, self._copy_updater),
+            (self._world.size.copies_of_all, partial(self._copy_updater, everybody=True)),
             (chance.random() < faults.stop, self._stop),
             (chance.random() < faults.failure, self._fail),
         )
@@ -217,6 +220,11 @@ class Chaos:
             victim.awake_s = self._world.time.now_s + 2 * self._duration_s()
             self._happens("pauses", f"pause {victim.name} until {victim.awake_s:.3f}")
             self._lasts(victim.awake_s)
+
+    def _copy_updater(self, *, everybody: bool = False) -> None:
+        """No fault: the driver program's main thread wants a checkpoint."""
+        if self._world.phase is not Phase.DONE:
+            self._world.step_master(ev.CopyUpdater(everybody))
 
     def _pause_master(self) -> None:
         duration_s = self._duration_s()

@@ -16,6 +16,7 @@ from sparkstrom.protocol.common.endings import Ending, Vain
 from sparkstrom.protocol.common.events import Abort, Directive
 from sparkstrom.protocol.common.send_window import HEADER_BYTES
 from sparkstrom.protocol.master.master import Master
+from sparkstrom.simulation.run_sizes import Size
 from sparkstrom.simulation.sim_process import FAILURE, UPDATER, Made, SimProcess
 from sparkstrom.simulation.sim_replica import INITIAL, Theta, add, average
 
@@ -59,6 +60,13 @@ class Checks:
         """Note it, once."""
         if text not in self.violations:
             self.violations.append(text)
+
+    def begin(self, size: Size) -> None:
+        """Some minibatches of each partition may have been trained before this fit."""
+        for partition in range(size.nodes):
+            if minibatches := size.start_of(partition).minibatches:
+                self._trained[partition].spans.append((0, minibatches))
+                self._counted += minibatches
 
     def started(self, process: SimProcess) -> None:
         self._trained[process.identity.partition].processes.append(process)
@@ -138,13 +146,26 @@ class Checks:
         for payload in process.borrowed:
             if payload is None:
                 continue
-            starts = range(0, len(payload), process.copy_bytes)
-            parts = {payload[start : start + UPDATER.size] for start in starts}
-            attempt, steps, fresh = UPDATER.unpack(payload[: UPDATER.size])
-            if len(parts) > 1 or not steps or attempt == process.identity.attempt:
-                self.violation(f"I3: {process.name} borrowed {payload.hex()}")
-            if fresh:
-                self.violation(f"I3: {process.name} borrowed a fresh state of {attempt}")
+            if self._lender(payload, process) == process.identity.attempt:
+                self.violation(f"I3: {process.name} borrowed from itself")
+
+    def copied(self, payloads: tuple[bytes, ...], processes: list[SimProcess]) -> None:
+        """What the driver has for its checkpoint are whole copies of who has trained."""
+        for payload in payloads:
+            self._lender(payload, processes[0])
+        if len(set(payloads)) < len(payloads):
+            self.violation(f"I3: the driver has {len(payloads)} copies, and some twice")
+
+    def _lender(self, payload: bytes, process: SimProcess) -> int:
+        """Whose state it is, by its attempt."""
+        starts = range(0, len(payload), process.copy_bytes)
+        parts = {payload[start : start + UPDATER.size] for start in starts}
+        attempt, steps, fresh = UPDATER.unpack(payload[: UPDATER.size])
+        if len(parts) > 1 or not steps:
+            self.violation(f"I3: {process.name} or the driver borrowed {payload.hex()}")
+        if fresh:
+            self.violation(f"I3: {process.name} or the driver borrowed a fresh state of {attempt}")
+        return int(attempt)
 
     def bounds(self, master: Master, processes: list[SimProcess]) -> None:
         """What is bounded stays so, and what only grows does."""

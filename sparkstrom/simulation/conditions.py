@@ -22,6 +22,8 @@ ENDPOINT_SHARE = 0.03  # takes more than twice as long as the others
 CODEC_SHARE = 0.07  # the endpoint's messages go through their bytes, too
 REAL_SHARE = 0.01
 WHOLE_SHARE = 0.7
+RESUMED_SHARE = 0.1
+COPIES_SHARE = 0.2
 ISOLATED_SHARE = 0.1
 ROUGH_SHARE = 0.5
 SLACK_MIN, SLACK_MAX = 0.1, 3.0  # of what would be needed to send all at once
@@ -56,6 +58,9 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
     if random.Random(f"replicas of {seed}").random() < REAL_SHARE:
         size = replace(size, replicas=Replicas.REAL)
     size = replace(size, whole=random.Random(f"starts of {seed}").random() < WHOLE_SHARE)
+    size = _resumed(size, random.Random(f"checkpoints of {seed}"))
+    if random.Random(f"copies of {seed}").random() < COPIES_SHARE:
+        size = replace(size, copies_of_all=1)
     luck = chance.random()
     if luck < CALM_SHARE:
         return size, NO_FAULTS
@@ -68,6 +73,15 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
         deaths = random.Random(f"deaths of {seed}").choice((0, 0, 1, nodes))
         faults = replace(faults, isolations=int(alone), driver_deaths=deaths)
     return size, faults
+
+
+def _resumed(size: Size, chance: random.Random) -> Size:
+    """Some fits go on from a checkpoint, and some want copies for one."""
+    if chance.random() < COPIES_SHARE:
+        size = replace(size, copies=chance.randint(1, 3))
+    if chance.random() < RESUMED_SHARE:
+        size = replace(size, resumed=chance.randint(1, 1 << 20))
+    return size
 
 
 def _through(seed: int) -> Through:

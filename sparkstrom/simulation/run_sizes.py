@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import enum
+import random
 from dataclasses import dataclass
 
+from sparkstrom.base.identity import Position
 from sparkstrom.protocol.common.child import Serving
+from sparkstrom.protocol.common.fit_spec import PartitionStart
+from sparkstrom.protocol.common.optimizer_fetch import RETRY_FIRST_S
 from sparkstrom.protocol.common.send_window import SUM_ENTRY_BYTES
 from sparkstrom.protocol.common.topology import FLAT
 from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.protocol.worker.node import NodeLimits
-from sparkstrom.protocol.worker.optimizer_transfer import RETRY_FIRST_S
 from sparkstrom.simulation.sim_replica import CELL
 from sparkstrom.simulation.weights import CHUNK_BYTES, Weights
 
 UNDER_WAY_MAX = 64 << 20  # as in a real fit, to all children of a node
 SILENT_LEASES = 3  # of the master; twice that in a mesh, where its signs take a detour
 
+ROWS = 7  # of a partition that has some
 ATTACH_LEASES = 8  # longer than any trouble lasts from which a place comes in the end
 
 
@@ -58,6 +62,9 @@ class Size:
     per_executor: int = 2  # tasks
     empty_partitions: int = 0  # the last ones
     kept_files: int = 2  # of an earlier fit
+    resumed: int = 0  # it goes on with a fit; positions are drawn from this; 0: a new one
+    copies: int = 0  # of an updater's state that the driver wants
+    copies_of_all: int = 0  # times that it wants one of everybody's
     lease_s: float = 2.0
     tick_s: float = 0.1  # between two looks of a machine at its clock, about
     busy_tick_s: float = 0.1  # the same for one that has news to tell
@@ -69,6 +76,21 @@ class Size:
     patience_s: float = 10.0  # for workers that come late, and for the master's first answer
     params: int = 0  # of the model that messages are as long as; 0: as short as can be
     density: float = 0.0  # share of its parameters in an update
+
+    def is_empty(self, partition: int) -> bool:
+        """Has it no rows?"""
+        return partition >= self.nodes - self.empty_partitions
+
+    def start_of(self, partition: int) -> PartitionStart:
+        """Where a fit that goes on begins with it."""
+        batches = 0 if self.is_empty(partition) else self.batches
+        rows = 0 if self.is_empty(partition) else ROWS
+        trained = 0
+        if self.resumed and batches:
+            chance = random.Random(f"partition {partition} of {self.resumed}")
+            trained = chance.randint(0, self.epochs * batches)
+        position = Position(*divmod(trained, max(1, batches)))
+        return PartitionStart(position, rows, partition, batches)
 
     @property
     def mesh(self) -> bool:

@@ -180,7 +180,8 @@ class SimProcess:
             if type(effect) is ev.Admitted:
                 self.me = effect.node
                 if not effect.returned:
-                    self._is_fresh = max(effect.steps, effect.epoch, effect.batch) > 0
+                    goes_on = (effect.epoch, effect.batch) > self.identity.start
+                    self._is_fresh = effect.steps > 0 or goes_on
         else:
             self._perform(self, effect)
 

@@ -45,6 +45,7 @@ class World:
         self.replica = self.parts.replica()
         self.master = self.parts.master(self.time, self.scratch)
         self.checks = self.parts.checks({p: mass(theta) for p, theta in self.scratch.items()})
+        self.checks.begin(size)
         self.network = new_network(
             self.time,
             size,
@@ -117,10 +118,8 @@ class World:
     def _has_worker(self) -> bool:
         """Does anybody hold a replica, who can be reached?"""
         now_s = self.time.now_s
-        return any(
-            process.installed and process.awake_s <= now_s and not self.network.is_cut(process)
-            for process in self.alive
-        )
+        awake = (p for p in self.alive if p.installed and p.awake_s <= now_s)
+        return any(not self.network.is_cut(process) for process in awake)
 
     def _look_at_bounds(self) -> None:
         self.checks.bounds(self.master, self.processes)
@@ -144,18 +143,19 @@ class World:
 
     def identity(self, partition: int, attempt: int) -> Identity:
         """What an attempt says of itself."""
-        empty = partition >= self.size.nodes - self.size.empty_partitions
+        start = self.size.start_of(partition)
         return Identity(
             token=self.time.chance.getrandbits(62),
             partition=partition,
             attempt=attempt,
-            rows=0 if empty else 7,
-            checksum=partition,
-            batches=0 if empty else self.size.batches,
+            rows=start.rows,
+            checksum=start.checksum,
+            batches=start.batches,
             host="h",
             executor=f"e{partition // self.size.per_executor}",
             pid=attempt,
             version="sim",
+            start=start.position,
             whole=self.size.whole,
         )
 
@@ -303,8 +303,7 @@ class World:
             case ev.SendChunk(to=to, index=index):
                 self.network.send(process, to, process.replica.chunk(index))
             case ev.SendUpdater(to=to, ask=ask):
-                chunk = process.lender.chunk(ask)
-                if chunk is not None:
+                if (chunk := process.lender.chunk(ask)) is not None:
                     self.network.send(process, to, chunk)
             case ev.SendMerged(to=to):
                 self.network.send(process, to, self._sum(effect))
@@ -359,6 +358,9 @@ class World:
             case ev.Complete():
                 self.time.say("complete")
                 self._wait_for_the_last(self.time.now_s + LEAVE_S)
+            case ev.UpdaterCopied(payloads=payloads):
+                self.time.say(f"{len(payloads)} updaters are copied")
+                self.checks.copied(payloads, self.processes)
             case ev.Note(text=text):
                 self.time.say(text)
             case _:

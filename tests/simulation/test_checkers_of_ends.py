@@ -117,12 +117,14 @@ def says_what_nobody_can_read(patch: pytest.MonkeyPatch) -> None:
 
 
 def swallows_a_failure(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Master, "_on_failed", lambda self, member, reason, trace: [])
+    patch.setattr(Master, "_on_failed", lambda self, member, failed: [])
 
 
 def names_nobody(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        Master, "_on_failed", lambda self, member, reason, trace: [ev.Abort(reason, trace)]
+        Master,
+        "_on_failed",
+        lambda self, member, failed: [ev.Abort(failed.reason, failed.trace)],
     )
 
 

@@ -13,13 +13,13 @@ import pytest
 from sparkstrom.codec import copies
 from sparkstrom.codec.messages import Committed, Status, Update
 from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common import optimizer_fetch
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.protocol.master.members import Member
 from sparkstrom.protocol.master.placement import Placement
 from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.master.statuses import Statuses
-from sparkstrom.protocol.worker import optimizer_transfer
 from sparkstrom.protocol.worker.deadlines import Deadlines
 from sparkstrom.protocol.worker.joining import Joining
 from sparkstrom.protocol.worker.parent_link import ParentLink
@@ -133,7 +133,7 @@ def numbers_copies_by_steps(patch: pytest.MonkeyPatch) -> None:
     def by_steps(content: bytes) -> int:
         return 1 + UPDATER.unpack_from(content)[1]
 
-    for module in (copies, optimizer_transfer):
+    for module in (copies, optimizer_fetch):
         patch.setattr(module, "number_of", by_steps)
 
 

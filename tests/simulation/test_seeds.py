@@ -45,7 +45,7 @@ def test_a_run_repeats_exactly(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["plain", "mesh"])
 @pytest.mark.parametrize("seed", range(3))
 def test_without_faults_every_update_is_committed_in_little_time(mode: str, seed: int) -> None:
-    result = play(seed, 4, mode, CALM | {"empty_partitions": 0})
+    result = play(seed, 4, mode, CALM | {"empty_partitions": 0, "resumed": 0})
     assert result.violations == []
     assert result.faults == {}
     assert result.updates >= 4 * 5

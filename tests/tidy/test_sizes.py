@@ -15,7 +15,7 @@ FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 400
 
 GENERATED = ROOT / "sparkstrom/transport/aeron/_aeron.py"
-FOLDERS = ("sparkstrom", "native", "tests", "benchmarks", "examples")
+FOLDERS = ("sparkstrom", "native", "tests", "benchmarks", "examples", "scripts")
 SOURCES = [
     path
     for folder in FOLDERS

@@ -15,3 +15,8 @@ def test_a_training_error_is_one_line_and_its_trace_a_note() -> None:
     assert printed.endswith("TrainingError: NaN (partition 3 on host-b)\nTraceback\n  in step\n"
                             "ValueError: NaN\n")  # fmt: skip
     assert not hasattr(TrainingError("no trace"), "__notes__")
+
+
+def test_a_training_error_says_what_the_worker_was_doing() -> None:
+    error = pickle.loads(pickle.dumps(TrainingError("NaN", "host-b", 3, phase="training")))
+    assert str(error) == "NaN (partition 3 on host-b, training)"

@@ -1,65 +1,241 @@
-"""Kernels have a writable, private place, and Numba knows it from the start."""
+"""Compiled kernels have a private place, are compiled once per host, and need no Numba to run."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from sparkstrom.base.kernel_cache import VARIABLE, use_writable_cache
+from sparkstrom.base.errors import SetupError
+from sparkstrom.base.kernel_cache import (
+    VARIABLE,
+    kernel_directory,
+    private_directory,
+    use_writable_cache,
+)
+from sparkstrom.encoding import gaps
+from sparkstrom.encoding.cpu import object_files
+
+ROOT = Path(__file__).parents[2]
+SAID = "compiling kernels"
 
 
 def test_a_writable_package_keeps_its_own(tmp_path: Path) -> None:
     environ: dict[str, str] = {}
     use_writable_cache(environ, tmp_path)
     assert environ == {}
+    assert kernel_directory(environ, tmp_path) == tmp_path / "__pycache__"
 
 
-def test_a_read_only_package_gets_a_private_directory(tmp_path: Path) -> None:
-    environ = {"SPARK_LOCAL_DIRS": f"{tmp_path},/elsewhere"}
+def test_a_read_only_package_gets_a_directory_of_the_host(tmp_path: Path) -> None:
+    environ = {"SPARK_LOCAL_DIRS": f"{tmp_path},/elsewhere"}  # an application's, not the host's
     use_writable_cache(environ, tmp_path / "missing")
-    cache = Path(environ[VARIABLE])
-    assert cache.parent == tmp_path
+    cache = Path(environ.pop(VARIABLE))
+    assert cache.parent in (Path("/var/tmp"), Path("/tmp"))
+    assert cache == kernel_directory(environ, tmp_path / "missing")
     assert cache.stat().st_mode & 0o777 == 0o700
 
 
 def test_what_the_user_names_stays(tmp_path: Path) -> None:
-    environ = {VARIABLE: "/theirs"}
+    environ = {VARIABLE: str(tmp_path / "theirs")}
     use_writable_cache(environ, tmp_path / "missing")
-    assert environ == {VARIABLE: "/theirs"}
+    assert environ == {VARIABLE: str(tmp_path / "theirs")}
+    assert kernel_directory(environ, tmp_path) == tmp_path / "theirs"
 
 
 @pytest.mark.parametrize("taken", ["open to all", "a link", "a file"])
 def test_a_directory_that_others_may_write_is_not_used(tmp_path: Path, taken: str) -> None:
-    first = {"SPARK_LOCAL_DIRS": str(tmp_path)}
-    use_writable_cache(first, tmp_path / "missing")
-    usual = Path(first[VARIABLE])
+    roots = (tmp_path / "first", tmp_path / "second", tmp_path / "missing")
+    for root in roots[:2]:
+        root.mkdir()
+    usual = private_directory(roots)
+    assert usual.parent == roots[0]
     if taken == "open to all":
         usual.chmod(0o777)
     else:
         usual.rmdir()
         usual.symlink_to(tmp_path) if taken == "a link" else usual.touch()
-    environ = {"SPARK_LOCAL_DIRS": str(tmp_path)}
-    use_writable_cache(environ, tmp_path / "missing")
-    other = Path(environ[VARIABLE])
-    assert other != usual
+    other = private_directory(roots)
+    assert other.parent == roots[1]
     assert other.stat().st_mode & 0o777 == 0o700
-    other.rmdir()
+    own = private_directory(roots[2:])
+    assert own.stat().st_mode & 0o777 == 0o700
+    own.rmdir()
 
 
-@pytest.mark.parametrize("module", ["encoding.cpu.compiled", "transport.aeron.kernels"])
-def test_numba_knows_it_when_it_is_imported(tmp_path: Path, module: str) -> None:
+def test_numba_is_told_of_it_before_it_is_imported() -> None:
     program = (
         "import os; real = os.access\n"
-        "os.access = lambda path, mode: 'sparkstrom' not in str(path) and real(path, mode)\n"
-        f"import sparkstrom.{module}\n"
+        "os.access = lambda path, mode: 'sparkstrom/' not in f'{path}/' and real(path, mode)\n"
+        "import sparkstrom.encoding\n"
         "from numba.core import config; print(config.CACHE_DIR)"
     )
-    environ = {"SPARK_LOCAL_DIRS": str(tmp_path), "PATH": "/usr/bin", "HOME": "/nonexistent"}
-    environ["PYTHONPATH"] = str(Path(__file__).parents[2])
-    done = subprocess.run(
+    assert run(program, environ()).stdout.startswith(("/var/tmp/", "/tmp/"))
+
+
+def test_kernels_run_without_numba() -> None:
+    program = (
+        "import sys\n"
+        "from sparkstrom.encoding.backends import warm_up\n"
+        "import sparkstrom.spark.executor.tasks\n"
+        "warm_up()\n"
+        "print([name for name in ('numba', 'scipy') if name in sys.modules])"
+    )
+    assert run(program, os.environ | {"PYTHONPATH": str(ROOT)}).stdout.strip() == "[]"
+
+
+PROGRAM = """
+from __future__ import annotations
+from dataclasses import dataclass
+from sparkstrom.encoding.cpu.compiled import kernel
+
+@dataclass
+class Point:
+    x: int
+
+@kernel("i8(i8)")
+def twice(x):
+    return 2 * x
+
+if __name__ == "__main__":
+    print(twice(Point(21).x))
+"""
+
+
+def test_a_program_has_kernels_of_its_own_beside_dataclasses(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    surroundings = os.environ | {"PYTHONPATH": str(ROOT), VARIABLE: str(tmp_path)}
+    command = [sys.executable, str(program)]
+    said = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False)
+    assert said.stdout == "42\n", said.stderr
+
+
+def environ() -> dict[str, str]:
+    return {"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", "PYTHONPATH": str(ROOT)}
+
+
+def run(program: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip().startswith(str(tmp_path))
+
+
+@pytest.fixture
+def installed_read_only(tmp_path: Path) -> Iterator[Path]:
+    """A copy of the package that cannot be written to."""
+    package = tmp_path / "site" / "sparkstrom"
+    shutil.copytree(ROOT / "sparkstrom", package, ignore=shutil.ignore_patterns("__pycache__"))
+    folders = [path for path in (package, *package.rglob("*")) if path.is_dir()]
+    for folder in folders:
+        folder.chmod(0o555)
+    yield package
+    for folder in folders:
+        folder.chmod(0o755)
+
+
+COUNTING = """
+import logging, os, sys
+from pathlib import Path
+if os.getuid() == 0:  # whom no mode stops
+    real = os.access
+    os.access = lambda path, mode: 'site/sparkstrom' not in str(path) and real(path, mode)
+logging.basicConfig()
+import sparkstrom.base.kernel_cache as kernel_cache
+kernel_cache.SHARED = (Path(sys.argv[1]),)
+import numpy as np
+from sparkstrom.encoding import totals
+i = np.array([3], np.int32)
+room = np.zeros(2, np.int32), np.zeros(2, np.int32)
+print(totals.merge(i, i, i, i, *room))
+"""
+
+
+@pytest.mark.slow
+def test_a_read_only_installation_compiles_once_per_host(
+    tmp_path: Path, installed_read_only: Path
+) -> None:
+    """Two processes at once, and one that comes later."""
+    host = tmp_path / "host"
+    host.mkdir()
+    environ = os.environ | {"PYTHONPATH": str(installed_read_only.parent)}
+    command = [sys.executable, "-c", COUNTING, str(host)]
+
+    def start() -> subprocess.Popen[str]:
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, env=environ, text=True, cwd=tmp_path, **pipes)
+
+    said: list[str] = []
+    for processes in ([start(), start()], [start()]):
+        answers = [process.communicate(timeout=300) for process in processes]
+        assert [out for out, _ in answers] == ["(1, 0)\n"] * len(processes), answers
+        said += [err for _, err in answers]
+    assert sum(SAID in err for err in said) == 1
+    assert len(list(host.rglob("*.kernels"))) == 1
+    assert not list(installed_read_only.rglob("*.kernels"))
+
+
+def test_a_file_belongs_to_one_source_and_one_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = object_files._fingerprint(gaps.__name__)
+    assert object_files._fingerprint(gaps.__name__) == before
+    real = object_files._source
+    for changed in (gaps.__name__, "sparkstrom.encoding.cpu.intrinsics"):
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                object_files, "_source", lambda name, c=changed: real(name) + "#" * (name == c)
+            )
+            assert object_files._fingerprint(gaps.__name__) != before
+    monkeypatch.setattr(object_files, "_platform", lambda: "another")
+    assert object_files._fingerprint(gaps.__name__) != before
+
+
+def test_what_cannot_be_compiled_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setattr(object_files, "COMPILER", "no_such_module")
+    with pytest.raises(SetupError, match=r"kernels could not be compiled.*no_such_module"):
+        object_files.load([gaps.__name__])
+    assert [path.name for path in tmp_path.iterdir()] == ["kernels.lock"]
+
+
+def test_a_place_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(SetupError, match=f"file.*set {VARIABLE}"):
+        object_files.load([gaps.__name__])
+
+
+def test_who_waits_for_a_compiler_that_is_stuck_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    monkeypatch.setattr(object_files, "COMPILE_S", 0.0)
+    lock = tmp_path / "kernels.lock"
+    with (
+        object_files._lock(lock),
+        pytest.raises(SetupError, match=r"kernels\.lock.*end it"),
+    ):
+        object_files.load([gaps.__name__])
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [np.zeros(3), np.zeros(6, np.int32)[::2], np.zeros((3, 1), np.int32)],
+    ids=["dtype", "strided", "dimensions"],
+)
+def test_arrays_of_another_kind_are_refused(bad: np.ndarray) -> None:
+    with pytest.raises(TypeError, match="kernel write_gaps takes int32"):
+        gaps.write_gaps(bad, 3, np.zeros(100, np.uint8))
+
+
+def test_what_is_written_must_be_writable() -> None:
+    fixed = np.zeros(100, np.uint8)
+    fixed.flags.writeable = False
+    with pytest.raises(TypeError, match="writable"):
+        gaps.write_gaps(np.array([1], np.int32), 3, fixed)

@@ -1,35 +1,31 @@
 """Four machine instructions that Numba has no name for; LLVM has them on every processor.
 
-Nothing here checks bounds: callers do. Numba's cache does not see edits of this file: after one,
-touch the files that import it.
+Nothing here checks bounds: callers do. Only the process that compiles runs what is in here, so
+Numba is imported inside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
-from numba.np.arrayobj import make_array
+
+from sparkstrom.encoding.cpu.compiled import native
 
 _BIT, _I32, _I64 = ir.IntType(1), ir.IntType(32), ir.IntType(64)
 _BYTES = ir.IntType(8).as_pointer()
 
 
 def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
+    from numba.np.arrayobj import make_array
+
     return builder.gep(make_array(array_type)(context, builder, array).data, [index])
 
 
-def instruction(generator: Callable[..., Any]) -> Callable[..., Any]:
-    """What compiled code calls, from what writes its LLVM."""
-    return cast("Callable[..., Any]", intrinsic(generator))
-
-
-@instruction
+@native
 def lowest_bit(typing: Any, word: Any) -> Any:
     """The position of the lowest 1 in a u64 word; 64 where there is none."""
+    from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(_BIT, 0))
@@ -37,9 +33,10 @@ def lowest_bit(typing: Any, word: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
-@instruction
+@native
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
     """Have array[index] on its way into the cache, to be written; any index will do."""
+    from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         where = _address(context, builder, signature.args[0], *arguments)
@@ -52,9 +49,10 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.uint64), generate
 
 
-@instruction
+@native
 def load_word(typing: Any, array: Any, at: Any) -> Any:
     """The 8 bytes from array[at] on, aligned or not, as the machine's u64."""
+    from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         where = _address(context, builder, signature.args[0], *arguments)
@@ -65,9 +63,10 @@ def load_word(typing: Any, array: Any, at: Any) -> Any:
     return types.uint64(array, types.uint64), generate
 
 
-@instruction
+@native
 def store_word(typing: Any, array: Any, at: Any, word: Any) -> Any:
     """Write a u64 to the 8 bytes from array[at] on, aligned or not."""
+    from numba import types
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array_type, where = signature.args[0], arguments[:2]

@@ -33,13 +33,58 @@ Groups = Callable[[Named], list[dict[str, Any]]]
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
 
-def made_optimizer(factory: OptimizerFactory, groups: Groups | None, named: Named) -> Optimizer:
-    """The optimizer of the trainable parameters. Raise UsageError where it cannot work here."""
-    if isinstance(factory, Optimizer) or not callable(factory):
+def refuse_instances(optimizer: Any, scheduler: Any) -> None:
+    """Raise UsageError with the line to write, where one that is made is passed for its maker."""
+    if isinstance(optimizer, Optimizer):
         raise UsageError(
-            f"optimizer is a {type(factory).__name__}: pass a function that makes one from"
+            f"optimizer={_maker_of(optimizer, optimizer.defaults)} is what to pass, with `import"
+            f" functools`, instead of the {type(optimizer).__name__} itself: each worker makes one"
+            " of the parameters that it trains"
+            + ("; groups= makes its groups" if len(optimizer.param_groups) > 1 else "")
+        )
+    if not callable(optimizer):
+        raise UsageError(
+            f"optimizer is a {type(optimizer).__name__}: pass a function that makes one from"
             " parameters, such as functools.partial(torch.optim.Adam, lr=1e-3)"
         )
+    if isinstance(scheduler, LRScheduler):
+        raise UsageError(
+            f"scheduler={_maker_of(scheduler, vars(scheduler))} is what to pass, with `import"
+            f" functools`, instead of the {type(scheduler).__name__} itself: each worker makes one"
+            " of its optimizer"
+        )
+    if scheduler is not None and not callable(scheduler):
+        raise UsageError(
+            f"scheduler is a {type(scheduler).__name__}: pass a function that makes one from the"
+            " optimizer, such as functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100)"
+        )
+
+
+def _maker_of(made: Any, values: dict[str, Any]) -> str:
+    """``functools.partial(...)`` that makes an equal one, as far as its values are known."""
+    kind = type(made)
+    options = []
+    for name, option in list(inspect.signature(kind).parameters.items())[1:]:
+        value, default = values.get(name, option.default), option.default
+        if name in ("last_epoch", "verbose") or (_same(value, default) and name != "lr"):
+            continue
+        unknown = value is inspect.Parameter.empty or callable(value)
+        options.append(f", {name}={'...' if unknown else repr(value)}")
+    where = kind.__module__
+    if where.startswith("torch.optim"):
+        where = "torch.optim.lr_scheduler" if isinstance(made, LRScheduler) else "torch.optim"
+    place = kind.__qualname__ if where == "__main__" else f"{where}.{kind.__qualname__}"
+    return f"functools.partial({place}{''.join(options)})"
+
+
+def _same(value: Any, default: Any) -> bool:
+    if default is inspect.Parameter.empty:
+        return False
+    return repr(value) == repr(default)
+
+
+def made_optimizer(factory: OptimizerFactory, groups: Groups | None, named: Named) -> Optimizer:
+    """The optimizer of the trainable parameters. Raise UsageError where it cannot work here."""
     trainable = {name: p for name, p in named.items() if p.requires_grad}
     given = list(trainable.values()) if groups is None else groups(dict(trainable))
     try:
@@ -51,20 +96,20 @@ def made_optimizer(factory: OptimizerFactory, groups: Groups | None, named: Name
     if not isinstance(optimizer, Optimizer):
         raise UsageError(f"optimizer(parameters) returned a {type(optimizer).__name__}: it must"
                          " return a torch.optim.Optimizer")  # fmt: skip
-    _refuse_closures(optimizer)
-    _check_covers(optimizer, trainable)
+    check_optimizer(optimizer, named)
     return optimizer
+
+
+def check_optimizer(optimizer: Optimizer, named: Named) -> None:
+    """Raise UsageError unless it steps once a minibatch, on all trainable parameters."""
+    _refuse_closures(optimizer)
+    _check_covers(optimizer, {name: p for name, p in named.items() if p.requires_grad})
 
 
 def made_scheduler(factory: SchedulerFactory | None, optimizer: Optimizer) -> LRScheduler | None:
     """The scheduler, if one is wanted. Raise UsageError where it is none."""
     if factory is None:
         return None
-    if not callable(factory) or isinstance(factory, LRScheduler):
-        raise UsageError(
-            f"scheduler is a {type(factory).__name__}: pass a function that makes one from the"
-            " optimizer, such as functools.partial(torch.optim.lr_scheduler.StepLR, step_size=100)"
-        )
     try:
         scheduler = factory(optimizer)
     except (TypeError, ValueError) as error:
@@ -89,6 +134,16 @@ def stepped(optimizer: Optimizer, parameters: list[torch.nn.Parameter]) -> None:
             f"optimizer {type(optimizer).__name__} and sparse gradients: {error}; SGD and Adagrad"
             " take them, without weight decay, or use nn.Embedding without sparse=True"
         ) from error
+
+
+def with_gradients(named: Named, clip_norm: float | None) -> list[torch.nn.Parameter]:
+    """Parameters that the loss reached, clipped. Raise UsageError where it reached none."""
+    reached = [p for p in named.values() if p.grad is not None]
+    if not reached:
+        raise UsageError(NO_GRADIENT)
+    if clip_norm is not None:
+        clip(reached, clip_norm)
+    return reached
 
 
 def _are_sparse(parameters: list[torch.nn.Parameter]) -> bool:

@@ -71,17 +71,21 @@ class Pacing:
         """
         if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
             return
-        at = position_of(scheduler)
+        at, surely = position_of(scheduler), self._place(self._counted)
         with _in_any_order() if at == 0 else contextlib.nullcontext():
-            for position in range(at + 1, minibatches + 1):
+            for position in range(at + 1, self._place(minibatches) + 1):
                 before = scheduler.state_dict()
                 try:
                     _advance(scheduler)
                 except UsageError:
-                    if position <= self._counted:
+                    if position <= surely:
                         raise
                     scheduler.load_state_dict(before)
                     return
+
+    def _place(self, minibatches: int) -> int:
+        """Where a schedule is when the fit has done so many minibatches."""
+        return minibatches
 
 
 def _raise(optimizer: Optimizer, workers: int) -> list[tuple[dict[str, Any], str, Any, Any]]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dis
-import os
+import re
 from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -14,10 +13,12 @@ import torch
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch, Columns, rows_of
+from sparkstrom.models.base import Batch, Columns, arrays_of, rows_of
+from sparkstrom.models.own_words import is_users_own, said_by
+from sparkstrom.models.row_checks import refuse_not_finite
 
 IGNORED = -100  # torch's own ignore_index
-TORCH = os.path.dirname(torch.__file__) + os.sep
+OUT_OF_BOUNDS = re.compile(r"Target (-?\d+) is out of bounds")  # in torch's words
 PREDICT_ROWS = 1024  # at once, so that activations of a large table do not fill the memory
 
 Tensors = Any  # a tensor, or a tuple or dict of tensors
@@ -61,7 +62,20 @@ def batch_to(device: torch.device, batch: Batch) -> TorchBatch:
 
 
 def outputs_of(outputs: Tensors) -> Any:
-    """A module's outputs as arrays of their own; fractions as float32."""
+    """A module's outputs as arrays of their own; fractions as float32.
+
+    Of outputs by name those that have rows: no loss, and of a library's own kind of dict (a Hugging
+    Face model's output) nothing but tensors: no cache.
+    """
+    if isinstance(outputs, dict):
+        of_library = type(outputs) is not dict
+        outputs = {
+            name: value
+            for name, value in outputs.items()
+            if (value.ndim > 0 if isinstance(value, torch.Tensor) else not of_library)
+        }
+        if not outputs:
+            raise UsageError("the module puts out a dict without tensors of rows")
 
     def array(value: Any) -> NDArray[Any]:
         if not isinstance(value, torch.Tensor):
@@ -118,27 +132,14 @@ def called(function: Callable[..., Any], features: Tensors) -> Any:
     return function(*features) if isinstance(features, tuple) else function(features)
 
 
-def check_rows(columns: Columns, rows: int, what: str) -> None:
-    """Raise UsageError naming row and column of what is no finite number, or of another length."""
-    if isinstance(columns, np.ndarray):
-        _check_array(columns, rows, what)
-        return
-    named = columns.items() if isinstance(columns, dict) else enumerate(columns)
-    for name, array in named:
-        _check_array(array, rows, f"{what} {name!r}")
-
-
-def _check_array(array: NDArray[Any], rows: int, what: str) -> None:
-    if len(array) != rows:
-        raise UsageError(f"{rows} rows of features, but {len(array)} of {what}")
-    if array.dtype.kind not in "biuf":
-        raise UsageError(f"{what} are {array.dtype}, not numbers: turn them into numbers first")
-    if array.dtype.kind == "f":
-        finite = np.isfinite(array).reshape(rows, -1)
-        if not finite.all():
-            row, column = np.argwhere(~finite)[0]
-            value = array.reshape(rows, -1)[row, column]
-            raise UsageError(f"value {column} of row {row} of {what} is {value}: fill or drop it")
+def check_rows(columns: Columns, rows: int, role: str) -> None:
+    """Raise UsageError naming row and place of what is no finite number, or of another length."""
+    for array in arrays_of(columns):
+        if len(array) != rows:
+            raise UsageError(f"{rows} rows of features, but {len(array)} of {role}")
+        if array.dtype.kind not in "biuf":
+            raise UsageError(f"{role} are {array.dtype}, not numbers: turn them into numbers first")
+    refuse_not_finite(role, columns)
 
 
 def _tensor(array: NDArray[Any]) -> torch.Tensor:
@@ -167,14 +168,13 @@ def explained(doing: str, remedy: str, **trees: Any) -> Iterator[None]:
     except (UsageError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, ValueError, TypeError, IndexError, UserWarning) as error:
-        if _is_users_own(error):
+        if is_users_own(error, "torch"):
             raise
-        if unknown := _unknown_class(**trees):
+        unknown = _unknown_class(**trees) or _out_of_bounds(str(error), trees)
+        if isinstance(error, IndexError) and unknown:
             raise UsageError(unknown) from error
         kinds = ", ".join(f"{name} {kind_of(tree)}" for name, tree in trees.items())
-        raise UsageError(
-            f"{doing} failed for {kinds}: {type(error).__name__}: {error}; {remedy}"
-        ) from error
+        raise UsageError(f"{doing} failed for {kinds}: {said_by(error)}; {remedy}") from error
 
 
 def _unknown_class(output: Any = None, target: Any = None, **_: Any) -> str:
@@ -197,16 +197,22 @@ def _unknown_class(output: Any = None, target: Any = None, **_: Any) -> str:
     )
 
 
-def _is_users_own(error: BaseException) -> bool:
-    """Was it raised by a ``raise`` (or ``assert``) outside of torch, and not by an operation?"""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or trace.tb_lasti < 0:
-        return False
-    code = trace.tb_frame.f_code
-    is_raise = dis.opname[code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
-    return is_raise and not code.co_filename.startswith(TORCH)
+def _out_of_bounds(words: str, trees: dict[str, Any]) -> str:
+    """Where torch names a target that is no class, and the loss's output is not at hand."""
+    if (found := OUT_OF_BOUNDS.search(words)) is None:
+        return ""
+    label, places = int(found[1]), []
+
+    def look(tensor: Any) -> None:
+        if torch.is_tensor(tensor) and not tensor.is_floating_point() and tensor.ndim:
+            places.extend((tensor == label).nonzero()[:1].tolist())
+
+    mapped(look, trees)
+    where = f"row {places[0][0]} of this minibatch has {label}" if places else f"there is {label}"
+    return (
+        f"labels must be 0 to C - 1, where the module puts out C classes: {where}; renumber the"
+        " labels, or give the module more outputs"
+    )
 
 
 def kind_of(tree: Any) -> str:

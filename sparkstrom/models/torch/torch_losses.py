@@ -33,6 +33,19 @@ def outputs_kind(wanted: str | None, loss: Any) -> str:
     return wanted
 
 
+def is_torchs(loss: Any) -> bool:
+    """Torch's own, which compares outputs with labels."""
+    loss = getattr(loss, "func", loss)  # of a partial
+    where = getattr(loss, "__module__", None) or type(loss).__module__
+    return loss is not None and str(where).partition(".")[0] == "torch"
+
+
+def named(loss: Any) -> str:
+    """What people call it."""
+    loss = getattr(loss, "func", loss)
+    return str(getattr(loss, "__name__", type(loss).__name__))
+
+
 def check_loss(loss: Any) -> None:
     """Raise UsageError for a loss that is no mean over rows, or has parameters of its own."""
     if not callable(loss):

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.models.own_words import said_by
 from sparkstrom.models.torch.parameters import Named
 
 LOOKED_AT_MAX = 10_000  # objects, nearest first: a function may hold a whole program
@@ -39,7 +40,7 @@ def without_storage(module: nn.Module, named: Named) -> nn.Module:
     except Exception as error:
         raise UsageError(
             f"module {type(module).__name__} cannot be copied, so it cannot travel to executors:"
-            f" {type(error).__name__}: {error}"
+            f" {said_by(error)}"
         ) from error
     for part in twin.modules():
         if _is_awake(part):

@@ -23,6 +23,7 @@ class FitBegin:
     epochs: int  # of this fit
     first_epoch: int  # epochs of earlier fits
     options: dict[str, Any]  # of the SharedTrainingMaster, JSON-able
+    resumed_from: str | None = None  # the checkpoint that it goes on from
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,9 @@ class Iteration:
     waiting: float  # in residuals, of the fit's minibatches, mean
     workers: int  # alive
     workers_wanted: int
+    bytes_wire: int = 0  # that left interfaces, all headers included
+    bytes_by_kind: dict[str, int] = field(default_factory=dict)  # handed over to be sent, each hop
+    slow_links: tuple[str, ...] = ()  # found too slow so far, in words
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,17 @@ class WorkerChange:
     training: frozenset[int]  # that have one now
     seconds: float
     reasons: tuple[str, ...] = ()  # of those that left, with partition and host
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSays:
+    """A worker's code printed a line, warned or logged. Bounded; without control characters."""
+
+    partition: int
+    host: str
+    phase: str  # what the worker was doing, in words
+    text: str
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +100,12 @@ class EpochEnd:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWritten:
-    """A checkpoint is whole."""
+    """A checkpoint is whole in its directory."""
 
     path: str
-    epoch: float
-    seconds: float
+    epochs: float  # all partitions are through so many
+    write_seconds: float
+    seconds: float = 0.0  # since the fit began
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +117,7 @@ class FitEnd:
     seconds: float
 
 
-Event = FitBegin | Iteration | WorkerChange | EpochEnd | CheckpointWritten | FitEnd
+Event = FitBegin | Iteration | WorkerChange | WorkerSays | EpochEnd | CheckpointWritten | FitEnd
 
 
 class TrainingListener:
@@ -121,6 +137,9 @@ class TrainingListener:
 
     def on_worker_change(self, event: WorkerChange) -> None:
         """Somebody came or went."""
+
+    def on_worker_says(self, event: WorkerSays) -> None:
+        """A worker's code printed, warned or logged."""
 
     def on_epoch(self, event: EpochEnd) -> None:
         """An epoch is complete."""

@@ -40,32 +40,41 @@ class Every:
         return True
 
 
-class ScoreIterationListener(TrainingListener):
+class Frequent(TrainingListener):
+    """Does something every so often; a second fit counts anew."""
+
+    def __init__(self, frequency: int) -> None:
+        self._due = Every("frequency", frequency)
+
+    def on_fit_begin(self, event: FitBegin) -> None:
+        self._due.reset()
+
+
+class ScoreIterationListener(Frequent):
     """Logs the loss every ``frequency`` minibatches of the fit. DL4J: ``ScoreIterationListener``.
 
     ``say`` takes each line; by default it goes to the log ``sparkstrom.listeners``, level INFO.
     """
 
     def __init__(self, frequency: int = 100, say: Say = log.info) -> None:
-        self._due, self._say = Every("frequency", frequency), say
-
-    def on_fit_begin(self, event: FitBegin) -> None:
-        self._due.reset()
+        super().__init__(frequency)
+        self._say = say
 
     def on_iteration(self, event: Iteration) -> None:
         if event.loss is not None and self._due.is_due(event.minibatches):
             self._say(f"loss at minibatch {event.minibatches:,} is {event.loss:.6g}")
 
 
-class PerformanceListener(TrainingListener):
+class PerformanceListener(Frequent):
     """Logs examples and minibatches per second since its last line. DL4J: the same name."""
 
     def __init__(self, frequency: int = 100, say: Say = log.info) -> None:
-        self._due, self._say = Every("frequency", frequency), say
+        super().__init__(frequency)
+        self._say = say
         self._last: Iteration | None = None
 
     def on_fit_begin(self, event: FitBegin) -> None:
-        self._due.reset()
+        super().on_fit_begin(event)
         self._last = None
 
     def on_iteration(self, event: Iteration) -> None:
@@ -84,15 +93,16 @@ class PerformanceListener(TrainingListener):
         )
 
 
-class TimeIterationListener(TrainingListener):
+class TimeIterationListener(Frequent):
     """Logs how long the fit will take from now on. DL4J: ``TimeIterationListener``."""
 
     def __init__(self, frequency: int = 100, say: Say = log.info) -> None:
-        self._due, self._say = Every("frequency", frequency), say
+        super().__init__(frequency)
+        self._say = say
         self._first: Iteration | None = None
 
     def on_fit_begin(self, event: FitBegin) -> None:
-        self._due.reset()
+        super().on_fit_begin(event)
         self._first = None
 
     def on_iteration(self, event: Iteration) -> None:
@@ -110,22 +120,19 @@ def remaining_s(first: Iteration, now: Iteration) -> float:
     return max(0.0, pace * (now.minibatches_expected - now.minibatches))
 
 
-class CollectScoresListener(TrainingListener):
+class CollectScoresListener(Frequent):
     """Keeps (minibatches, loss) pairs in ``scores``. DL4J: ``CollectScoresIterationListener``."""
 
     def __init__(self, frequency: int = 1) -> None:
-        self._due = Every("frequency", frequency)
+        super().__init__(frequency)
         self.scores: list[tuple[int, float]] = []
-
-    def on_fit_begin(self, event: FitBegin) -> None:
-        self._due.reset()
 
     def on_iteration(self, event: Iteration) -> None:
         if event.loss is not None and self._due.is_due(event.minibatches):
             self.scores.append((event.minibatches, event.loss))
 
 
-class EvaluativeListener(TrainingListener):
+class EvaluativeListener(Frequent):
     """Evaluates rows of your own every ``frequency`` epochs. DL4J: ``EvaluativeListener``.
 
     On the driver, beside the training, under the parameters of that moment: give some thousand
@@ -141,13 +148,13 @@ class EvaluativeListener(TrainingListener):
         metrics: Any = None,
         say: Say = log.info,
     ) -> None:
+        super().__init__(frequency)
         self._rows, self._metrics, self._say = (features, labels), metrics, say
-        self._due = Every("frequency", frequency)
         self._epochs = 0
         self.results: list[tuple[int, Any]] = []
 
     def on_fit_begin(self, event: FitBegin) -> None:
-        self._due.reset()
+        super().on_fit_begin(event)
         self._epochs = 0
 
     def on_epoch(self, event: EpochEnd) -> None:

@@ -21,6 +21,7 @@ from sparkstrom.observe.listening.fit_events import (
     Iteration,
     TrainingListener,
     WorkerChange,
+    WorkerSays,
 )
 
 FORMAT = 1
@@ -29,6 +30,7 @@ NAMES = {
     FitBegin: "fit_begin",
     Iteration: "iteration",
     WorkerChange: "worker_change",
+    WorkerSays: "worker_says",
     EpochEnd: "epoch",
     CheckpointWritten: "checkpoint",
     FitEnd: "fit_end",
@@ -53,6 +55,8 @@ class JsonLines(TrainingListener):
     def on_fit_begin(self, event: FitBegin) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a", encoding="utf-8")
+        if _is_torn(self.path):
+            self._file.write("\n")
         self._iteration_due_s = 0.0
         self._write(event, format=FORMAT, sparkstrom=__version__)
 
@@ -62,6 +66,9 @@ class JsonLines(TrainingListener):
             self._write(event)
 
     def on_worker_change(self, event: WorkerChange) -> None:
+        self._write(event)
+
+    def on_worker_says(self, event: WorkerSays) -> None:
         self._write(event)
 
     def on_epoch(self, event: EpochEnd) -> None:
@@ -110,6 +117,23 @@ def plain(value: Any) -> Any:
 
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of such a file; a last one that was cut off by a crash is left out."""
+    """The lines of such a file; those that were cut off by a crash are left out."""
     lines = Path(path).read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    return [event for line in lines if (event := _whole(line)) is not None]
+
+
+def _whole(line: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) else None
+
+
+def _is_torn(path: Path) -> bool:
+    """Does the file end in the middle of a line?"""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

@@ -23,6 +23,7 @@ from sparkstrom.codec.messages import (
     Message,
     Payload,
     ResidualCheckpoint,
+    Says,
     Update,
 )
 from sparkstrom.observe.telemetry import WorkerCounters
@@ -123,6 +124,14 @@ class TrainerFailed(msgspec.Struct, frozen=True):
 
     reason: str
     trace: str
+    phase: str = ""  # what the worker was doing, in words
+
+
+class Said(msgspec.Struct, frozen=True):
+    """The worker's Python code printed, warned or logged; ``skipped`` lines more are left out."""
+
+    lines: list[tuple[str, str]]  # what the worker was doing, the line
+    skipped: int
 
 
 # -- to the master -----------------------------------------------------------------------------
@@ -147,9 +156,19 @@ class GivenUp(msgspec.Struct, frozen=True):
     reason: str
 
 
+class CopyUpdater(msgspec.Struct, frozen=True):
+    """A checkpoint is about to be written: get a copy of some worker's updater state, or of each's.
+
+    ``everybody``: of each that could lend it now, one after another.
+    """
+
+    everybody: bool = False
+
+
 Event = (
     Received | Arriving | Tick | Opened | Published | Progressed | Busy | Paused | Installed
-    | Applied | Drained | Hashed | Released | TrainerFailed | Moved | StopRequested | GivenUp
+    | Applied | Drained | Hashed | Released | TrainerFailed | Said | Moved | StopRequested | GivenUp
+    | CopyUpdater
 )  # fmt: skip
 
 
@@ -281,6 +300,12 @@ class InstallUpdater(msgspec.Struct, frozen=True):
     payload: bytes | None
 
 
+class UpdaterCopied(msgspec.Struct, frozen=True):
+    """What ``CopyUpdater`` wanted, whole ones only; (): no worker could lend one in time."""
+
+    payloads: tuple[bytes, ...]
+
+
 class Hash(msgspec.Struct, frozen=True):
     """Hash the replica at ``commit``, all of it applied, and answer ``Hashed``."""
 
@@ -298,6 +323,13 @@ class Note(msgspec.Struct, frozen=True):
     """Something a person will want to read afterwards: a departure, a refusal, a loss."""
 
     text: str
+    departure: bool = False  # which ``Members.departures`` tells, too
+
+
+class Spoken(msgspec.Struct, frozen=True):
+    """What a worker's code said, for people."""
+
+    says: Says
 
 
 class Failure(enum.Enum):
@@ -317,6 +349,7 @@ class Abort(msgspec.Struct, frozen=True):
     partition: int | None = None
     kind: Failure = Failure.TRAINING
     lack: Lack | None = None  # of workers, where that is the reason
+    phase: str = ""  # what the worker was doing, in words
 
 
 class Complete(msgspec.Struct, frozen=True):
@@ -326,7 +359,7 @@ class Complete(msgspec.Struct, frozen=True):
 Effect = (
     Send | Tell | Answer | OpenEdge | CloseEdge | Reopen | Deliver | Passed | DeliverMerged
     | Install | Begin | InstallUpdater | Admitted | SendChunk | SendMerged | SendUpdater
-    | Hash | Observed | Note | Abort | Complete
+    | UpdaterCopied | Hash | Observed | Note | Spoken | Abort | Complete
 )  # fmt: skip
 
 

@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparkstrom.base.identity import Position
 from sparkstrom.observe.stopping import LOSS
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStart:
+    """How far a partition was trained before, and what its rows were then."""
+
+    position: Position
+    rows: int = -1  # unknown: whatever the first attempt reads
+    checksum: int = 0
+    batches: int = 0  # minibatches per epoch
+
+    @property
+    def minibatches(self) -> int:
+        """So many are not trained again."""
+        return self.position.epoch * self.batches + self.position.batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,3 +36,8 @@ class FitSpec:
     minibatches_before: int = 0  # in earlier fits whose updaters' states go on: schedules do, too
     fraction: float = 0.0  # of the rows is held out, by chance
     metric: str = LOSS  # of held-out rows
+    starts: tuple[PartitionStart, ...] = ()  # by partition; (): all begin at their first minibatch
+
+    def start_of(self, partition: int) -> Position:
+        """Where this fit began with it."""
+        return self.starts[partition].position if self.starts else Position(0, 0)

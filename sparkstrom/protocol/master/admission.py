@@ -107,15 +107,26 @@ def _refuse(join: Join, reason: str, *, fatal: bool) -> Refused:
 
 
 def _different_rows(join: Join, partition: Partition) -> ev.Abort:
+    first, again, remedy = CHANGED_SINCE if partition.is_resumed else CHANGED_BETWEEN
     reason = (
         f"partition {partition.index} had {partition.rows} rows in {partition.batches} "
-        f"minibatches (checksum {partition.checksum:016x}) at first and has {join.rows} in "
-        f"{join.batches} (checksum {join.checksum:016x}) when its task is tried again: the "
-        "data must not change between attempts; write it to files or persist it first"
+        f"minibatches (checksum {partition.checksum:016x}) {first} and has {join.rows} in "
+        f"{join.batches} (checksum {join.checksum:016x}) {again}: {remedy}"
     )
     return ev.Abort(reason, "", join.host, join.partition, ev.Failure.USAGE)
 
 
+CHANGED_BETWEEN = (
+    "at first",
+    "when its task is tried again",
+    "the data must not change between attempts; write it to files or persist it first",
+)
+CHANGED_SINCE = (
+    "when its checkpoint was written",
+    "now",
+    "a fit goes on with the same rows and the same batch_size_per_worker; give those of then, or "
+    "begin anew with another checkpoint_directory or resume=False",
+)
 DIFFERENT_VERSIONS = (
     "sparkstrom is {} on the driver and {} on the executor at {}: install the same version on all"
 )

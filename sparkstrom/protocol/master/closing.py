@@ -65,7 +65,8 @@ class Closing:
         effects = self._placement.forget(member)
         if not released:
             where = f"partition {partition.index} on {member.join.host}"
-            effects.append(ev.Note(f"node {member.node} ({where}) left: {reason}"))
+            text = f"node {member.node} ({where}) left: {reason}"
+            effects.append(ev.Note(text, departure=True))
         return effects
 
     def closed(self, node: NodeId, join: Join) -> Closed:

@@ -6,9 +6,9 @@ replica, which ``Deliver`` changes, and does not train.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 
-from sparkstrom.base.identity import Endpoint, NodeId, Seq
+from sparkstrom.base.identity import MASTER, Endpoint, NodeId, Seq
 from sparkstrom.codec.messages import (
     AskAfter,
     AskChunk,
@@ -22,6 +22,7 @@ from sparkstrom.codec.messages import (
     Leaving,
     Message,
     Phase,
+    Says,
     Silent,
     Update,
     UpdaterChunk,
@@ -30,13 +31,10 @@ from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.child import Child
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Effect
-from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.ignored import Reason
 from sparkstrom.protocol.common.stages import PROBE
-from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.protocol.master.master_parts import MasterParts
 from sparkstrom.protocol.master.members import Member, answer
-from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 
 SCAN_S_PER_NODE = 20e-6  # looking at everybody takes its time: not more often than this allows
 SCAN_ALWAYS_NODES = 64  # below that, it takes none
@@ -45,28 +43,8 @@ SCAN_ALWAYS_NODES = 64  # below that, it takes none
 class Master(MasterParts):
     """The driver's node. ``step(event, now_s)`` returns the effects."""
 
-    def __init__(
-        self,
-        spec: FitSpec,
-        *,
-        chunks: int,
-        endpoint: Endpoint,
-        limits: MasterLimits,
-        now_s: float,
-        kept: CheckpointFiles | None = None,
-        average: Callable[[list[bytes]], bytes] | None = None,
-    ) -> None:
-        super().__init__(
-            spec,
-            chunks=chunks,
-            endpoint=endpoint,
-            limits=limits,
-            now_s=now_s,
-            kept=kept,
-            average=average,
-        )
-        self.aborted = False
-        self._scan_due_s = now_s
+    aborted = False
+    _scan_due_s = -math.inf  # at once
 
     def step(self, event: ev.Event, now_s: float) -> list[Effect]:
         """React, then go on to the next phase where it is time."""
@@ -106,6 +84,8 @@ class Master(MasterParts):
                 return self.placement.reopen_all(Endpoint(host, port), now_s)
             case ev.Hashed(digest=digest):
                 self.phases.hashed(digest)
+            case ev.CopyUpdater(everybody=everybody):
+                self.copies.begin(now_s, everybody=everybody)
             case _:
                 raise AssertionError(f"no rule for {event}")
         return []
@@ -118,12 +98,14 @@ class Master(MasterParts):
             if self.members.of(message) in live and self.phases.phase is Phase.DONE:
                 return [answer(message, self.broadcast.state)]
             return self.admission.on_join(message, now_s)
+        if isinstance(message, Says):  # whoever has the key may, a member or not
+            return [ev.Spoken(message)]
         node: NodeId | None = getattr(message, "node", None)
         member = None if node is None else live.get(node)
         match message:
             case Failed(node=None) if self.phases.phase is not Phase.DONE:
                 where = (message.host, message.partition)
-                return [ev.Abort(message.reason, message.trace, *where)]
+                return [ev.Abort(message.reason, message.trace, *where, phase=message.phase)]
             case _ if member is None:
                 self.ignored.count(message, Reason.STRANGER)
                 return []
@@ -132,8 +114,8 @@ class Master(MasterParts):
                 return self.placement.on_silent(message, now_s)
             case Here():
                 self.placement.is_here(member, now_s)
-            case Failed(reason=reason, trace=trace):
-                return self._on_failed(member, reason, trace)
+            case Failed():
+                return self._on_failed(member, message)
             case Leaving():
                 return self._on_leaving(member, message, now_s)
             case _:
@@ -150,11 +132,12 @@ class Master(MasterParts):
         self.notices.is_known(member.node)
         return [*effects, answer(member.join, farewell(member, leaving.reason))]
 
-    def _on_failed(self, member: Member, reason: str, trace: str) -> list[Effect]:
+    def _on_failed(self, member: Member, failed: Failed) -> list[Effect]:
         """One failure ends the fit, unless the fit is done already."""
         if self.phases.phase is Phase.DONE:
             return [self._farewell(member)]
-        return [ev.Abort(reason, trace, member.join.host, member.join.partition)]
+        where = (member.join.host, member.join.partition)
+        return [ev.Abort(failed.reason, failed.trace, *where, phase=failed.phase)]
 
     def _after_abort(self, event: ev.Event) -> list[Effect]:
         """Nothing counts any more; whoever still speaks is told so.
@@ -202,6 +185,9 @@ class Master(MasterParts):
                 return children.on_ask_chunk(child, index, now_s)
             case AskUpdater():
                 return self.sources.on_ask(message)
+            case UpdaterChunk(asker=asker) if asker == MASTER:
+                child.arriving = 0
+                return self.copies.on_chunk(message, now_s)
             case UpdaterChunk(asker=asker) if asker in self.placement.tree:
                 child.arriving = 0
                 return [ev.Send(self.placement.tree.path(asker)[0], message)]
@@ -227,7 +213,7 @@ class Master(MasterParts):
         self.broadcast.beat(now_s)
         if not done:
             effects += placement.order_all(now_s) + placement.ask_again(now_s)
-            effects += self.notices.say_again(now_s)
+            effects += self.notices.say_again(now_s) + self.copies.ask_on(now_s)
         effects += children.tick(self.broadcast.state, now_s) + self.vacancies.ask_again(now_s)
         found, children.narrow = children.narrow, []
         return effects + self.statuses.report_slow(found)

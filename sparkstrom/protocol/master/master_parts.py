@@ -23,6 +23,7 @@ from sparkstrom.protocol.master.placement import Placement
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles, ResidualCheckpoints
 from sparkstrom.protocol.master.sequencer import Sequencer
 from sparkstrom.protocol.master.statuses import Statuses
+from sparkstrom.protocol.master.updater_copies import UpdaterCopies
 from sparkstrom.protocol.master.vacancies import Vacancies
 from sparkstrom.protocol.master.welcomes import Welcomes
 
@@ -45,7 +46,7 @@ class MasterParts:
         self.ignored, self.leases = ignored, leases = Ignored(), Leases(limits.lease_s, now_s)
         self.sequencer = sequencer = Sequencer(limits.log_bytes, ignored)
         self.children = children = Children(limits.serving, sequencer.history, leases)
-        self.partitions = Partitions.of(spec.workers, spec.epochs, now_s)
+        self.partitions = Partitions.of(spec, now_s)
         self.checkpoints = ResidualCheckpoints(kept or {})
         self.members = members = Members(self.partitions, self.checkpoints)
         self.phases = phases = Phases(limits, members, sequencer, children)
@@ -76,6 +77,7 @@ class MasterParts:
             now_s=now_s,
         )
         self.sources = OptimizerSources(members, ignored)
+        self.copies = UpdaterCopies(limits.lease_s, members, self.sources, ignored)
         self.vacancies = Vacancies(limits, members, phases, now_s)
         self._put_together()
 

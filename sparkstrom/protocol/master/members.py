@@ -81,6 +81,7 @@ class Departure:
     partition: int
     host: str
     reason: str
+    at_s: float  # on the driver's clock
 
 
 class Members:
@@ -144,7 +145,7 @@ class Members:
         del self.live[node]
         self.closed_joins[node] = member.join
         self.neighbours[member.join.executor].remove(node)
-        self.departures.append(Departure(node, partition.index, member.join.host, reason))
+        self.departures.append(Departure(node, partition.index, member.join.host, reason, now_s))
         if partition.owner == node:
             partition.owner, partition.unowned_s = None, now_s
         if released:
@@ -152,6 +153,11 @@ class Members:
         return partition
 
     # -- looking ---------------------------------------------------------------------------------
+
+    def hosts(self) -> dict[int, str]:
+        """Where each node runs or ran that ever joined."""
+        living = {node: member.join for node, member in self.live.items()}
+        return {node: join.host for node, join in (self.closed_joins | living).items()}
 
     def slowest(self) -> int | None:
         """Steps of the slowest live, unfinished worker that holds a replica."""

@@ -6,7 +6,7 @@ from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import AskUpdater
 from sparkstrom.protocol.common.events import Effect
 from sparkstrom.protocol.common.ignored import Ignored, Reason
-from sparkstrom.protocol.master.members import Members
+from sparkstrom.protocol.master.members import Member, Members
 
 
 class OptimizerSources:
@@ -21,10 +21,15 @@ class OptimizerSources:
         live = self._members.live
         source = live.get(self._chosen[ask.asker]) if ask.asker in self._chosen else None
         if source is None:
-            able = [m for m in live.values() if m.is_source and m.node != ask.asker]
+            able = self.able(ask.asker)
             if not able:
                 self._ignored.count(ask, Reason.UNSERVED)
                 return []
-            source = max(able, key=lambda member: (member.steps, -member.node))
+            source = able[0]
             self._chosen[ask.asker] = source.node
         return [source.answer(ask)]
+
+    def able(self, asker: NodeId) -> list[Member]:
+        """Who could lend its state, who has trained most first."""
+        others = (m for m in self._members.live.values() if m.is_source and m.node != asker)
+        return sorted(others, key=lambda member: (-member.steps, member.node))

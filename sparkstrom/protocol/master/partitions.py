@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import NodeId, Position
+from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 
 
 @dataclass(slots=True)
@@ -22,10 +23,22 @@ class Partition:
     checksum: int = 0
     batches: int = 0  # minibatches per epoch
     position: Position = field(default_factory=lambda: Position(0, 0))
+    start: Position = Position(0, 0)  # where this fit began with it
     attempt: int = -1  # Spark's taskAttemptId of the newest owner
+    is_resumed: bool = False  # what it is known of comes from a checkpoint
     owner: NodeId | None = None  # the live node that trains it
     last_owner: NodeId | None = None
     unowned_s: float = 0.0  # since when nobody owns it
+
+    def begin(self, start: PartitionStart) -> None:
+        """Go on from there, with the same rows; beyond the last epoch there is nothing to do."""
+        self.start = self.position = min(start.position, self.end)
+        self.rows, self.checksum, self.batches = start.rows, start.checksum, start.batches
+        self.is_resumed = True
+
+    def as_start(self) -> PartitionStart:
+        """For a fit that goes on with it."""
+        return PartitionStart(self.position, self.rows, self.checksum, self.batches)
 
     @property
     def end(self) -> Position:
@@ -41,6 +54,11 @@ class Partition:
         """How many minibatches are committed."""
         return self.position.epoch * self.batches + self.position.batch
 
+    @property
+    def minibatches_resumed(self) -> int:
+        """How many of them in the fit that this one goes on with."""
+        return self.start.epoch * self.batches + self.start.batch
+
     def advance(self, position: Position) -> int:
         """How many minibatches that adds: positions only grow, what is reported late adds none."""
         before = self.minibatches
@@ -51,7 +69,9 @@ class Partition:
         """Take the first attempt's data as the truth; is this the same data?"""
         if self.rows < 0:
             self.rows, self.checksum, self.batches = rows, checksum, batches
-        return (rows, checksum, batches) == (self.rows, self.checksum, self.batches)
+        same = (rows, checksum, batches) == (self.rows, self.checksum, self.batches)
+        self.is_resumed &= not same
+        return same
 
 
 class Partitions(tuple[Partition, ...]):
@@ -60,14 +80,22 @@ class Partitions(tuple[Partition, ...]):
     __slots__ = ()
 
     @classmethod
-    def of(cls, count: int, epochs: int, now_s: float) -> Partitions:
-        """So many that nobody has read."""
-        return cls(Partition(index, epochs, unowned_s=now_s) for index in range(count))
+    def of(cls, spec: FitSpec, now_s: float) -> Partitions:
+        """That nobody has read, or that the fit goes on with."""
+        made = cls(Partition(i, spec.epochs, unowned_s=now_s) for i in range(spec.workers))
+        for partition, start in zip(made, spec.starts, strict=bool(spec.starts)):
+            partition.begin(start)
+        return made
 
     @property
     def minibatches(self) -> int:
         """How many minibatches are committed."""
         return sum(partition.minibatches for partition in self)
+
+    @property
+    def minibatches_resumed(self) -> int:
+        """How many of them in the fit that this one goes on with."""
+        return sum(partition.minibatches_resumed for partition in self)
 
     @property
     def minibatches_expected(self) -> int:

@@ -97,7 +97,8 @@ class Phases:
     def _gather(self, now_s: float) -> list[ev.Effect]:
         """Begin when all are there, or with those who came when the time is over."""
         members, partitions = self._members, self._members.partitions
-        if self.stop_reason is not None:
+        nothing_left = any(p.rows > 0 for p in partitions) and all(p.trained for p in partitions)
+        if self.stop_reason is not None or nothing_left:
             self._enter(Phase.DRAINING, now_s)
             return []
         if self.first_join_s is None:

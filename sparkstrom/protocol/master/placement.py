@@ -21,7 +21,7 @@ from sparkstrom.protocol.master.welcomes import Welcomes
 
 ORDER_RETRY_S = 0.5
 PROBE_SPACING_S = 0.5
-QUIET_PER_LEASE = 8  # who has spoken so lately is not asked: joiners request by themselves
+QUIET_PER_LEASE = 8  # who has spoken so lately is not asked: joiners ask by themselves
 
 
 class Placement:

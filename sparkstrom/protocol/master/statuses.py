@@ -35,7 +35,7 @@ class Statuses:
     ) -> None:
         self._members, self._phases, self._order = members, phases, order
         self._placement, self._notices, self._ignored = placement, notices, ignored
-        self._slow: set[NodeId] = set()  # whose links upwards are reported as too slow
+        self.slow: dict[NodeId, str] = {}  # whose links upwards are too slow, as people were told
 
     def on_status(self, status: Status, now_s: float) -> list[Effect]:
         """The newest words of a node count, and confirm the edge that they came by."""
@@ -57,7 +57,7 @@ class Statuses:
         effects: list[Effect] = []
         if status.stats is not None:
             effects += self._on_counters(member, status)
-        if member.node not in self._slow:
+        if member.node not in self.slow:
             effects += _report_lag(member, status.lag)
         return effects
 
@@ -79,15 +79,20 @@ class Statuses:
             effects += self.report_slow([counters.node.slow_link])
         return effects
 
+    @property
+    def slow_links(self) -> tuple[str, ...]:
+        """All that were reported so far."""
+        return tuple(self.slow.values())
+
     def report_slow(self, found: Iterable[SlowLink]) -> list[Effect]:
         """Each link that is too slow, once."""
         effects: list[Effect] = []
         for link in found:
             node = NodeId(link.node)
             member = self._members.live.get(node)
-            if member is not None and node not in self._slow:
-                self._slow.add(node)
-                effects.append(ev.Note(in_words(link, member.join.host)))
+            if member is not None and node not in self.slow:
+                self.slow[node] = in_words(link, member.join.host)
+                effects.append(ev.Note(self.slow[node]))
         return effects
 
 

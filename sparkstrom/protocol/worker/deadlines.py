@@ -28,7 +28,7 @@ class Sleeper(Protocol):
 
 
 class Deadlines:
-    """ResendRequest at each tick, so it looks at each wait only once."""
+    """Asked at each tick, so it looks at each wait only once."""
 
     def __init__(
         self,

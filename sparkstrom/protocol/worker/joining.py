@@ -65,6 +65,8 @@ class Joining:
 
     def _request_place(self, now_s: float) -> list[Effect]:
         self._link.on_request(JOIN_RETRY_S, now_s)
+        if self._membership.node is None and self._task.last_words:
+            return []  # it could not read its rows, and would join with others than it should have
         return [ev.Tell(self._membership.join())]
 
     def on_welcome(self, welcome: Welcome, now_s: float) -> list[Effect]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sparkstrom.base.identity import Position
 from sparkstrom.protocol.common.child import SERVING, Serving
 
 
@@ -44,3 +45,4 @@ class Identity:
     pid: int
     version: str
     whole: bool = False  # it begins with the replica of commit 0; its parent hears so, not ``Join``
+    start: Position = Position(0, 0)  # the fit began there: whoever trains on is no successor

@@ -36,6 +36,7 @@ from sparkstrom.codec.messages import (
     Probe,
     Refused,
     Release,
+    Says,
     State,
     Update,
     UpdaterChunk,
@@ -132,20 +133,27 @@ class Node(NodeParts):
                 )
                 self.task.left(leaving, now_s)
                 return [ev.Tell(leaving)]
-            case ev.TrainerFailed(reason=reason, trace=trace):
-                return self._on_failed(reason, trace, now_s)
+            case ev.Said(lines=lines, skipped=skipped):
+                return [ev.Tell(self._says(lines, skipped))]
+            case ev.TrainerFailed():
+                return self._on_failed(event, now_s)
             case _:
                 raise AssertionError(f"no rule for {event}")
         return []
 
-    def _on_failed(self, reason: str, trace: str, now_s: float) -> list[Effect]:
+    def _says(self, lines: list[tuple[str, str]], skipped: int) -> Says:
+        who = self.membership.identity
+        return Says(host=who.host, partition=who.partition, lines=lines, skipped=skipped)
+
+    def _on_failed(self, event: ev.TrainerFailed, now_s: float) -> list[Effect]:
         who = self.membership.identity
         failed = Failed(
             node=self.membership.node,
             host=who.host,
             partition=who.partition,
-            reason=reason,
-            trace=trace,
+            reason=event.reason,
+            trace=event.trace,
+            phase=event.phase,
         )
         self.task.failed(failed, now_s)
         return [ev.Tell(failed)]

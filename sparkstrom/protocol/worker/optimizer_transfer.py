@@ -2,21 +2,18 @@
 
 Momentum and second moments are worth having, but nobody waits for them beyond a deadline. A
 parent that trains is the source; otherwise the question goes up, and the master chooses one.
-All chunks are of one copy, whose number is a hash of it: those of another one begin anew, and so
-do chunks that do not make the copy that they name. Who began in mid-training with a fresh state,
-because none came in time, is no source to the end of the fit: it is not what it is taken for.
+Who began in mid-training with a fresh state, because none came in time, is no source to the end of
+the fit: it is not what it is taken for.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-from sparkstrom.base.identity import NodeId, Position
-from sparkstrom.codec.copies import number_of
+from sparkstrom.base.identity import NodeId
 from sparkstrom.codec.messages import AskUpdater, Phase, UpdaterChunk
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Send
 from sparkstrom.protocol.common.ignored import Ignored, Reason
+from sparkstrom.protocol.common.optimizer_fetch import OptimizerFetch
 from sparkstrom.protocol.worker.fit_view import FitView
 from sparkstrom.protocol.worker.limits import NodeLimits
 from sparkstrom.protocol.worker.membership import Membership
@@ -24,59 +21,6 @@ from sparkstrom.protocol.worker.news import News
 from sparkstrom.protocol.worker.parent_link import ParentLink
 from sparkstrom.protocol.worker.subtree import Subtree
 from sparkstrom.protocol.worker.trainer_view import TrainerView
-
-ASKED_AT_ONCE = 4  # chunks under way, through links that carry the commits, too
-RETRY_FIRST_S = 2.0  # a source answers once its trainer has made a copy; no chunk tells of a loss
-
-
-@dataclass(slots=True)
-class OptimizerFetch:
-    """One copy on its way in."""
-
-    patience_s: float  # without any progress
-    until_s: float
-    copy: int | None = None  # which one; None: whichever comes first
-    count: int = 1
-    chunks: dict[int, bytes] = field(default_factory=dict)
-    asked_s: dict[int, float] = field(default_factory=dict)
-    taken_s: float = 0.0  # when a chunk came last
-    moved_s: float = 0.0  # when something came last, or was coming
-    retry_s: float = RETRY_FIRST_S  # doubles, and is twice what one took: late is not lost
-    whole: bytes | None = None
-
-    def take(self, chunk: UpdaterChunk, now_s: float) -> None:
-        """Keep a chunk; one of another copy begins anew."""
-        asked_s = self.asked_s.pop(chunk.index, now_s)
-        self.retry_s = max(self.retry_s, 2 * (now_s - max(asked_s, self.taken_s)))
-        self.taken_s = self.moved_s = now_s
-        if chunk.copy != self.copy:
-            self._begin(chunk.copy, chunk.count)
-        if chunk.index < self.count and chunk.index not in self.chunks:
-            self.chunks[chunk.index] = chunk.payload
-            self.until_s = now_s + self.patience_s
-        if len(self.chunks) < self.count:
-            return
-        content = b"".join(self.chunks[index] for index in range(self.count))
-        if number_of(content) == self.copy:
-            self.whole = content
-        else:
-            self._begin(None, 1)
-
-    def _begin(self, copy: int | None, count: int) -> None:
-        self.copy, self.count = copy, count
-        self.chunks, self.asked_s = {}, {}
-
-    def wanted(self, now_s: float) -> list[int]:
-        """Chunks to ask for now."""
-        missing = [index for index in range(self.count) if index not in self.chunks]
-        oldest_s = min(self.asked_s.values(), default=now_s)
-        if now_s > max(oldest_s, self.moved_s) + self.retry_s:
-            self.asked_s.clear()
-            self.retry_s *= 2
-        waiting = [index for index in missing if index in self.asked_s]
-        new = [i for i in missing if i not in waiting][: max(0, ASKED_AT_ONCE - len(waiting))]
-        self.asked_s.update(dict.fromkeys(new, now_s))
-        return new
 
 
 class OptimizerTransfers:
@@ -103,7 +47,7 @@ class OptimizerTransfers:
     def begin_if_late(self, now_s: float) -> None:
         """Its first replica is installed; has training begun without it?"""
         state = self._fit.state
-        begun = self._trainer.steps > 0 or self._trainer.position > Position(0, 0)
+        begun = self._trainer.steps > 0 or self._trainer.position > self._membership.identity.start
         late = begun or (state is not None and state.slowest > 0)
         over = state is not None and state.phase is not Phase.RUNNING
         self._is_whole = not late

@@ -43,7 +43,7 @@ class ParentLink:
         self.waiting: deque[tuple[Update, Child | None]] = deque()  # for room on the link
         self.starved = 0  # edges opened since data last moved: each gets twice the patience
         self._unanswered = 0  # edges opened since anything was heard: each gets twice the patience
-        self._ask_s = 0.0  # when to request, or to speak to the parent, again
+        self._ask_s = 0.0  # when to ask the master, or to speak to the parent, again
         self._heard_s = (
             now_s  # a sign that the control stream, or without an edge the join stream, lives
         )

@@ -25,9 +25,14 @@ class Chosen(NamedTuple):
     """What ``fit`` was told about columns."""
 
     features: Names = "features"
-    label: Names = "label"
+    label: Names | None = "label"  # None: the model's loss takes all from the features
     weight: str | None = None
     validation: float | str | None = None
+
+    @property
+    def labels(self) -> Names:
+        """The label's columns; an empty tuple where there are none."""
+        return () if self.label is None else self.label
 
     @property
     def fraction(self) -> float:
@@ -58,7 +63,8 @@ class Reading(NamedTuple):
 def check_chosen(chosen: Chosen, dataframe: bool) -> None:
     """Raise UsageError for a weight or validation that cannot be meant."""
     value, weight = chosen.validation, chosen.weight
-    _refuse_none(LABEL, chosen.label)
+    if chosen.labels != ():
+        _refuse_none(LABEL, chosen.labels)
     if isinstance(value, bool) or not isinstance(value, numbers.Real | str | None):
         raise UsageError(
             f"validation={value!r}: give a fraction such as 0.1, or the name of a boolean column"
@@ -69,7 +75,7 @@ def check_chosen(chosen: Chosen, dataframe: bool) -> None:
         if not dataframe and names != role:
             raise UsageError(
                 f"{role}={names!r}: an RDD has no columns; make its elements (features, label), "
-                "where either may be a tuple or dictionary of arrays"
+                "where either may be a tuple or dictionary of arrays, and a label None"
             )
     if not dataframe and isinstance(value, str):
         raise UsageError(f"validation={value!r}: an RDD has no columns; give a fraction")
@@ -97,7 +103,7 @@ def wanted_columns(
     used: list[str] = []
     for role, names in (
         (FEATURES, chosen.features),
-        (LABEL, chosen.label),
+        (LABEL, chosen.labels),
         (WEIGHT, chosen.weight),
         (HELD_OUT, chosen.validation if isinstance(chosen.validation, str) else None),
     ):
@@ -108,7 +114,7 @@ def wanted_columns(
         _schema(frame.select(*columns)).serialize().to_pybytes(),
         tuple(takes),
         nest_of(chosen.features),
-        nest_of(chosen.label),
+        nest_of(chosen.labels),
         chosen.weight is not None,
         isinstance(chosen.validation, str),
     )
@@ -190,7 +196,7 @@ def _is_array(kind: Any) -> bool:
     return False
 
 
-def is_one_number(frame: DataFrame, label: Names) -> bool:
+def is_one_number(frame: DataFrame, label: Names | None) -> bool:
     """Is a row's label one number, and not an array or vector of them, or several?"""
     if not isinstance(label, str):
         return False

@@ -19,6 +19,7 @@ import numpy as np
 
 from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.spark.data.job_errors import in_one_line
 from sparkstrom.spark.data.partitioning import Spread
 from sparkstrom.spark.data.row_blocks import BLOCK_BYTES, ROWS_AT_ONCE, Block
 from sparkstrom.spark.data.shuffle_blocks import Blocks
@@ -56,7 +57,9 @@ def export(data: Any, chosen: Chosen, workers: int, spread: Spread, directory: s
     directory = f"{directory.rstrip('/')}/sparkstrom-{secrets.token_hex(8)}"
     write = partial(write_file, directory, spread.blocks)
     files: list[File] = [File("", 0)] * spread.workers
-    for index, file in spread.rdd.mapPartitionsWithIndex(write).collect():
+    with in_one_line("exporting rows"):
+        written = spread.rdd.mapPartitionsWithIndex(write).collect()
+    for index, file in written:
         if not isinstance(file, File):
             remove(directory)
             raise file

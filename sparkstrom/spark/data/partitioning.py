@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sparkstrom.base.errors import UsageError
 from sparkstrom.spark.data.arrow import blocks_of_arrow, count_arrow
 from sparkstrom.spark.data.columns import Chosen, check_chosen, chosen_columns, is_image, is_vector
+from sparkstrom.spark.data.job_errors import in_one_line
 from sparkstrom.spark.data.row_blocks import blocks_of_rows, count_rows
 from sparkstrom.spark.data.shuffle_blocks import Blocks, blocks_from_shuffle, deal
 
@@ -84,7 +85,8 @@ def spread_out(source: Source, workers: int, seed: int, *, move: bool) -> Spread
         shuffled: RDD[Any] = dealt.partitionBy(workers, int).values()
         return Spread(shuffled, partial(blocks_from_shuffle, rdd.getNumPartitions()), workers)
     kept = rdd if rdd.getNumPartitions() <= workers else rdd.coalesce(workers)
-    rows = tuple(kept.mapPartitions(source.count).collect())
+    with in_one_line("counting rows"):
+        rows = tuple(kept.mapPartitions(source.count).collect())
     return Spread(kept, source.blocks, len(rows), rows)
 
 

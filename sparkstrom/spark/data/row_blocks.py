@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import FlatModel
+from sparkstrom.models.row_checks import LABELS, BadValue
 from sparkstrom.runtime.records import Leaf, Nest, Records, RowFormat, nest_of, width_of
 
 BLOCK_BYTES = 2 << 20  # rows in one block: there are about six copies of it while it is made
@@ -37,8 +38,28 @@ def check_block(model: FlatModel, block: Block) -> None:
     batch = block.form.batch(block.records)
     try:
         model.check(batch.features, batch.labels)
+    except BadValue as error:
+        raise UsageError(_told(block, error)) from None
     except UsageError as error:
         raise _named(model, block, error) from None
+
+
+def _told(block: Block, bad: BadValue) -> str:
+    """Where the value is, in the user's words."""
+    form = block.form
+    before, nest = 0, form.features
+    if bad.role == LABELS:
+        before, nest = width_of(form.features), form.labels
+    index = nest.index(bad.array) if isinstance(nest, tuple) else int(bad.array or 0)
+    leaf, at = form.leaves[before + index], bad.at
+    column, names = leaf.name, leaf.name.split(", ")
+    if len(names) > 1 and leaf.shape == (len(names),):  # columns side by side
+        column, at = names[int(bad.place)], ""
+    role = " (label)" if bad.role == LABELS else ""
+    return (
+        f"row {block.numbers[bad.row]} of {block.where}: column {column!r}{role}{at} is {bad.said}:"
+        f" {bad.why}"
+    )
 
 
 def _named(model: FlatModel, block: Block, error: UsageError) -> UsageError:
@@ -167,7 +188,7 @@ def _labelled(row: Any, number: int, where: str) -> Row:
             f"row {number} of {where} is {short(row)}: an element must be a pair (features, "
             "label), or a triple with a weight"
         )
-    features, label = _several(row[0]), _several(row[1])
+    features, label = _several(row[0]), _several(() if row[1] is None else row[1])
     values = [*features[1], *label[1], *row[2:]]
     n_features = len(features[1])
     try:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import SetupError, SparkstromError, UsageError
+from sparkstrom.base.import_archives import keep_unchanged_archives
 from sparkstrom.spark.data.row_blocks import Block
 
 Blocks = Callable[[int, Iterable[object]], Iterator[Block]]  # partition and what it holds
@@ -40,6 +41,7 @@ def deal(
 
     Shares differ by at most one row per source, and are the same when Spark computes it again.
     """
+    keep_unchanged_archives()
     chance = np.random.default_rng((seed, source))
     turn, sent, refusal = int(chance.integers(workers)), 0, None
     try:

@@ -24,7 +24,7 @@ from sparkstrom.encoding.thresholds import (
 )
 from sparkstrom.models.base import FlatModel, Paced
 from sparkstrom.observe.fit_totals import FitTotals
-from sparkstrom.runtime.master_thread import Outcome
+from sparkstrom.runtime.fit_state import Outcome
 from sparkstrom.spark.driver.horizon_notes import horizon_warnings
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 

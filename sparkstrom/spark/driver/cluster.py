@@ -8,15 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.protocol.common.topology import Topology
+from sparkstrom.spark.driver.memory_parts import MIB, Demand, executor_overhead
 from sparkstrom.spark.driver.training_master import ALL_SLOTS, SharedTrainingMaster
-from sparkstrom.transport.aeron.sizes import TERMS, needed_bytes
 
-MIB = 1 << 20
-EDGES_PER_EXECUTOR = 8  # as many workers as executors have, as a rule
-AERON_BYTES = 10 * MIB  # the media driver itself; its logs come on top
-PYTHON_BYTES = 250 * MIB  # interpreter, numpy, numba and pyarrow, per worker
-COPIES = 6  # theta, local, gradient, updater state, one snapshot on its way: f32 vectors
 OVERHEAD_MIN, OVERHEAD_SHARE = 384 * MIB, 0.10  # Spark's default memory overhead
 
 
@@ -38,7 +32,7 @@ def slots_of(context: Any) -> Slots:
     Executors may still be on their way when a session starts, so what is configured counts
     before what has registered.
     """
-    conf = context.getConf()
+    conf = live_conf(context)
     cpus = int(conf.get("spark.task.cpus", "1"))
     master = context.master
     if local := re.fullmatch(r"local(\[(\d+|\*)(,\d+)?])?", master):
@@ -87,25 +81,31 @@ def refuse_connect(session: Any) -> None:
         )
 
 
-def edges_of(tree: Topology) -> tuple[int, int]:
-    """Neighbours of an executor's workers elsewhere, and on it: what its driver has room for.
+def live_conf(context: Any) -> Any:
+    """The application's configuration, to be asked for one key at a time.
 
-    In a mesh a worker has children, too; those of its own executor first.
+    ``getConf`` copies all of it: some hundred questions to the JVM, 0.05 s.
     """
-    meshed = tree.depth_max > 1
-    return (
-        EDGES_PER_EXECUTOR + (tree.fan_out if meshed else 0),
-        EDGES_PER_EXECUTOR if meshed else 0,
-    )
+    return context._conf
+
+
+def driver_host(context: Any) -> str:
+    """The driver's machine, as Spark calls it."""
+    return str(live_conf(context).get("spark.driver.host", "127.0.0.1"))
 
 
 def check_conf(
-    conf: Mapping[str, str], workers: int, n_params: int, master: SharedTrainingMaster
+    conf: Mapping[str, str], workers: int, demand: Demand, master: SharedTrainingMaster
 ) -> list[str]:
     """Raise UsageError for what cannot work; return warnings for what may go wrong.
 
     Every message names the key and the value to set.
     """
+    return check_scheduling(conf, workers) + _check_overhead(conf, workers, demand, master)
+
+
+def check_scheduling(conf: Mapping[str, str], workers: int) -> list[str]:
+    """``check_conf``'s part that does not depend on what is trained."""
     if conf.get("spark.speculation", "false").lower() == "true":
         raise UsageError(
             "spark.speculation=true would start a second copy of slow workers, which train the "
@@ -121,7 +121,7 @@ def check_conf(
         warnings.append(
             "spark.task.maxFailures=1: the first executor that dies ends the fit; set it to 4"
         )
-    return warnings + _check_overhead(conf, workers, n_params, master)
+    return warnings
 
 
 KEY_IN_THE_CLEAR = (
@@ -160,15 +160,14 @@ def is_key_sealed(conf: Mapping[str, str]) -> bool:
 
 
 def _check_overhead(
-    conf: Mapping[str, str], workers: int, n_params: int, master: SharedTrainingMaster
+    conf: Mapping[str, str], workers: int, demand: Demand, master: SharedTrainingMaster
 ) -> list[str]:
     """YARN and Kubernetes kill containers that use more than heap + overhead."""
     if not conf.get("spark.master", "").startswith(("yarn", "k8s")):
         return []
     slots = int(conf.get("spark.executor.cores", "1")) // int(conf.get("spark.task.cpus", "1"))
     here = max(1, slots if master.workers_per_node == ALL_SLOTS else master.workers_per_node)
-    aeron = AERON_BYTES + needed_bytes(sum(edges_of(master.void.topology(workers))), *TERMS[0])
-    needed = aeron + here * worker_bytes(n_params, master)
+    needed = executor_overhead(demand, master, workers, here)
     heap = parse_bytes(conf.get("spark.executor.memory", "1g"))
     default = max(OVERHEAD_MIN, int(OVERHEAD_SHARE * heap))
     overhead = conf.get("spark.executor.memoryOverhead")
@@ -177,19 +176,13 @@ def _check_overhead(
         return []
     advised = -(-needed // MIB)
     return [
-        f"spark.executor.memoryOverhead is {given // MIB} MiB; {here} workers of {n_params:,} "
-        f"parameters and Aeron need up to {advised} MiB beside the heap, "
+        f"spark.executor.memoryOverhead is {given // MIB} MiB; {here} workers of "
+        f"{demand.n_params:,} parameters and Aeron need up to {advised} MiB beside the heap, "
         f"{master.batch_memory_bytes // MIB} MiB of each for rows (batch_memory_bytes) and "
         f"{master.void.log_bytes // MIB} MiB for recent commits (log_bytes): set --conf "
-        f"spark.executor.memoryOverhead={advised}m, or lower these, or containers may be killed"
+        f"spark.executor.memoryOverhead={advised}m, or lower these, or containers may be killed "
+        "(`sparkstrom plan` tells the parts)"
     ]
-
-
-def worker_bytes(n_params: int, master: SharedTrainingMaster) -> int:
-    """What one Python worker takes at most; every worker keeps a log, for whoever asks it."""
-    void = master.void
-    commits = void.log_bytes + 2 * void.window_bytes  # the log, own updates, and the inbox
-    return PYTHON_BYTES + 4 * COPIES * n_params + master.batch_memory_bytes + commits
 
 
 def parse_bytes(text: str, unit: int = 1) -> int:

@@ -7,14 +7,17 @@ first moment at which the driver knows that figure: one commit, whose number the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.codec.messages import Phase
-from sparkstrom.models.base import FlatModel, Measured
+from sparkstrom.models.base import FlatModel, LossBound, Measured
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.stopping import LOSS, EarlyStopping, Judge
-from sparkstrom.runtime.master_thread import MasterThread, Progress, Snapshot
+from sparkstrom.runtime.fit_state import Progress, Snapshot
+from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.spark.data.columns import LABEL, Names
 from sparkstrom.spark.driver.fit_listeners import FitListener
 
 
@@ -38,6 +41,13 @@ class EpochWatch(FitListener):
         self._stopping, self._improved = False, False
         self.best: Best | None = None
         self.copy: Snapshot | None = None  # of the best epoch, where wanted
+
+    def go_on(self, history: Sequence[Epoch], best: tuple[Best, Snapshot | None] | None) -> None:
+        """Where the fit has epochs behind it: as if they had been seen here."""
+        for epoch in history:
+            self._judge.see(epoch.epoch, epoch.validation)
+        if best is not None and self._rule is not None:
+            self.best, self.copy = best
 
     def on_phase(self, phase: Phase) -> None:
         self._phase = phase
@@ -71,7 +81,10 @@ class EpochWatch(FitListener):
 
 
 def check_validation(
-    model: FlatModel, validation: float | str | None, rule: EarlyStopping | None
+    model: FlatModel,
+    validation: float | str | None,
+    rule: EarlyStopping | None,
+    label: Names | None = LABEL,
 ) -> None:
     """Raise UsageError where held-out rows are missing, or the model cannot be measured on them."""
     if rule is not None and not isinstance(rule, EarlyStopping):
@@ -83,7 +96,16 @@ def check_validation(
             f"early_stopping={rule!r} needs rows that nobody trains on: give validation=0.1, or "
             "the name of a boolean column"
         )
-    if validation and (rule is None or rule.metric == LOSS) and not isinstance(model, Measured):
+    if rule is not None and rule.metric != LOSS and label in (None, ()):
+        raise UsageError(
+            f"early_stopping={rule!r} with label={label!r}: {rule.metric} needs labels to compare "
+            "with; name the label column, or take metric='loss'"
+        )
+    if not validation or (rule is not None and rule.metric != LOSS):
+        return
+    if isinstance(model, LossBound):
+        model.need_loss()
+    if not isinstance(model, Measured):
         raise UsageError(
             f"validation={validation!r}: a {type(model).__name__} has no loss(batch) -> (sum, "
             "weight) to measure held-out rows with; give it one (sparkstrom.models.base.Measured)"

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import SetupError, UsageError
-from sparkstrom.models.base import Batch, FlatModel, Measured
+from sparkstrom.base.import_archives import keep_unchanged_archives
+from sparkstrom.models.base import Batch, FlatModel, LossBound, Measured
 from sparkstrom.models.flat import one_array
 from sparkstrom.models.outputs import (
     BLOCK_ROWS,
@@ -31,6 +32,7 @@ from sparkstrom.models.outputs import (
 )
 from sparkstrom.observe.exact import ExactSum
 from sparkstrom.observe.metrics import Classification, Regression, Roc
+from sparkstrom.spark.data.job_errors import in_one_line
 from sparkstrom.spark.data.partitioning import Source
 from sparkstrom.spark.data.row_blocks import check_block, of_rows
 from sparkstrom.spark.data.shuffle_blocks import Blocks
@@ -101,6 +103,8 @@ def wanted_for(model: FlatModel, metrics: str | Sequence[str] | None, positive: 
             f"{type(model).__name__} has no loss(batch) -> (sum, weight), so its loss cannot be "
             "measured without training: give it one (see sparkstrom.models.base.Measured)"
         )
+    if "loss" in wanted.metrics and isinstance(model, LossBound):
+        model.need_loss()
     return wanted
 
 
@@ -159,6 +163,7 @@ def evaluate_partition(
 
     What is wrong with the rows is an answer: Spark would try a task that fails again.
     """
+    keep_unchanged_archives()
     model, parts = opened(shipped.value), []
     try:
         for block in of_rows(blocks(index, items), BLOCK_ROWS):
@@ -175,7 +180,9 @@ def evaluate_source(shipped: Any, wanted: Wanted, source: Source) -> Evaluation:
     """The figures of all partitions. Raise UsageError naming a row that does not fit."""
     run = partial(evaluate_partition, shipped, wanted, source.blocks)
     parts: list[Evaluation] = []
-    for part in source.rdd.mapPartitionsWithIndex(run).collect():
+    with in_one_line("evaluating"):
+        found = source.rdd.mapPartitionsWithIndex(run).collect()
+    for part in found:
         if not isinstance(part, Evaluation):
             raise part
         parts.append(part)

@@ -9,9 +9,9 @@ from typing import Any
 from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.observe.stopping import EarlyStopping
 from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.spark.driver.checkpoint_content import FitKey, Resumption
 from sparkstrom.spark.driver.cluster import Slots
-from sparkstrom.spark.driver.listener_thread import ListenerThread
-from sparkstrom.spark.driver.summary import FitRecord
+from sparkstrom.spark.driver.fit_record import FitRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,11 @@ class FitCall:
     early_stopping: EarlyStopping | None
     listeners: tuple[Any, ...]
     run_log: str | os.PathLike[str] | None
+    key: FitKey
+    goes_on: Resumption | None = None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Showing:
     """Who says something while it runs, and what is kept for its summary."""
 
@@ -33,4 +35,3 @@ class Showing:
     record: FitRecord
     slots: Slots
     warnings: list[str]
-    heard: ListenerThread | None = None  # who tells the users' listeners

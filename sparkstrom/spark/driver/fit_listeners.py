@@ -15,7 +15,8 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch, EpochBook
 from sparkstrom.observe.telemetry import WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.master_thread import Outcome, Progress
+from sparkstrom.runtime.fit_state import Outcome, Progress
+from sparkstrom.runtime.heard_lines import WorkerLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,12 @@ class FitListener:
     def on_fit_begin(self, spec: FitSpec) -> None:
         """All is checked; the master and the Spark job are about to start."""
 
+    def on_worker_says(self, line: WorkerLine) -> None:
+        """A worker's code printed, warned or logged."""
+
+    def on_news(self, text: str) -> None:
+        """Something that a person will want to know now: a slow link, a worker that lags."""
+
     def on_phase(self, phase: Phase) -> None:
         """The fit has gone on to another phase."""
 
@@ -67,12 +74,15 @@ class FitListener:
 class FitEvents:
     """Turns looks at a fit into events; all listeners hear each before any hears the next."""
 
-    def __init__(self, spec: FitSpec, listeners: Sequence[FitListener]) -> None:
+    def __init__(
+        self, spec: FitSpec, listeners: Sequence[FitListener], book: EpochBook | None = None
+    ) -> None:
         self._spec, self._listeners = spec, listeners
-        self._book = EpochBook(spec.first_epoch)
+        self._book = book or EpochBook(spec.first_epoch)
         self._before: Progress | None = None
         self._training: frozenset[int] = frozenset()
-        self._epochs_told = 0
+        self._epochs_told = self._book.epochs_before
+        self._lines_told = self._news_told = 0
 
     @property
     def epochs_complete(self) -> int:
@@ -84,8 +94,19 @@ class FitEvents:
         for listener in self._listeners:
             listener.on_fit_begin(self._spec)
 
+    def hear(self, now: Progress) -> None:
+        """Tell what was said since the last look; also of a fit that has failed."""
+        lines, news = now.heard[self._lines_told :], now.news[self._news_told :]
+        self._lines_told, self._news_told = len(now.heard), len(now.news)
+        for listener in self._listeners:
+            for line in lines:
+                listener.on_worker_says(line)
+            for text in news:
+                listener.on_news(text)
+
     def look(self, now: Progress) -> None:
         """Tell what has changed since the last look."""
+        self.hear(now)
         before, self._before = self._before, now
         if before is None or now.phase is not before.phase:
             for listener in self._listeners:

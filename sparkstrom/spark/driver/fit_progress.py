@@ -1,21 +1,31 @@
-"""Showing a fit to people: the progress line, and residuals' figures in the log."""
+"""Showing a fit to people: its progress, what workers say, and residuals' figures in the log."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.fit_totals import FitTotals
+from sparkstrom.observe.listening.fit_events import Iteration, iteration_of
 from sparkstrom.observe.progress import Line, ProgressLine
 from sparkstrom.observe.residual_figures import EncodingLog
-from sparkstrom.observe.telemetry import WorkerCounters
+from sparkstrom.observe.telemetry import WorkerCounters, bytes_on_links
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.master_thread import Progress
+from sparkstrom.runtime.fit_state import Progress
+from sparkstrom.runtime.heard_lines import WorkerLine
 from sparkstrom.spark.driver.fit_listeners import FitDone, FitListener
+
+PHASES = {
+    Phase.DRAINING: "draining: waiting for last updates",
+    Phase.AUDIT: "comparing replicas",
+    Phase.DONE: "done",
+}
 
 
 class FitProgress(FitListener):
-    """Keeps a progress line up to date; the last one stays and shows the end."""
+    """Keeps what is shown up to date; the last drawing stays and shows the end."""
 
     def __init__(self, line: ProgressLine) -> None:
         self._line = line
@@ -25,6 +35,12 @@ class FitProgress(FitListener):
     def on_fit_begin(self, spec: FitSpec) -> None:
         self._spec = spec
 
+    def on_worker_says(self, line: WorkerLine) -> None:
+        self._line.say(says_in_words(line))
+
+    def on_news(self, text: str) -> None:
+        self._line.say(f"sparkstrom notes: {text}")
+
     def on_progress(self, progress: Progress) -> None:
         self._newest = progress
         if progress.phase is not Phase.DONE:
@@ -32,6 +48,11 @@ class FitProgress(FitListener):
 
     def on_fit_end(self, end: FitDone) -> None:
         self._show(force=True)
+        if self._newest is not None and self._newest.unheard:
+            self._line.say(
+                f"sparkstrom: workers said {self._newest.unheard:,} lines more than were shown;"
+                " all of them are in the executors' stderr (Spark's UI, `yarn logs`)"
+            )
 
     def _show(self, *, force: bool) -> None:
         if self._newest is not None and self._spec is not None:
@@ -51,6 +72,39 @@ class ResidualLog(FitListener):
         self._log.show(end.outcome.stats, force=True)
 
 
+def iteration_now(progress: Progress, spec: FitSpec, seconds: float) -> Iteration:
+    """The same, and what went over links, as users' listeners hear it."""
+    counts = progress.minibatches, progress.minibatches_expected
+    total = FitTotals.of(progress.stats.values())
+    by_kind = Counter(progress.by_kind)
+    by_kind.update(total.by_kind)
+    return replace(
+        iteration_of(line_of(progress, spec), seconds, counts),
+        bytes_wire=bytes_on_links([progress.wire, *total.links]),
+        bytes_by_kind=dict(by_kind),
+        slow_links=progress.slow_links,
+    )
+
+
+def says_in_words(line: WorkerLine) -> str:
+    """Who says it, doing what."""
+    return f"partition {line.partition} on {line.host} ({line.phase}) says: {line.text}"
+
+
+def phase_in_words(progress: Progress) -> str:
+    """What a fit waits for, or does."""
+    here, wanted = progress.workers, progress.partitions
+    if (words := PHASES.get(progress.phase)) is not None:
+        return words
+    if progress.phase is Phase.GATHERING and not here:
+        return f"starting {wanted} Python worker{'s' * (wanted > 1)}"
+    if progress.phase is Phase.GATHERING and here < wanted:
+        return f"{here} of {wanted} workers are there"
+    if progress.phase is Phase.GATHERING or not progress.copied:
+        return "copying parameters"
+    return "training" if progress.minibatches else "taking the first steps"
+
+
 def line_of(progress: Progress, spec: FitSpec) -> Line:
     """What people see of a fit under way."""
     epochs, n_params = spec.epochs, spec.n_params
@@ -60,7 +114,7 @@ def line_of(progress: Progress, spec: FitSpec) -> Line:
         examples, loss_sum = total.examples, total.loss_sum
     expected = progress.minibatches_expected
     return Line(
-        phase=progress.phase.name.lower(),
+        phase=phase_in_words(progress),
         workers=progress.workers,
         partitions=progress.partitions,
         epoch=epochs * progress.minibatches / expected if expected else 0.0,
@@ -73,4 +127,5 @@ def line_of(progress: Progress, spec: FitSpec) -> Line:
         waiting=total.waiting_in_residuals(len(progress.training), progress.minibatches),
         sent_fraction=total.hits / total.publications / n_params if total.publications else None,
         tau=total.tau,
+        slow_links=progress.slow_now,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,23 +12,25 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.codec.frames import KEY_BYTES, Seal
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.models.base import FlatModel
+from sparkstrom.observe.epochs import EpochBook
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
+from sparkstrom.runtime.lent_state import LentStates
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.data.partitioning import Spread
+from sparkstrom.spark.driver.cluster import driver_host
 from sparkstrom.spark.driver.epoch_watch import EpochWatch
-from sparkstrom.spark.driver.fit_call import FitCall, Showing
-from sparkstrom.spark.driver.fit_listeners import FitEvents
+from sparkstrom.spark.driver.fit_call import Showing
+from sparkstrom.spark.driver.fit_listeners import FitEvents, FitListener
 from sparkstrom.spark.driver.fit_progress import FitProgress, ResidualLog
 from sparkstrom.spark.driver.fitting import Fitting, SparkJob, StartWatch
-from sparkstrom.spark.driver.initial_parameters import Handle, travelling
-from sparkstrom.spark.driver.listener_setup import listener_thread
+from sparkstrom.spark.driver.initial_parameters import Handle, StateHandle, own_states, travelling
 from sparkstrom.spark.driver.master_setup import driver_transport, limits_of, plan_of
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
-from sparkstrom.spark.executor.interfaces import driver_address
+from sparkstrom.spark.executor.entry import Unopened, enter
+from sparkstrom.spark.executor.interfaces import driver_address, warm_up_transport
 from sparkstrom.spark.executor.job import TrainingJob
-from sparkstrom.spark.executor.tasks import run_partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,40 +54,39 @@ class FitRun:
         theta: Theta,
         spread: Spread,
         checkpoints: CheckpointFiles,
+        states: LentStates,
     ) -> None:
         self._site, self.spec, self.theta, self._spread = site, spec, theta, spread
+        self.states = states  # that workers begin with
         self._key = secrets.token_bytes(KEY_BYTES)
+        self.book = EpochBook(spec.first_epoch)
         self.master = self._master_thread(checkpoints)
         self._events: FitEvents | None = None
-
-    def follow(self, call: FitCall, showing: Showing) -> EpochWatch:
-        """Who listens to it, in order; the listener thread is ``showing``'s from now on."""
-        site, progress = self._site, showing.progress
-        showing.heard = listener_thread(
-            call, self.spec, site.model, site.master, self.master.snapshot, progress
-        )
-        return EpochWatch(self.master, call.early_stopping)
 
     @property
     def epochs_complete(self) -> int:
         """That all who train have come to the end of, so far."""
         return self._events.epochs_complete if self._events is not None else 0
 
-    def run(self, watch: EpochWatch, showing: Showing) -> None:
+    def run(self, showing: Showing, watch: EpochWatch, *others: FitListener) -> None:
         """To its end, good or bad; raise what ended it early."""
-        say, record = showing.progress.say, showing.record
-        with travelling(self._site.context, self.theta, self.spec.workers) as initial:
-            job = self._spark_job(self._training_job(initial))
+        say = showing.progress.say
+        context, states = self._site.context, self.states
+        with (
+            travelling(context, self.theta, self.spec.workers, states.one) as initial,
+            own_states(context, states.own) as own,
+        ):
+            job = self._spark_job(self._training_job(initial, own))
             ours = [StartWatch(job, say), watch, FitProgress(showing.progress), ResidualLog()]
-            heard = [showing.heard] if showing.heard is not None else []
-            self._events = FitEvents(self.spec, [*ours, record, *heard])
+            self._events = FitEvents(self.spec, [*ours, showing.record, *others], self.book)
             Fitting(self.master, job, self._events).run()
 
     def _master_thread(self, checkpoints: CheckpointFiles) -> MasterThread:
         warm_up()
+        warm_up_transport()
         site, spec, theta = self._site, self.spec, self.theta
         void = site.master.void
-        host = driver_address(void, site.context.getConf().get("spark.driver.host", "127.0.0.1"))
+        host = driver_address(void, driver_host(site.context))
         return MasterThread(
             plan_of(spec, theta, site.model, void.max_chunk_size, checkpoints),
             limits_of(site.master, spec.workers, theta.n_params),
@@ -94,7 +96,7 @@ class FitRun:
             clock=SystemClock(),
         )
 
-    def _training_job(self, initial: Handle) -> TrainingJob:
+    def _training_job(self, initial: Handle, own: Mapping[int, StateHandle]) -> TrainingJob:
         return TrainingJob(
             spec=self.spec,
             key=self._key,
@@ -107,10 +109,11 @@ class FitRun:
             network=self._site.network,
             rows=self._spread.rows,
             initial=initial,
+            own_states=own,
             keep=self._site.keep,
         )
 
     def _spark_job(self, job: TrainingJob) -> SparkJob:
-        run = partial(run_partition, job, self._spread.blocks)
+        run = partial(enter, Unopened(job), self._spread.blocks)
         runner = self._spread.rdd.mapPartitionsWithIndex(run).collect
         return SparkJob(self._site.context, f"sparkstrom-{job.spec.job:016x}", runner)

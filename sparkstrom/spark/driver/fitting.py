@@ -12,7 +12,9 @@ from typing import Any
 
 from sparkstrom.base.errors import SetupError, TrainingError
 from sparkstrom.codec.messages import Phase
-from sparkstrom.runtime.master_thread import MasterThread, Progress
+from sparkstrom.runtime.fit_state import Progress
+from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.spark.data.job_errors import cause_of
 from sparkstrom.spark.driver.fit_listeners import FitEvents, FitListener
 
 log = logging.getLogger(__name__)
@@ -25,6 +27,7 @@ QUEUED_S = 10.0  # how often a job that waits for slots says so
 TASKS_LOOKED_AT = 1000  # for the error of one that failed
 
 NO_MODULE = "ModuleNotFoundError"
+SETUP = f"{SetupError.__module__}.{SetupError.__name__}: "  # as a traceback writes it
 CODE_IS_MISSING = (
     "Executors lack code that the model or the rows are made of: send it (spark-submit --py-files, "
     "sc.addPyFile), install it there, or define it in the script or notebook itself"
@@ -110,6 +113,7 @@ class StartWatch(FitListener):
     def __init__(self, job: SparkJob, say: Callable[[str], None]) -> None:
         self._job, self._say = job, say
         self._due_s = time.monotonic() + QUEUED_S
+        self._said = ""
 
     def on_progress(self, progress: Progress) -> None:
         """Raise SetupError when tasks fail and nobody ever joined."""
@@ -119,16 +123,20 @@ class StartWatch(FitListener):
         running, failed = self._job.tasks()
         if failed and not progress.joined:
             error = self._job.task_error() or "Spark does not say why"
+            raise_if_refused(error)
             remedy = CODE_IS_MISSING if NO_MODULE in error else NETWORK_IS_CLOSED
             raise SetupError(
                 f"{failed} tasks failed before any worker joined: {error}"
                 f" (more in the executors' logs: stderr in Spark's UI, `yarn logs`). {remedy}"
             )
-        self._say(
+        text = (
             f"sparkstrom waits: {progress.workers} of {progress.partitions} workers joined, "
             f"{running} tasks have a slot"
             + ("" if running else "; the job is queued behind others, or executors are missing")
         )
+        if text != self._said:  # the same is no news: the phase with its seconds is shown anyway
+            self._said = text
+            self._say(text)
 
 
 class Fitting:
@@ -162,6 +170,7 @@ class Fitting:
             if not self._job.running:
                 self._job_ended_early()
         if self._master.failure is not None:
+            self._events.hear(self._master.progress)
             raise self._master.failure
         self._events.look(self._master.progress)
 
@@ -175,6 +184,7 @@ class Fitting:
         if CANCELLED.search(str(error)):
             raise FitCancelled(IS_CANCELLED.format(cause_of(str(error))))
         cause = cause_of(str(error))
+        raise_if_refused(cause)
         remedy = f". {CODE_IS_MISSING}" if NO_MODULE in cause else ""
         raise TrainingError(f"the Spark job failed: {cause}{remedy}", trace=str(error))
 
@@ -186,13 +196,7 @@ class Fitting:
             self._job.wait(END_S)
 
 
-def cause_of(text: str) -> str:
-    """What Spark's long error says happened: the Python exception's own line, where there is one.
-
-    A Python traceback stands before the first Java frame, its exception on its last line.
-    """
-    lines = [line.strip() for line in text.splitlines()]
-    java = next((i for i, line in enumerate(lines) if line.startswith("at ")), len(lines))
-    if any("Traceback (most recent call last)" in line for line in lines[:java]):
-        return next(line for line in reversed(lines[:java]) if line)
-    return next((line for line in lines if line), "no reason given")
+def raise_if_refused(cause: str) -> None:
+    """Where a task refused to begin because of its machine: its SetupError, here."""
+    if cause.startswith(SETUP):
+        raise SetupError(cause.removeprefix(SETUP))

@@ -38,6 +38,7 @@ class Packed(NamedTuple):
     middle: bytes
     high: bytes  # sign and little else: deflated, to an eighth or so
     buffers: bytes
+    state: bytes  # a worker's, as ``runtime.lent_state`` has it; b"": all begin with fresh ones
 
 
 class Handle(Protocol):
@@ -48,7 +49,15 @@ class Handle(Protocol):
         """Fetched by the executor's JVM, read from a file of this machine."""
 
 
-def pack(theta: Theta) -> Packed:
+class StateHandle(Protocol):
+    """The same of one worker's state."""
+
+    @property
+    def value(self) -> bytes:
+        """As ``runtime.lent_state`` has it."""
+
+
+def pack(theta: Theta, state: bytes = b"") -> Packed:
     """Three bytes a parameter, or less: the grid needs no more where a fit begins."""
     quanta = np.ldexp(theta.to_host(), theta.k).astype("<i4")
     assert np.abs(quanta).max(initial=0) < QUANTA_MAX, "a fit begins far inside the exact range"
@@ -60,6 +69,7 @@ def pack(theta: Theta) -> Packed:
         middle.tobytes(),
         deflate.compress(high.tobytes()) + deflate.flush(),
         theta.buffers,
+        state,
     )
 
 
@@ -83,9 +93,12 @@ def theta_of(model: FlatModel, parameters: Flat, k: int, multipliers: Mapping[st
 
 
 @contextlib.contextmanager
-def travelling(context: Any, theta: Theta, workers: int) -> Iterator[Handle]:
-    """theta at the executors' disposal until the end of the block, however that ends."""
-    packed = pack(theta)
+def travelling(context: Any, theta: Theta, workers: int, state: bytes = b"") -> Iterator[Handle]:
+    """theta, and a state for all workers, at the executors' disposal.
+
+    Until the end of the block, however that ends.
+    """
+    packed = pack(theta, state)
     blocks = min(max(BLOCKS_PER_WORKER * workers, BLOCKS_MIN), BLOCKS_MAX)
     kib = sum(map(len, packed)) // blocks // 1024
     with _blocks_of(context, min(max(kib, BLOCK_KIB_MIN), BLOCK_KIB_MAX)):
@@ -94,6 +107,20 @@ def travelling(context: Any, theta: Theta, workers: int) -> Iterator[Handle]:
         yield handle
     finally:
         handle.destroy()
+
+
+@contextlib.contextmanager
+def own_states(context: Any, states: Mapping[int, bytes]) -> Iterator[dict[int, StateHandle]]:
+    """Each worker's state at its own disposal, by partition, until the end of the block.
+
+    Every executor has all of them as files; a worker reads its own alone.
+    """
+    handles = {partition: context.broadcast(state) for partition, state in states.items()}
+    try:
+        yield handles
+    finally:
+        for handle in handles.values():
+            handle.destroy()
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from sparkstrom.observe.listening.fit_events import FitBegin
 from sparkstrom.observe.listening.given import WorkerLog
 from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.master_thread import Snapshot
+from sparkstrom.runtime.fit_state import Snapshot
 from sparkstrom.spark.driver.evaluation import Evaluation, evaluate_batch, merged, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall
 from sparkstrom.spark.driver.listener_thread import ListenerThread
@@ -57,6 +57,7 @@ def listener_thread(
             epochs=spec.epochs,
             first_epoch=spec.first_epoch,
             options={each.name: in_words(getattr(master, each.name)) for each in fields(master)},
+            resumed_from=call.goes_on.path if call.goes_on else None,
         ),
         spec,
         copy=snapshot,

@@ -13,37 +13,40 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.listening.fit_events import (
+    CheckpointWritten,
     EpochEnd,
     Event,
     FitBegin,
     FitEnd,
     Iteration,
     WorkerChange,
-    iteration_of,
+    WorkerSays,
 )
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.master_thread import Progress
+from sparkstrom.runtime.fit_state import Progress
+from sparkstrom.runtime.heard_lines import WorkerLine
 from sparkstrom.spark.driver.fit_listeners import FitListener
-from sparkstrom.spark.driver.fit_progress import line_of
+from sparkstrom.spark.driver.fit_progress import iteration_now
 from sparkstrom.spark.driver.summary import TrainingSummary
 
 log = logging.getLogger(__name__)
 
 LAST_WORDS_S = 120.0  # so long may listeners work after the end of training
-METHODS = {
-    "FitBegin": "on_fit_begin",
-    "Iteration": "on_iteration",
-    "WorkerChange": "on_worker_change",
-    "EpochEnd": "on_epoch",
-    "CheckpointWritten": "on_checkpoint",
-    "FitEnd": "on_fit_end",
+METHODS: dict[type[Event], str] = {
+    FitBegin: "on_fit_begin",
+    Iteration: "on_iteration",
+    WorkerChange: "on_worker_change",
+    WorkerSays: "on_worker_says",
+    EpochEnd: "on_epoch",
+    CheckpointWritten: "on_checkpoint",
+    FitEnd: "on_fit_end",
 }
 
 
@@ -100,7 +103,6 @@ class ListenerThread(FitListener):
         self._training: frozenset[int] = frozenset()
         self._departures = 0
         self._minibatches = -1
-        self._newest: Progress | None = None
         self._thread = threading.Thread(target=self._run, name="sparkstrom-listeners", daemon=True)
 
     # -- in the driver's main thread -------------------------------------------------------------
@@ -108,6 +110,10 @@ class ListenerThread(FitListener):
     def on_fit_begin(self, spec: FitSpec) -> None:
         self._thread.start()
         self._put(self._begin)
+
+    def on_worker_says(self, line: WorkerLine) -> None:
+        said = WorkerSays(line.partition, line.host, line.phase, line.text, self._seconds())
+        self._put(said)
 
     def on_epoch(self, epoch: Epoch) -> None:
         held_out = epoch.validation if epoch.held_weight else None
@@ -123,6 +129,10 @@ class ListenerThread(FitListener):
             )
         )
 
+    def tell(self, event: CheckpointWritten) -> None:
+        """What no look at the master shows."""
+        self._put(replace(event, seconds=self._seconds()))
+
     def on_progress(self, progress: Progress) -> None:
         """Raise what a listener raised since the last look."""
         if self._raised is not None:
@@ -130,9 +140,7 @@ class ListenerThread(FitListener):
         self._tell_workers(progress)
         if progress.minibatches != self._minibatches:
             self._minibatches = progress.minibatches
-            line = line_of(progress, self._spec)
-            counts = progress.minibatches, progress.minibatches_expected
-            self._put(iteration_of(line, self._seconds(), counts))
+            self._put(iteration_now(progress, self._spec, self._seconds()))
 
     def _tell_workers(self, progress: Progress) -> None:
         if progress.phase is Phase.DONE:  # everybody goes, which is no news
@@ -189,7 +197,7 @@ class ListenerThread(FitListener):
 
     def _run(self) -> None:
         while (event := self._next()) is not None:
-            method = METHODS[type(event).__name__]
+            method = METHODS[type(event)]
             for listener in list(self._listeners):
                 self._tell(listener, method, event)
 

@@ -13,6 +13,7 @@ from sparkstrom.runtime.master_thread import Plan
 from sparkstrom.runtime.node_thread import OpenTransport
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.memory_parts import driver_edges
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor.interfaces import opener
 from sparkstrom.spark.executor.job import message_bytes_max, serving_of
@@ -37,8 +38,9 @@ def driver_transport(spec: FitSpec, void: VoidConfiguration, host: str) -> OpenT
         f"{spec.job:016x}-driver",
         host,
         void.controller_ports(),
-        edges=min(spec.workers, void.topology(spec.workers).fan_out),
+        edges=driver_edges(void.topology(spec.workers), spec.workers),
         scratch=Path(tempfile.gettempdir()),
+        alone=True,
     )
 
 

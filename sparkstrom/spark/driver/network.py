@@ -8,45 +8,43 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.version import __version__
 from sparkstrom.checkpoint.store import load_model, local_path, save_model
-from sparkstrom.encoding.grid import first_exponent, next_exponent
 from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
-from sparkstrom.observe.progress import ProgressLine
-from sparkstrom.observe.stopping import LOSS, EarlyStopping
+from sparkstrom.observe.progress_choice import check_progress, progress_for
+from sparkstrom.observe.stopping import EarlyStopping
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
-from sparkstrom.runtime.master_thread import Snapshot
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.data import partitioning as spreading
 from sparkstrom.spark.data.columns import Chosen, Names
 from sparkstrom.spark.data.export import Exports
 from sparkstrom.spark.data.partitioning import Spread
-from sparkstrom.spark.driver.accuracy_warnings import doubts
+from sparkstrom.spark.driver.attempts import begins_anew
 from sparkstrom.spark.driver.cluster import (
     check_conf,
     check_key,
+    driver_host,
     refuse_connect,
     slots_of,
     workers_for,
 )
-from sparkstrom.spark.driver.epoch_watch import Best, EpochWatch, check_validation
+from sparkstrom.spark.driver.epoch_watch import check_validation
 from sparkstrom.spark.driver.evaluation import Evaluation, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall, Showing
-from sparkstrom.spark.driver.fit_listeners import FitDone
+from sparkstrom.spark.driver.fit_checkpoints import FitCheckpoints, Use, key_of
+from sparkstrom.spark.driver.fit_record import FitRecord
 from sparkstrom.spark.driver.fit_run import FitRun, TrainingSite
-from sparkstrom.spark.driver.fitting import FitCancelled
-from sparkstrom.spark.driver.horizon_notes import horizons_of
-from sparkstrom.spark.driver.initial_parameters import theta_of
+from sparkstrom.spark.driver.followed_fit import FollowedFit, fit_spec
 from sparkstrom.spark.driver.interrupts import plain_interrupts
+from sparkstrom.spark.driver.learnt import Learnt
 from sparkstrom.spark.driver.listener_thread import check_listeners
+from sparkstrom.spark.driver.memory_parts import demand_of
 from sparkstrom.spark.driver.pickling import need_model, need_picklable
 from sparkstrom.spark.driver.predictor import Predictor
+from sparkstrom.spark.driver.preflight import check_machine
 from sparkstrom.spark.driver.settings import resolve
-from sparkstrom.spark.driver.summary import FitRecord, TrainingSummary, summarize
+from sparkstrom.spark.driver.summary import TrainingSummary
+from sparkstrom.spark.driver.summary_json import skipped
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor.tasks import forget_kept
 
@@ -54,7 +52,8 @@ from sparkstrom.spark.executor.tasks import forget_kept
 class SparkNetwork:
     """Trains a model on Spark executors, again and again, and holds its parameters.
 
-    ``spark`` is a SparkSession or SparkContext; ``progress=False`` is silent. With ``keep=False``
+    ``spark`` is a SparkSession or SparkContext; ``progress=False`` is silent, True is "auto";
+    "bar", "plain" and "notebook" say how it is shown (docs/progress.md). With ``keep=False``
     workers leave nothing for a next fit, which saves files, and the job that removes them. Raises
     UsageError for options, configuration or a session that cannot work, before any work starts.
     """
@@ -65,26 +64,25 @@ class SparkNetwork:
         model: FlatModel,
         master: SharedTrainingMaster | None = None,
         *,
-        progress: bool = True,
+        progress: bool | str = True,
         keep: bool = True,
     ) -> None:
         refuse_connect(spark)
+        check_progress(progress)
         need_model(model)
         self._context = getattr(spark, "sparkContext", spark)
         conf = dict(self._context.getConf().getAll())
         self._master = resolve(master or SharedTrainingMaster(), conf, os.environ)
         self._conf = conf
         self._model = model
-        self._show_progress = progress
-        self._parameters: Flat = np.ascontiguousarray(model.initial(), np.float32)
-        self._k: int | None = None
-        self._kept: CheckpointFiles = {}
+        self._progress = progress
+        self._learnt = Learnt(model)
         self._may_have_files = False
         self._exports = Exports(self._context, self._master.export_directory)
-        self._epochs_trained, self._minibatches_trained = 0, 0
         name = secrets.token_hex(8)
+        self._checkpoints = FitCheckpoints(model, self._master, name)
         self._site = TrainingSite(self._context, model, self._master, name, keep)
-        self._predictor = Predictor(self._context, lambda: (self.model, self._parameters.copy()))
+        self._predictor = Predictor(self._context, lambda: (self.model, self.parameters))
 
     # -- training --------------------------------------------------------------------------------
 
@@ -94,7 +92,7 @@ class SparkNetwork:
         epochs: int = 1,
         *,
         features: Names = "features",
-        label: Names = "label",
+        label: Names | None = "label",
         weight: str | None = None,
         validation: float | str | None = None,
         early_stopping: EarlyStopping | None = None,
@@ -105,7 +103,8 @@ class SparkNetwork:
 
         ``data`` is an RDD of (features, label) or (features, label, weight), or a DataFrame:
         ``features`` and ``label`` name a column, a list of numeric columns that stand side by
-        side, or a tuple or dictionary of these for several arrays; ``weight`` names a column.
+        side, or a tuple or dictionary of these for several arrays; ``weight`` names a column;
+        ``label=None`` is for a model whose loss takes its labels from the features.
         ``validation`` holds rows out: a fraction, by seed and content, or a boolean column;
         ``early_stopping`` ends the fit when they gain nothing, and delivers the best parameters.
         ``listeners`` hear what happens (docs/listeners.md); the same goes to ``run_log`` as JSON
@@ -115,104 +114,49 @@ class SparkNetwork:
         record = FitRecord()
         if not (isinstance(epochs, int) and epochs >= 1):
             raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
-        check_validation(self._model, validation, early_stopping)
+        check_validation(self._model, validation, early_stopping, label)
         check_listeners(listeners)
         need_picklable(self._model)  # it may have been changed since the network was made
         spreading.check_data(data)
         slots = slots_of(self._context)
         workers = workers_for(slots, self._master)
-        warnings = check_conf(self._conf, workers, self._model.n_params, self._master)
+        warnings = check_conf(self._conf, workers, demand_of(self._model), self._master)
         warnings += check_key(self._conf)
-        progress = ProgressLine(enabled=self._show_progress)
-        for warning in warnings:
-            progress.say(f"sparkstrom warns: {warning}")
+        check_machine(self._master.void, workers, driver_host(self._context))
         chosen = Chosen(features, label, weight, validation)
-        call = FitCall(epochs, chosen, early_stopping, tuple(listeners), run_log)
-        theta = self._theta()
-        with plain_interrupts(self._context):
-            spread = self._spread(data, chosen, workers)
-            return self._train(call, theta, spread, Showing(progress, record, slots, warnings))
+        with progress_for(self._progress) as progress:
+            key = key_of(self._checkpoints.fits + 1, self._context.getLocalProperty)
+            found = self._checkpoints.find(key, epochs, progress.say)
+            if found is None and key.number == 1:
+                warnings += begins_anew(self._conf, self._master)
+            for warning in warnings:
+                progress.say(f"sparkstrom warns: {warning}")
+            if found is not None:
+                self._learnt.begin_with(found.checkpoint)
+                if found.use is Use.SKIP:
+                    self._checkpoints.is_over(key.number)
+                    return skipped(found.checkpoint, key)
+            goes_on = found.checkpoint if found is not None and found.use is Use.GO_ON else None
+            call = FitCall(epochs, chosen, early_stopping, tuple(listeners), run_log, key, goes_on)
+            theta = self._learnt.theta(self._master.layer_multipliers or {})
+            with plain_interrupts(self._context):
+                with self._checkpoints.kept_if_it_fails():
+                    spread = self._spread(data, chosen, workers)
+                return self._train(call, theta, spread, Showing(progress, record, slots, warnings))
 
     def _train(
         self, call: FitCall, theta: Theta, spread: Spread, showing: Showing
     ) -> TrainingSummary:
         """All is checked: train, and tell of it."""
-        spec = FitSpec(
-            workers=spread.workers,
-            epochs=call.epochs,
-            n_params=self._model.n_params,
-            version=__version__,
-            job=secrets.randbits(63),
-            first_epoch=self._epochs_trained,
-            minibatches_before=self._minibatches_trained if self._kept else 0,
-            fraction=call.chosen.fraction,
-            metric=call.early_stopping.metric if call.early_stopping else LOSS,
-        )
-        run = self._fit_run(spec, theta, spread)
-        # Kept files are granted once: a fit that fails uses them up.
-        self._kept, self._may_have_files = {}, self._site.keep
-        watch = run.follow(call, showing)
-        assert showing.heard is not None, "somebody follows it"
-        return showing.heard.follow(partial(self._run, run, watch, showing))
+        spec = fit_spec(call, spread, self._learnt, self._model.n_params)
+        fit = FollowedFit(self._site, self._checkpoints, call, showing)
+        run = self._fit_run(fit, spec, theta, spread)
+        self._may_have_files = self._site.keep
+        return fit.follow(run, self._learnt, self._exports.directory)
 
-    def _fit_run(self, spec: FitSpec, theta: Theta, spread: Spread) -> FitRun:
-        return FitRun(self._site, spec, theta, spread, self._kept)
-
-    def _run(self, run: FitRun, watch: EpochWatch, showing: Showing) -> TrainingSummary:
-        try:
-            run.run(watch, showing)
-        except (KeyboardInterrupt, FitCancelled):
-            self._keep_learnt(run.theta, run.epochs_complete)
-            raise
-        assert showing.record.end is not None, "a fit that did not raise is done"
-        self._take(run.theta, showing.record.end, watch.copy)
-        return self._summary(showing, watch.best)
-
-    def _keep_learnt(self, theta: Theta, epochs: int) -> None:
-        """Of a fit that a person ended: the driver's replica as it was then."""
-        self._parameters, self._kept = theta.to_host(), {}
-        self._epochs_trained += epochs
-        if isinstance(self._model, Buffered) and theta.buffers:
-            self._model.load_buffers_bytes(theta.buffers)
-
-    def _take(self, theta: Theta, end: FitDone, best: Snapshot | None) -> None:
-        """Parameters and buffers as they are at the end, or as they were at the best epoch."""
-        outcome = end.outcome
-        self._minibatches_trained = end.spec.minibatches_before + outcome.minibatches
-        self._epochs_trained += end.epochs_trained
-        if best is None or best.commit == outcome.commits:
-            self._parameters, self._kept = theta.to_host(), outcome.kept
-            buffers = theta.buffers
-        else:  # what workers kept belongs to later parameters
-            self._parameters, buffers = best.parameters, best.buffers
-        if isinstance(self._model, Buffered) and buffers:
-            self._model.load_buffers_bytes(buffers)
-
-    def _summary(self, showing: Showing, best: Best | None) -> TrainingSummary:
-        """What the fit can say about itself; doubts go to the log, too."""
-        record = showing.record
-        assert record.end is not None, "there is a fit to tell of"
-        spec, outcome = record.end.spec, record.end.outcome
-        found = doubts(self._master, self._model, outcome, spec.minibatches_before)
-        return summarize(
-            record,
-            executors=showing.slots.executors,
-            warnings=[*showing.warnings, *found],
-            collect_stats=self._master.collect_training_stats,
-            export_directory=self._exports.directory,
-            best=best,
-            horizons=horizons_of(self._master, self._model, outcome.rows),
-        )
-
-    def _theta(self) -> Theta:
-        """The parameters on the job's grid, which is chosen at the first fit and kept."""
-        self._k = (
-            first_exponent(self._parameters)
-            if self._k is None
-            else next_exponent(self._parameters, self._k)
-        )
-        multipliers = self._master.layer_multipliers or {}
-        return theta_of(self._model, self._parameters, self._k, multipliers)
+    def _fit_run(self, fit: FollowedFit, spec: FitSpec, theta: Theta, spread: Spread) -> FitRun:
+        kept, states = self._learnt.use_up(spread.workers)
+        return FitRun(self._site, spec, theta, spread, kept, fit.states_for(states))
 
     def _spread(self, data: Any, chosen: Chosen, workers: int) -> Spread:
         """The data over one partition per worker, exported before where that is wanted."""
@@ -248,7 +192,7 @@ class SparkNetwork:
         metrics: str | Sequence[str] | None = None,
         *,
         features: Names = "features",
-        label: Names = "label",
+        label: Names | None = "label",
         weight: str | None = None,
         positive: int = 1,
     ) -> Evaluation:
@@ -266,7 +210,7 @@ class SparkNetwork:
         data: Any,
         *,
         features: Names = "features",
-        label: Names = "label",
+        label: Names | None = "label",
         weight: str | None = None,
     ) -> float:
         """The model's own loss on ``data``, mean over rows: smaller is better (DL4J's score)."""
@@ -282,22 +226,21 @@ class SparkNetwork:
         Assigning is a warm start: what workers kept for the next fit belongs to the former
         parameters, and is not used any more.
         """
-        return self._parameters.copy()
+        return self._learnt.parameters.copy()
 
     @parameters.setter
     def parameters(self, values: Flat) -> None:
-        values = np.asarray(values, np.float32)
-        if values.shape != (self._model.n_params,):
-            raise UsageError(
-                f"parameters of shape {values.shape}: this model has ({self._model.n_params},)"
-            )
-        self._parameters = np.ascontiguousarray(values).copy()
-        self._kept = {}
+        self._learnt.assign(values)
+
+    @property
+    def checkpoint_directory(self) -> str | None:
+        """Where it writes checkpoints, whichever way that was said; None: nowhere."""
+        return self._master.checkpoint_directory
 
     @property
     def model(self) -> FlatModel:
         """The model, bound to a copy of the shared parameters."""
-        self._model.bind(self._parameters.copy())
+        self._model.bind(self.parameters)
         return self._model
 
     @property
@@ -323,8 +266,8 @@ class SparkNetwork:
         save_model(
             target,
             model.describe(),
-            self._parameters,
-            self._epochs_trained,
+            self._learnt.parameters,
+            self._learnt.epochs,
             buffers=model.buffers_bytes() if isinstance(model, Buffered) else b"",
             exported=model.exported() if isinstance(model, Exporting) else None,
         )
@@ -337,7 +280,7 @@ class SparkNetwork:
         master: SharedTrainingMaster | None = None,
         *,
         model: FlatModel | None = None,
-        progress: bool = True,
+        progress: bool | str = True,
     ) -> SparkNetwork:
         """A network with the model and parameters that ``save`` wrote.
 
@@ -346,8 +289,17 @@ class SparkNetwork:
         model, parameters, epochs = load_model(local_path(path), model)
         network = cls(spark, model, master, progress=progress)
         network.parameters = parameters
-        network._epochs_trained = epochs
+        network._learnt.epochs = epochs
         return network
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Become what a checkpoint holds: a file, or the newest whole one of a directory.
+
+        The next ``fit`` goes on with the fit that was saved, if that was not done. Raises
+        UsageError where there is none, or it is of another model.
+        """
+        with progress_for(self._progress) as progress:
+            self._learnt.begin_with(self._checkpoints.restore(os.fspath(path), progress.say))
 
     def close(self) -> None:
         """Remove what workers kept for the next fit, and exported rows. Idempotent."""
@@ -357,4 +309,5 @@ class SparkNetwork:
         slots = slots_of(self._context).total
         forget = partial(forget_kept, self._site.network)
         self._context.parallelize(range(slots), slots).mapPartitions(forget).count()
-        self._kept, self._may_have_files = {}, False
+        self._learnt.use_up()
+        self._may_have_files = False

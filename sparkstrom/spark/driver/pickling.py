@@ -7,6 +7,7 @@ from typing import Any
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import FlatModel
+from sparkstrom.models.own_words import said_by
 
 DEPTH_MAX = 8  # attributes of attributes
 
@@ -31,8 +32,8 @@ def need_picklable(model: Any) -> None:
     path, error = _culprit(model, type(model).__name__, error)
     raise UsageError(
         f"{path} cannot be pickled, which is how a model gets to executors"
-        f" ({type(error).__name__}: {error}): make it where it is used, or leave locks, files,"
-        " sockets, generators and handles out of the model"
+        f" ({said_by(error)}): make it where it is used, or leave locks, files, sockets,"
+        " generators and handles out of the model"
     ) from error
 
 

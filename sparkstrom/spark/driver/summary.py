@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import math
-import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.fit_totals import FitTotals
+from sparkstrom.observe.listening.json_lines import plain
+from sparkstrom.observe.reporting.summary_page import summary_html, summary_text
 from sparkstrom.observe.telemetry import bytes_on_links
-from sparkstrom.protocol.common.endings import Ending
-from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.master_thread import Outcome
 from sparkstrom.spark.driver.epoch_watch import Best
-from sparkstrom.spark.driver.fit_listeners import FitDone, FitListener
+from sparkstrom.spark.driver.fit_record import FitRecord
 from sparkstrom.spark.driver.horizon_notes import Horizons, in_words
-
-SKEW = 1.5  # largest partition / smallest, from which on it is said
+from sparkstrom.spark.driver.summary_figures import (
+    Fault,
+    WorkerFigures,
+    departures,
+    dismissed,
+    encoding_of,
+    faults_of,
+    kinds_of,
+    mean_loss,
+    phases_of,
+    tau_of,
+    waiting_of,
+    worker_seconds_of,
+    workers_of,
+)
+from sparkstrom.spark.driver.summary_warnings import warnings_of
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +80,20 @@ class TrainingSummary:
     warnings: list[str] = field(repr=False)
     stopped: str | None  # why the fit ended before its last epoch, if it did
     history: list[Epoch] = field(repr=False)  # loss, and what held-out rows say, of each epoch
+    resumed_from: str | None  # the checkpoint that it went on from
+    minibatches_resumed: int  # of ``minibatches``: trained before that
+    checkpoint: str | None  # the newest that it has written
     best: Best | None  # with early stopping: the epoch whose parameters are delivered
     worker_seconds: dict[str, dict[str, float]] = field(repr=False)  # by node and activity
     encoding: dict[str, dict[str, float]] = field(repr=False)  # encoding_debug_mode: by node
+    batch_size_per_worker: int
+    effective_batch: int  # rows of a round: a minibatch of each worker that has rows
+    # Bytes that driver and workers handed over to be sent, each hop, sealed, within hosts too:
+    # updates, commits, sums, snapshots, optimizer_states, control
+    bytes_by_kind: dict[str, int] = field(repr=False)
+    per_worker: list[WorkerFigures] = field(repr=False)
+    faults: list[Fault] = field(repr=False)  # survived: workers lost, media drivers replaced
+    slow_links: list[str] = field(repr=False)  # that carried less than training would fill
 
     @property
     def staleness_mean(self) -> float:
@@ -82,6 +103,19 @@ class TrainingSummary:
     @property
     def staleness_max(self) -> int:
         return max(self.staleness, default=0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields by name, and staleness_mean and _max, as JSON has them; NaN is None."""
+        named = {each.name: plain(getattr(self, each.name)) for each in fields(self)}
+        means = {"staleness_mean": self.staleness_mean, "staleness_max": self.staleness_max}
+        return named | means
+
+    def __str__(self) -> str:
+        return summary_text(self.to_dict())
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return summary_html(self.to_dict())
 
     def _best_row(self) -> list[tuple[str, str]]:
         if self.best is None:
@@ -123,28 +157,12 @@ class TrainingSummary:
         return "\n".join(f"{name:<20}{value}" for name, value in rows)
 
 
-@dataclass(slots=True)
-class FitRecord(FitListener):
-    """Keeps what a summary is made of: how a fit ended, and when, on the driver's clock."""
-
-    began_s: float = field(default_factory=time.monotonic)  # ``fit`` was called
-    submitted_s: float = math.nan
-    ended_s: float = math.nan
-    end: FitDone | None = None
-
-    def on_fit_begin(self, spec: FitSpec) -> None:
-        self.submitted_s = time.monotonic()
-
-    def on_fit_end(self, end: FitDone) -> None:
-        self.end, self.ended_s = end, time.monotonic()
-
-
 def summarize(
     record: FitRecord,
     *,
     executors: int,
     warnings: list[str],
-    collect_stats: bool,
+    master: SharedTrainingMaster,
     export_directory: str | None = None,
     best: Best | None,
     horizons: Horizons,
@@ -155,14 +173,15 @@ def summarize(
     total = FitTotals.of(outcome.stats.values())
     overflows = outcome.overflows + total.overflows
     rows_trained = sum(max(0, rows) for rows in outcome.rows)
+    trained = outcome.minibatches - outcome.minibatches_resumed
     return TrainingSummary(
         replicas_equal=len(set(outcome.hashes.values())) == 1 and not overflows,
         hashes=outcome.hashes,
         bytes_sent=total.update_bytes,
         bytes_wire=bytes_on_links([outcome.wire, *total.links]),
-        bytes_dense=outcome.minibatches * 4 * spec.n_params,
+        bytes_dense=trained * 4 * spec.n_params,
         seconds=record.ended_s - record.began_s,
-        phase_seconds=_phases(outcome.phase_began_s, record),
+        phase_seconds=phases_of(outcome.phase_began_s, record),
         epochs=spec.epochs,
         workers=spec.workers,
         n_params=spec.n_params,
@@ -175,174 +194,36 @@ def summarize(
         export_directory=export_directory,
         spilled_bytes=total.spilled_bytes,
         updates=outcome.commits,
-        loss=_mean_loss(total),
+        loss=mean_loss(total),
         sent_fraction=total.hits / max(1.0, total.publications * spec.n_params),
         staleness=outcome.staleness,
         staleness_minibatches=outcome.staleness_minibatches,
         staleness_minibatches_max=outcome.staleness_minibatches_max,
-        residual_minibatches=_waiting(outcome, total),
+        residual_minibatches=waiting_of(outcome, trained, total),
         residual_norm=total.residual_square**0.5,
         mass_clipped=total.mass_clipped,
         mass_scaled_away=total.mass_scaled_away,
-        mass_lost=outcome.lost_mass + _dismissed(record.end.reports),
+        mass_lost=outcome.lost_mass + dismissed(record.end.reports),
         grants=outcome.grants,
         horizons=horizons,
-        tau=_tau(total),
+        tau=tau_of(total),
         exactness_breaches=overflows,
         first_breach=outcome.first_overflow,
         rejected_frames=outcome.traffic.rejected.total() + total.rejected,
-        departures=_departures(outcome),
-        warnings=[*warnings, *_warnings(outcome, total, executors, overflows)],
+        departures=departures(outcome),
+        warnings=[*warnings, *warnings_of(outcome, total, executors, overflows)],
         stopped=outcome.stop_reason,
         history=record.end.history,
+        resumed_from=None,
+        minibatches_resumed=outcome.minibatches_resumed,
+        checkpoint=None,
         best=best,
-        worker_seconds=_worker_seconds(outcome) if collect_stats else {},
-        encoding=_encoding(outcome),
+        worker_seconds=worker_seconds_of(outcome) if master.collect_training_stats else {},
+        encoding=encoding_of(outcome),
+        batch_size_per_worker=master.batch_size_per_worker,
+        effective_batch=sum(rows > 0 for rows in outcome.rows) * master.batch_size_per_worker,
+        bytes_by_kind=kinds_of(outcome, total),
+        per_worker=workers_of(outcome, spec.n_params),
+        faults=faults_of(outcome, record.submitted_s),
+        slow_links=list(outcome.slow_links),
     )
-
-
-def _dismissed(reports: Iterable[str]) -> float:
-    """What tasks had not sent whose worker was not needed any more."""
-    masses: Iterable[float] = (json.loads(report)["mass_dismissed"] for report in reports)
-    return sum(masses)
-
-
-def _mean_loss(total: FitTotals) -> float:
-    return total.last_loss_sum / total.last_examples if total.last_examples else float("nan")
-
-
-def _waiting(outcome: Outcome, total: FitTotals) -> float:
-    workers = sum(rows > 0 for rows in outcome.rows)
-    return total.waiting_in_residuals(workers, outcome.minibatches)
-
-
-def _tau(total: FitTotals) -> float:
-    return float("nan") if total.tau is None else total.tau
-
-
-def _warnings(outcome: Outcome, total: FitTotals, executors: int, overflows: int) -> list[str]:
-    return [
-        *outcome.notes,
-        *skew_warnings(outcome.rows, len(outcome.executors), executors),
-        *_overflow_warning(overflows, outcome.first_overflow),
-        *_differing(outcome.hashes),
-        *_fresh_updaters(total.fresh_updaters),
-        *_nothing_learnt(outcome.minibatches, total),
-        *_unknown_counters(total.unknown),
-    ]
-
-
-def _departures(outcome: Outcome) -> list[str]:
-    """Who left before the end."""
-    return [
-        f"node {d.node} (partition {d.partition} on {d.host}): {d.reason}"
-        for d in outcome.departures
-        if Ending.of(d.reason) is not Ending.DONE
-    ]
-
-
-def _encoding(outcome: Outcome) -> dict[str, dict[str, float]]:
-    return {
-        str(node): told.training.residual.by_name()
-        for node, told in outcome.stats.items()
-        if told.training is not None and told.training.residual is not None
-    }
-
-
-def _phases(began: dict[Phase, float], record: FitRecord) -> dict[str, float]:
-    """Seconds of each phase, in order; together they are the whole."""
-    marks = [
-        ("prepare", record.submitted_s),
-        ("start", began.get(Phase.RUNNING, record.submitted_s)),
-        ("train", began.get(Phase.DRAINING, record.ended_s)),
-        ("drain", began.get(Phase.AUDIT, record.ended_s)),
-        ("audit", began.get(Phase.DONE, record.ended_s)),
-        ("end", record.ended_s),
-    ]
-    out, before_s = {}, record.began_s
-    for name, mark_s in marks:
-        out[name] = max(0.0, mark_s - before_s)
-        before_s = max(before_s, mark_s)
-    return out
-
-
-def _differing(hashes: dict[str, str]) -> list[str]:
-    """Names the nodes whose replica is not the driver's, if any."""
-    nodes = [f"node {node}" for node, digest in hashes.items() if digest != hashes["driver"]]
-    if not nodes:
-        return []
-    return [f"replicas differ from the driver's: {', '.join(nodes)}; please report this as a bug"]
-
-
-def _fresh_updaters(workers: int) -> list[str]:
-    if not workers:
-        return []
-    return [
-        f"{workers} workers joined in mid-training and went on with a fresh updater state: nobody "
-        "lent them one within a lease; momentum and second moments began anew there"
-    ]
-
-
-def _nothing_learnt(minibatches: int, total: FitTotals) -> list[str]:
-    """Says so where a fit delivers the parameters that it began with."""
-    if not minibatches or total.hits:
-        return []
-    if not total.residual_square:
-        return [
-            "no minibatch changed a parameter: the fit delivers those it began with; does the step "
-            "compute with the parameters it is given, and is the learning rate above 0?"
-        ]
-    return [
-        "no worker sent anything: every change stayed below its threshold (at the end "
-        f"{_tau(total):.2e}), so the fit delivers the parameters it began with; lower it, as by "
-        "threshold='auto', or train longer"
-    ]
-
-
-def _unknown_counters(names: Sequence[str]) -> list[str]:
-    if not names:
-        return []
-    return [
-        f"workers told {len(names)} counters that this driver does not know, which are in no "
-        f"figure: {', '.join(names)}; please report this as a bug"
-    ]
-
-
-def skew_warnings(rows: list[int], executors_used: int, executors: int) -> list[str]:
-    """What the spread of rows and workers turned out to be, where it is worth a word."""
-    out = []
-    empty = [i for i, count in enumerate(rows) if count == 0]
-    if empty:
-        out.append(
-            f"{len(empty)} of {len(rows)} partitions have no rows (first: {empty[0]}): their "
-            "workers had nothing to do; use fewer workers, or repartition='always'"
-        )
-    filled = [count for count in rows if count > 0]
-    if filled and max(filled) > SKEW * min(filled) and max(filled) - min(filled) > len(rows):
-        out.append(
-            f"partitions have between {min(filled):,} and {max(filled):,} rows: the largest one "
-            "decides how long an epoch takes; repartition='always' evens them out"
-        )
-    if executors_used < min(executors, len(rows)):
-        out.append(
-            f"workers ran on {executors_used} of {executors} executors: Spark gave the others no "
-            "task; workers_per_node=-1 uses every slot"
-        )
-    return out
-
-
-def _overflow_warning(overflows: int, first: int) -> list[str]:
-    if not overflows:
-        return []
-    return [
-        f"{overflows} times a parameter (first: index {first}) left the range in which sums are "
-        "exact: replicas may differ; the driver's parameters are delivered. Lower the learning "
-        "rate, or start another fit: it takes a coarser grid"
-    ]
-
-
-def _worker_seconds(outcome: Outcome) -> dict[str, dict[str, float]]:
-    return {
-        str(node): told.training.seconds if told.training is not None else {}
-        for node, told in outcome.stats.items()
-    }

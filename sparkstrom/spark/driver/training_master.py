@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
+from sparkstrom.checkpoint.cadence import parse_every
 from sparkstrom.encoding.layers import MULTIPLIER_MAX
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
@@ -30,6 +31,7 @@ HORIZONS = ("fit", "worker")
 AGGREGATIONS = ("sum", "mean", "sqrt")
 REPARTITIONS = ("always", "never")
 APPROACHES = ("direct", "export")
+ONE, ALL = UPDATERS = ("one", "all")
 
 _NO_PERSIST = "a worker keeps its own rows for all epochs: see batch_memory_bytes"
 _NO_GC = "Python frees an array when its last user is done; there is no collector to call"
@@ -99,6 +101,13 @@ class SharedTrainingMaster:
     min_workers: int = 1  # workers that must have joined by start_timeout
     start_timeout: float = 60.0  # s, from the job's first running task
     step_timeout: float = 600.0  # s, for one step or one read of the data
+    # What is saved while it trains, for the same command run again: docs/checkpoints.md
+    checkpoint_directory: str | None = None  # a path, or a URL of what fsspec reaches; None: none
+    checkpoint_every: str = "5 min"  # or "2 epochs", "500 updates"
+    # of whose optimizer's state a checkpoint has a copy: "one" worker's, for all, or of "all"
+    checkpoint_updaters: str = ONE
+    keep_last: int = 3  # checkpoints
+    resume: bool = True  # go on from the newest checkpoint; False: begin anew beside it
     # What it shows
     collect_training_stats: bool = False  # seconds of each worker by activity, in the summary
     encoding_debug_mode: bool = False  # log the residual's size and percentiles now and then
@@ -109,6 +118,16 @@ class SharedTrainingMaster:
         self._check_parts()
         self._check_training()
         self._check_waiting()
+        self._check_checkpoints()
+
+    def _check_checkpoints(self) -> None:
+        directory = self.checkpoint_directory
+        fits = directory is None or (isinstance(directory, str) and bool(directory))
+        need(fits, "checkpoint_directory", directory, "must be None, a path or a URL")
+        parse_every(self.checkpoint_every)
+        need_whole("keep_last", self.keep_last, 1, ", as a rule 3")
+        need_one_of("checkpoint_updaters", self.checkpoint_updaters, UPDATERS)
+        need_flag("resume", self.resume)
 
     def _check_parts(self) -> None:
         void, threshold, clipping = self.void, self.threshold, self.residual_post_processor

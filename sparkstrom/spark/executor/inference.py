@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.base.errors import SetupError, UsageError, first_line
 from sparkstrom.models.base import Buffered, Columns, Flat, FlatModel, arrays_of
 from sparkstrom.models.outputs import BLOCK_ROWS, predict_in_blocks
 from sparkstrom.spark.data.arrow import parts_of
@@ -142,7 +142,8 @@ def outputs_of(model: FlatModel, block: Block) -> Outputs:
                 parts.append(predict_in_blocks(side, features))
         except (TypeError, ValueError, RuntimeError, IndexError) as error:
             raise UsageError(
-                f"the model fails on rows of {block.where} with features {_shapes(block)}: {error}"
+                f"the model fails on rows of {block.where} with features {_shapes(block)}:"
+                f" {first_line(error)}"
             ) from error
         _refuse_nan(block, first, features, parts[-1])
     cuts = np.cumsum(list(side.widths.values()))[:-1]

@@ -14,8 +14,8 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.settings import local_ip
 from sparkstrom.transport.addresses import choose_address, listed_addresses
-from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
+from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.contract import Transport
 
 log = logging.getLogger(__name__)
@@ -79,8 +79,12 @@ def opener(
     edges: int,
     scratch: Path,
     local_edges: int = 0,
+    alone: bool = False,
 ) -> OpenTransport:
-    """How to open a transport here; with the former endpoint given, on its port again."""
+    """How to open a transport here; with the former endpoint given, on its port again.
+
+    ``alone``: nobody else uses this media driver, so it ends with the transport.
+    """
 
     def open_transport(before: Endpoint | None) -> Transport:
         options = DriverOptions(
@@ -90,12 +94,37 @@ def opener(
             edges=edges,
             local_edges=local_edges,
             scratch=scratch,
+            alone=alone,
         )
         for _ in range(1, ATTEMPTS):
             try:
-                return AeronTransport(ensure_driver(key, options))
+                return connected(key, options)
             except DriverLost as lost:
                 log.warning("the media driver ended while it was joined (%s)", lost)
-        return AeronTransport(ensure_driver(key, options))
+        return connected(key, options)
 
     return open_transport
+
+
+def connected(key: str, options: DriverOptions) -> Transport:
+    """A transport on the media driver of ``key``."""
+    from sparkstrom.transport.aeron.client import AeronTransport  # compiled when it is imported
+
+    return AeronTransport(ensure_driver(key, options))
+
+
+def need_library() -> None:
+    """Raise SetupError where this host has no Aeron library; it costs nothing the second time.
+
+    In one line with the host's name: Spark's errors are told by their last line.
+    """
+    try:
+        load_library()
+    except SetupError as error:
+        words = " ".join(str(error).split())
+        raise SetupError(f"on {socket.gethostname()}: {words}") from None
+
+
+def warm_up_transport() -> None:
+    """Have the transport's kernels in memory, so that no lease runs out over a compiler."""
+    import sparkstrom.transport.aeron.client  # noqa: F401

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparkstrom.base.identity import Endpoint
@@ -12,7 +13,7 @@ from sparkstrom.protocol.common.child import Serving
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.runtime.theta import CHUNK_PARAMS
-from sparkstrom.spark.driver.initial_parameters import Handle
+from sparkstrom.spark.driver.initial_parameters import Handle, StateHandle
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 FRAME_ROOM_BYTES = 1 << 20  # headers beside a payload, how far each origin is, control messages
@@ -36,7 +37,15 @@ class TrainingJob:
     network: str  # names the files kept on executors for the next fit
     rows: tuple[int, ...] = ()  # per partition, where rows stayed and so were counted
     initial: Handle | None = None  # theta at commit 0; without it workers copy the master's
+    own_states: Mapping[int, StateHandle] = field(default_factory=dict)  # a checkpoint's
     keep: bool = True  # residuals and updaters' states for the next fit, on the executors' scratch
+
+    def state_of(self, partition: int) -> bytes:
+        """What its worker begins with: its own, or one for all; b"": a fresh one."""
+        own = self.own_states.get(partition)
+        if own is not None:
+            return own.value
+        return self.initial.value.state if self.initial is not None else b""
 
     def seal(self) -> Seal:
         """What closes and opens this job's frames."""

@@ -11,19 +11,16 @@ import json
 import logging
 import os
 import secrets
-import socket
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 
 from sparkstrom.base.clock import SystemClock
-from sparkstrom.base.errors import SetupError, SparkstromError, UsageError
+from sparkstrom.base.errors import SetupError, SparkstromError, UsageError, first_line
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import ResidualCheckpoint
 from sparkstrom.encoding.backends import Backend, warm_up
@@ -36,6 +33,7 @@ from sparkstrom.protocol.common.events import Order
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.freed_memory import kept_for_the_next_step
+from sparkstrom.runtime.lent_state import load_all
 from sparkstrom.runtime.node_thread import Copying, Meeting, NodePlan, NodeThread
 from sparkstrom.runtime.optimizer_lending import OptimizerLender
 from sparkstrom.runtime.replica import Replica
@@ -44,16 +42,17 @@ from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.trainer import Schedule, Trainer
 from sparkstrom.runtime.trainer_channel import TrainerChannel
 from sparkstrom.runtime.trainer_inbox import TrainerInbox
+from sparkstrom.runtime.worker_output import WorkerOutput, captured
 from sparkstrom.spark.data.row_blocks import Block, check_block
 from sparkstrom.spark.data.shuffle_blocks import Blocks
-from sparkstrom.spark.driver.cluster import edges_of
 from sparkstrom.spark.driver.initial_parameters import unpack
+from sparkstrom.spark.driver.memory_parts import edges_of
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor import residual_files
 from sparkstrom.spark.executor.devices import backend_of
-from sparkstrom.spark.executor.interfaces import executor_address, opener
+from sparkstrom.spark.executor.interfaces import executor_address, opener, warm_up_transport
 from sparkstrom.spark.executor.job import TrainingJob, serving_of
-from sparkstrom.transport.aeron.processes import find_executor
+from sparkstrom.spark.executor.task_place import TaskPlace, here
 
 log = logging.getLogger(__name__)
 
@@ -61,50 +60,6 @@ TRACE_CHARS_MAX = 8_000
 HEARD_S = 8.0  # how long a failing task waits for the master to have heard why
 AGE = 24  # the fit's minibatches: what is stable is a number of these, not of a worker's steps
 PUBLICATIONS_MAX = 1  # of a worker under way: the next one goes when the link has carried it
-
-
-@dataclass(frozen=True, slots=True)
-class TaskPlace:
-    """Where this task runs."""
-
-    partition: int
-    attempt: int  # Spark's taskAttemptId
-    host: str
-    jvm: str  # names the executor's process among those of this host
-    scratch: Path
-    cpus: int = 1  # of the task
-    gpu: int | None = None  # the first that Spark assigned to the task
-
-
-def here() -> TaskPlace:
-    """Ask Spark and the machine."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None, "runs in a Spark task only"
-    jvm = find_executor()
-    host = socket.gethostname()
-    directories = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")
-    return TaskPlace(
-        context.partitionId(),
-        context.taskAttemptId(),
-        host,
-        f"{jvm.pid}-{jvm.start_time}",
-        Path(directories[0]),
-        context.cpus(),
-        gpu_of(context.resources()),
-    )
-
-
-def gpu_of(resources: Mapping[str, Any]) -> int | None:
-    """The index of the first GPU that Spark assigned to the task, if there is one."""
-    addresses = resources["gpu"].addresses if "gpu" in resources else []
-    if not addresses:
-        return None
-    if addresses[0].isdigit():
-        return int(addresses[0])
-    log.warning("Spark calls its GPU %r, which is no index: choose device= yourself", addresses[0])
-    return None
 
 
 def run_partition(
@@ -115,11 +70,19 @@ def run_partition(
 
 
 def run(job: TrainingJob, place: TaskPlace, blocks: Iterator[Block]) -> str:
-    """Join, train, leave; return a report as JSON."""
+    """Join, train, leave; return a report as JSON. The driver hears what the model prints."""
+    output = WorkerOutput(SystemClock())
+    with captured(output):
+        return _run(job, place, blocks, output)
+
+
+def _run(job: TrainingJob, place: TaskPlace, blocks: Iterator[Block], output: WorkerOutput) -> str:
     began_s = time.monotonic()
     warm_up()
+    warm_up_transport()
     spare_collections()
     failure: UsageError | SetupError | None = None
+    output.phase = lambda: "reading rows"
     try:
         settle(job, place)
         batches = batches_of(job, place, blocks)
@@ -127,13 +90,19 @@ def run(job: TrainingJob, place: TaskPlace, blocks: Iterator[Block]) -> str:
         failure = error
         batches = batches_of(job, place, None)
     session = Session(job, place, batches)
+    session.channel.said, output.phase = output.take, session.channel.doing
+    if failure is not None:
+        session.report(failure, "reading rows")
+    session.thread.start()
     try:
         if failure is not None:
             raise failure
         with kept_for_the_next_step():
             reason = session.trainer.run()
     except Exception as error:
-        session.tell_failure(error)
+        if error is not failure:
+            session.report(error, session.channel.doing())
+        session.wait_until_heard()
         raise
     finally:
         session.thread.stop()
@@ -203,6 +172,8 @@ class Session:
         self._job, self._place = job, place
         theta = initial_theta(job, backend_of(job.model))
         self.replica = replica = make_replica(job, theta)
+        if state := job.state_of(place.partition):
+            load_all(replica, state)
         inbox = TrainerInbox(job.master.void.window_bytes, theta.begin_sum)
         self.channel, lender = TrainerChannel(inbox), OptimizerLender(SystemClock())
         self.thread = NodeThread(
@@ -228,7 +199,6 @@ class Session:
             grant=self._restore,
             lender=lender,
         )
-        self.thread.start()
 
     def _opener(self) -> Any:
         void = self._job.master.void
@@ -242,10 +212,13 @@ class Session:
             scratch=self._place.scratch,
         )
 
-    def tell_failure(self, error: Exception) -> None:
-        """Say why, and wait until it was heard: the master ends the job for all."""
+    def report(self, error: Exception, doing: str) -> None:
+        """Say why training has failed; before the thread starts: instead of joining."""
         trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
-        self.channel.post(ev.TrainerFailed(reason_of(error), trace))
+        self.channel.post(ev.TrainerFailed(reason_of(error), trace, doing))
+
+    def wait_until_heard(self) -> None:
+        """The master ends the job for all."""
         until_s = time.monotonic() + HEARD_S
         while time.monotonic() < until_s and self.thread.is_alive():
             if self.channel.command.order in (Order.FAIL, Order.END):
@@ -266,7 +239,7 @@ def reason_of(error: Exception) -> str:
     """One line for people; the traceback follows it."""
     if isinstance(error, SparkstromError):
         return str(error).splitlines()[0]
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def schedule_of(job: TrainingJob, partition: int = 0, attempt: int = 0) -> Schedule:
@@ -326,6 +299,7 @@ def identity_of(job: TrainingJob, place: TaskPlace, batches: Batches) -> Identit
         executor=f"{place.host}/{place.jvm}",
         pid=os.getpid(),
         version=__version__,
+        start=job.spec.start_of(place.partition),
         whole=job.initial is not None,
     )
 

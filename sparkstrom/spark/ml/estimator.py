@@ -7,6 +7,7 @@ threads; give each few enough workers that all of them find a slot (``workers_pe
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ class SparkstromEstimator(
         *,
         model: FlatModel | None = None,
         featuresCol: Names = "features",
-        labelCol: Names = "label",
+        labelCol: Names | None = "label",
         predictionCol: str | tuple[str, ...] | dict[str, str] = "prediction",
         probabilityCol: str = "probability",
         rawPredictionCol: str = "rawPrediction",
@@ -75,11 +76,13 @@ class SparkstromEstimator(
         batchSize: int | None = None,
         seed: int | None = None,
         master: SharedTrainingMaster | None = None,
+        listeners: Sequence[Any] | None = None,
         verbose: bool = False,
     ) -> None:
         super().__init__()
         self._setDefault(epochs=10, validationFraction=0.0, verbose=False, seed=None)
-        self._set(**{k: v for k, v in self._input_kwargs.items() if v is not None})
+        given = self._input_kwargs.items()
+        self._set(**{k: v for k, v in given if v is not None or k == "labelCol"})
 
     @keyword_only
     def setParams(self, **values: Any) -> SparkstromEstimator:
@@ -105,6 +108,12 @@ class SparkstromEstimator(
             progress=self.getOrDefault("verbose"),
             keep=False,
         )
+        if network.checkpoint_directory is not None:
+            raise UsageError(
+                f"checkpoint_directory={network.checkpoint_directory!r}: an estimator's fits are"
+                " many and alike, as in cross-validation, and one would be taken for another;"
+                " leave it out, or train with SparkNetwork"
+            )
         try:
             summary = network.fit(
                 dataset,
@@ -114,6 +123,7 @@ class SparkstromEstimator(
                 weight=self.of("weightCol"),
                 validation=self.of("validationIndicatorCol") or self.of("validationFraction"),
                 early_stopping=self.of("earlyStopping"),
+                listeners=self.of("listeners") or (),
             )
         finally:
             network.close()

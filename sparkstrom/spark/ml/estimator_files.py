@@ -29,6 +29,7 @@ FOLDER, NAME = "model", "model.npz"
 CODE = f"{NAME}.pickle"
 OURS, COLUMNS = "sparkstrom", "columns"  # our part of the metadata, and names that are no string
 VALUES = ("model", "master", "earlyStopping")  # Params that are values, not JSON by themselves
+OF_THIS_PROGRAM = ("listeners",)  # a saved estimator has none
 
 
 class EstimatorWriter(MLWriter):
@@ -50,7 +51,7 @@ class EstimatorWriter(MLWriter):
             "master": to_json(estimator.of("master")),
             "earlyStopping": to_json(estimator.of("earlyStopping")),
         }
-        _save_metadata(estimator, path, self.sc, ours, skip=VALUES)
+        _save_metadata(estimator, path, self.sc, ours, skip=(*VALUES, *OF_THIS_PROGRAM))
         if has_files:
             _put_model(self.sc, path, model, model.initial(), epochs=0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Self
 
 from pyspark.ml.param import Param, Params, TypeConverters
@@ -20,6 +21,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.stopping import EarlyStopping
 from sparkstrom.spark.data.columns import Names
+from sparkstrom.spark.driver.listener_thread import check_listeners
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 NAMES = ("featuresCol", "labelCol", "predictionCol")  # may name several columns
@@ -36,6 +38,17 @@ def names(value: Any) -> Any:
                 f"{value!r}: give a column's name, a list of numeric columns that stand side by "
                 "side, or a tuple or dictionary of these for several arrays"
             )
+    return value
+
+
+def labels(value: Any) -> Any:
+    """As ``names``; None: the model's loss takes its labels from the features."""
+    return None if value is None else names(value)
+
+
+def some_listeners(value: Any) -> Any:
+    """Objects that hear something, or UsageError."""
+    check_listeners(value)
     return value
 
 
@@ -96,7 +109,7 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
     """What the estimator is told."""
 
     labelCol: Param[Any] = Param(
-        Params._dummy(), "labelCol", "what is learnt: columns as fit takes them", names
+        Params._dummy(), "labelCol", "what is learnt: columns as fit takes them", labels
     )
     model: Param[Any] = Param(
         Params._dummy(), "model", "what is trained: a model of sparkstrom.models", a_model
@@ -113,6 +126,9 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
     earlyStopping: Param[Any] = Param(
         Params._dummy(), "earlyStopping", "when held-out rows end it: EarlyStopping", a_rule
     )
+    listeners: Param[Any] = Param(
+        Params._dummy(), "listeners", "who hears each fit; not saved", some_listeners
+    )
     validationFraction: Param[float] = Param(
         Params._dummy(), "validationFraction", "share of rows held out", TypeConverters.toFloat
     )
@@ -120,8 +136,11 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
         Params._dummy(), "verbose", "draw a line of progress", TypeConverters.toBoolean
     )
 
-    def setLabelCol(self, value: Names) -> Self:
-        """A class index, a value, or an array; a tuple or dictionary of several."""
+    def setLabelCol(self, value: Names | None) -> Self:
+        """A class index, a value, or an array; a tuple or dictionary of several.
+
+        None is for a model whose loss takes its labels from the features.
+        """
         return self._set(labelCol=value)
 
     def setWeightCol(self, value: str) -> Self:
@@ -155,6 +174,10 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
     def setEarlyStopping(self, value: EarlyStopping | None) -> Self:
         """When held-out rows end it; None: after all epochs."""
         return self._set(earlyStopping=value)
+
+    def setListeners(self, value: Sequence[Any]) -> Self:
+        """Who hears each fit, of this program: a saved estimator has none."""
+        return self._set(listeners=value)
 
     def setValidationFraction(self, value: float) -> Self:
         """Share of rows held out, by seed and content."""

@@ -36,8 +36,9 @@ from sparkstrom.transport.aeron.locks import (
     try_lock,
     unlock,
 )
-from sparkstrom.transport.aeron.processes import Watched, find_executor
+from sparkstrom.transport.aeron.processes import Watched, find_executor, is_alive, watched
 from sparkstrom.transport.aeron.sizes import (
+    LogDirectory,
     Sizes,
     choose_place,
     choose_sizes,
@@ -52,6 +53,7 @@ LOG_TAIL_BYTES = 2000
 DRIVER_STALL_MS = 10_000  # without a sign of life for so long, clients give a driver up
 WAKING_S = 0.5
 ENDING_S = 5.0  # a driver that ends may take so long to free its port
+GONE_LOOK_S = 0.002
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -72,6 +74,7 @@ class DriverOptions:
     shared_memory: Path = SHARED_MEMORY
     watch: Watched | None = None  # end with this process; None: the executor's JVM
     linger_s: float = 4.0  # wait so long for another client: gone within 5 s of the last
+    alone: bool = False  # one client has it to itself: it ends before that one's close returns
     park_us_max: int = 1000  # longest rest of the idle driver; shorter is quicker and costs CPU
     datagram_loss: str = ""  # faults for tests, e.g. "rate=0.02|seed=7|recv-msg-mask=0xF"
 
@@ -87,6 +90,7 @@ class DriverHandle:
     home: Home = field(repr=False)
     driver_lock: int = field(repr=False)
     clients_lock: int = field(repr=False)
+    alone: bool = False
 
     @property
     def aeron_directory(self) -> Path:
@@ -109,9 +113,12 @@ class DriverHandle:
         if self.driver_lock < 0:
             return
         alive = self.is_alive()
+        ending = _ask_to_end(self.pid) if alive and self.alone else None
         for descriptor in (self.driver_lock, self.clients_lock):
             os.close(descriptor)
         self.driver_lock = self.clients_lock = -1
+        if ending is not None:
+            _await_gone(ending, time.monotonic() + ENDING_S)
         if not alive:
             with start_lock(self.home.path, 0) as locked:
                 if locked:  # otherwise somebody is starting the next driver, and tidies then
@@ -139,11 +146,11 @@ def ensure_driver(
             )
         directory = home.current()
         if directory is not None and _is_usable(directory) and not _ends_stalled(directory):
-            return _join(home, directory)
+            return _join(home, directory, options)
         if directory is not None:
             _await_end(directory / DRIVER_LOCK, min(end_s, time.monotonic() + ENDING_S))
         try:
-            return _join(home, _start(home, options, end_s))
+            return _join(home, _start(home, options, end_s), options)
         except BaseException:
             home.tidy()
             raise
@@ -183,7 +190,22 @@ def _await_end(driver_lock: Path, end_s: float) -> None:
         time.sleep(RETRY_S)
 
 
-def _join(home: Home, directory: Path) -> DriverHandle:
+def _ask_to_end(pid: int) -> Watched | None:
+    """Of a driver that just held its lock, so that the pid is its own; None where it is gone."""
+    try:
+        process = watched(pid)
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return None
+    return process
+
+
+def _await_gone(process: Watched, end_s: float) -> None:
+    while is_alive(process) and time.monotonic() < end_s:
+        time.sleep(GONE_LOOK_S)
+
+
+def _join(home: Home, directory: Path, options: DriverOptions) -> DriverHandle:
     clients_lock = open_lock(directory / CLIENTS_LOCK)
     while not try_lock(clients_lock, shared=True):
         time.sleep(0.001)  # the driver is looking whether it has clients, without the start lock
@@ -196,18 +218,24 @@ def _join(home: Home, directory: Path) -> DriverHandle:
         home,
         open_lock(directory / DRIVER_LOCK),
         clients_lock,
+        options.alone,
     )
 
 
 def _start(home: Home, options: DriverOptions, end_s: float) -> Path:
     sweep(home.roots, besides=home.name)
-    places = [place(root) for root in _log_roots(options)]
-    chosen, terms = choose_place(places, options.edges + options.local_edges)
+    chosen, terms = room_for(options)
     sizes = choose_sizes(options.edges, terms, socket_limits())
     directory = home.new_directory(chosen.root)
     _run(directory, home, options, sizes, end_s)
     home.set_current(directory)
     return directory
+
+
+def room_for(options: DriverOptions) -> tuple[LogDirectory, tuple[int, int]]:
+    """Where logs would go now, and their term lengths. Raise SetupError where no place has room."""
+    places = [place(root) for root in _log_roots(options)]
+    return choose_place(places, options.edges + options.local_edges)
 
 
 def _log_roots(options: DriverOptions) -> list[Path]:
@@ -260,7 +288,17 @@ READY = b"ready"
 def _clean_environment() -> dict[str, str]:
     # A stray AERON_* variable silently changes a default of the library.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("AERON_")}
-    return kept | {"PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path)}
+    return kept | {"PYTHONPATH": os.pathsep.join(_import_path())}
+
+
+def _import_path() -> list[str]:
+    """Ours, without archives: Spark's jar is among them, and its 5,000 names are read for 0.1 s.
+
+    What the driver's process imports is in none, save this package itself, where it is sent so.
+    """
+    home = Path(__file__).parents[3]
+    entries = [os.path.abspath(entry) for entry in sys.path]
+    return [entry for entry in entries if not os.path.isfile(entry) or Path(entry) == home]
 
 
 def _read_to_end(descriptor: int, end_s: float) -> bytes:

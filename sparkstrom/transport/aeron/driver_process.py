@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import sys
@@ -122,11 +123,19 @@ def main(arguments: list[str]) -> int:
 
 
 class Stop:
-    """Set by SIGTERM."""
+    """Set by SIGTERM, which also ends a wait."""
 
     def __init__(self) -> None:
         self.asked = False
+        self._woken, waker = os.pipe()
+        for end in (self._woken, waker):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(waker)
         signal.signal(signal.SIGTERM, self._ask)
+
+    def wait(self, seconds: float) -> None:
+        """Until the signal; at most so long."""
+        select.select([self._woken], [], [], seconds)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
@@ -282,7 +291,7 @@ def serve(
             unlock(clients)
             if time.monotonic() - seen_s > linger_s and forsake(home, directory, clients):
                 return
-        time.sleep(LOOK_S)
+        stop.wait(LOOK_S)
     withdraw(home, directory)
 
 

@@ -25,15 +25,15 @@ All memory is the caller's. ``inbox`` i64[INBOX_FIELDS] describes it to ``on_fra
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
-from numba import carray, cfunc, types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from sparkstrom.encoding.cpu import compiled
+from sparkstrom.encoding.cpu.compiled import callback, helper, kernel, native
 
-from sparkstrom.encoding.cpu.compiled import helper, kernel
+if compiled.compiler is not None:  # elsewhere none of this runs, and Numba is not imported
+    from llvmlite import ir
+    from numba import carray, types
+    from numba.core import cgutils
 
 INBOX_FRAMES = 0
 INBOX_CAPACITY = 1
@@ -71,16 +71,6 @@ ADMIN_RETRIES = 3  # the term rotated in this call: the next one goes through
 FRAGMENTS_PER_TURN = 64  # of one subscription, before the others have theirs
 BUSY_TURNS_MAX = 256  # so that a flood of rubbish cannot keep the caller
 PARK_US_MIN, PARK_US_MAX = 50, 1000
-
-
-def native(describe: Callable[..., Any]) -> Any:
-    """Numba's ``intrinsic``, for mypy a function of any arguments."""
-    return intrinsic(describe)
-
-
-def callback(signature: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Numba's ``cfunc``: a C function whose ``address`` Aeron is given. Cached on disk."""
-    return lambda function: cfunc(signature, cache=True)(function)
 
 
 def _caller(result_bits: int, arguments: int) -> Any:
@@ -221,7 +211,7 @@ def gather(inbox: Any, flags: int, session: int, payload: int, length: int) -> i
     return CONTINUE
 
 
-@callback(types.int32(types.int64, types.int64, types.int64, types.int64))
+@callback("int32(int64, int64, int64, int64)")
 def on_fragment(clientd: int, payload: int, length: int, header: int) -> int:
     """Aeron's controlled fragment handler; ``clientd`` is the address of the inbox."""
     inbox = carray(pointer_to(clientd), (INBOX_FIELDS,), types.int64)
@@ -240,7 +230,7 @@ def on_fragment(clientd: int, payload: int, length: int, header: int) -> int:
     return CONTINUE
 
 
-@callback(types.void(types.int64, types.int32, types.int64))
+@callback("void(int64, int32, int64)")
 def on_error(clientd: int, code: int, message: int) -> None:
     """Aeron's error handler: count, and keep the last code, in i64[2] at ``clientd``."""
     errors = carray(pointer_to(clientd), (2,), types.int64)
@@ -248,7 +238,7 @@ def on_error(clientd: int, code: int, message: int) -> None:
     errors[1] = code
 
 
-@callback(types.void(types.int64))
+@callback("void(int64)")
 def on_closed(clientd: int) -> None:
     """Aeron's notification that a publication is closed: count it in i64[1] at ``clientd``."""
     closed = carray(pointer_to(clientd), (1,), types.int64)

@@ -11,6 +11,7 @@ import importlib.util
 import os
 import platform
 import sys
+import warnings
 from pathlib import Path
 
 from sparkstrom.base.errors import SetupError
@@ -31,10 +32,24 @@ def load_library() -> Aeron:
     return _load(os.environ.get(ENV_LIBRARY, ""))
 
 
+def warn_where_absent(stacklevel: int) -> None:
+    """Tell a program that begins that it cannot train here; to predict needs no library."""
+    try:
+        load_library()
+    except SetupError as error:
+        text = f"no fit can start on this machine: {error}"
+        warnings.warn(text, RuntimeWarning, stacklevel + 1)
+
+
 @functools.cache
 def _load(named: str) -> Aeron:
-    if named:
-        return Aeron(named)  # named on purpose: its own error is the one to read
+    if named:  # on purpose: its own error is the one to read
+        try:
+            return Aeron(named)
+        except SetupError as error:
+            raise SetupError(
+                f"{error}; {ENV_LIBRARY} names it: correct that, or unset it for sparkstrom to look"
+            ) from error
     tried: list[str] = []
     for place, candidates in (
         (f"the {PROJECT} wheel", _wheel_libraries()),

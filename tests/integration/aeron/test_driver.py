@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -63,6 +64,17 @@ def test_workers_that_ask_at_once_start_one_driver(drivers: Any) -> None:
     with ThreadPoolExecutor(8) as pool:
         handles = list(pool.map(lambda _: drivers.ensure(), range(8)))
     assert len({handle.pid for handle in handles}) == 1
+
+
+def test_archives_of_the_import_path_are_not_searched(
+    drivers: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a Spark task Spark's jar is on the path; here one that nobody could import from."""
+    archive = tmp_path / "spark.jar"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("json.py", "raise AssertionError('json was taken from an archive')")
+    monkeypatch.syspath_prepend(str(archive))
+    assert drivers.ensure().is_alive()
 
 
 def test_the_endpoint_is_really_bound_on_the_chosen_address(drivers: Any) -> None:
@@ -265,6 +277,13 @@ def test_sigterm_ends_it_cleanly(drivers: Any) -> None:
     handle = drivers.ensure()
     os.kill(handle.pid, signal.SIGTERM)
     drivers.wait_until(lambda: not handle.is_alive() and not handle.directory.exists())
+
+
+def test_one_for_a_single_client_ends_before_that_one_is_closed(drivers: Any) -> None:
+    handle = drivers.ensure(alone=True, linger_s=60.0)
+    handle.close()
+    assert not drivers.is_running(handle.pid)
+    assert not drivers.left_behind()
 
 
 def test_it_goes_with_the_executor_though_clients_stay(drivers: Any) -> None:

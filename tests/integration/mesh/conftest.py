@@ -25,7 +25,8 @@ from sparkstrom.base.identity import MASTER
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.master.master import Master
-from sparkstrom.runtime.master_thread import MasterThread, Outcome, Plan
+from sparkstrom.runtime.fit_state import Outcome
+from sparkstrom.runtime.master_thread import MasterThread, Plan
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.driver.master_setup import limits_of
 from sparkstrom.spark.executor.interfaces import opener

@@ -27,7 +27,8 @@ from sparkstrom.models.base import Batch, Flat, State
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.spark.data.row_blocks import blocks_of_rows
 from sparkstrom.spark.executor.job import TrainingJob
-from sparkstrom.spark.executor.tasks import TaskPlace, run
+from sparkstrom.spark.executor.task_place import TaskPlace
+from sparkstrom.spark.executor.tasks import run
 from sparkstrom.transport.aeron.library import load_library
 
 WORKERS, EXECUTORS = 16, 4

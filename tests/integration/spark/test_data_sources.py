@@ -181,7 +181,7 @@ def test_a_bad_row_is_named_by_its_own_partition(spark, digits, make_network, re
     )
     with pytest.raises(
         TrainingError,
-        match=r"row 0 of partition 1: feature 0 is nan: .*\(columns 'features', 'label'\)",
+        match=r"row 0 of partition 1: column 'features' at \[0\] is nan: it must be a finite",
     ):
         make_network(repartition=repartition).fit(nan)
 

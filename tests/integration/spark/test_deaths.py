@@ -5,18 +5,21 @@ from __future__ import annotations
 import pytest
 
 from sparkstrom import VoidConfiguration
+from sparkstrom.observe.reporting.report_page import report
+from sparkstrom.observe.reporting.run_history import read_history
+from tests.unit.observe.run_logs import PLOTS
 
 
 @pytest.fixture
 def slow_fit(spark, digits, make_network, in_background):
     """A fit of some seconds, so that things can be done to it."""
 
-    def start(**options):
+    def start(run_log="", **options):
         network = make_network(
             void=VoidConfiguration(lease_s=3.0), debug_longer_iterations=25, **options
         )
         data = spark.sparkContext.parallelize(digits.rows(), 4)
-        return in_background(network.fit, data, epochs=20), network
+        return in_background(network.fit, data, epochs=20, run_log=run_log), network
 
     return start
 
@@ -34,13 +37,18 @@ def under_way(wait_until, has_trained):
     return lambda: wait_until(lambda: has_trained(200), 60, "training")
 
 
-def test_a_python_worker_is_killed(slow_fit, victims, under_way):
-    fit, _ = slow_fit()
+def test_a_python_worker_is_killed(slow_fit, victims, under_way, tmp_path):
+    fit, _ = slow_fit(run_log=tmp_path / "run.jsonl")
     under_way()
     victims.kill(victims.workers()[0])
     summary = fit.result(timeout=120)
     check_nothing_lost(summary)
     assert any("silent" in text or "another attempt" in text for text in summary.departures)
+    fault = next(fault for fault in summary.faults if fault.what == "worker lost")
+    assert 0 < fault.seconds < summary.seconds
+    page = report(read_history(tmp_path / "run.jsonl"))
+    assert page.count('class="plot"') == PLOTS
+    assert f"worker lost: partition {fault.partition} on {fault.host}" in page
 
 
 def test_the_media_driver_of_an_executor_is_killed(slow_fit, victims, under_way):
@@ -66,4 +74,5 @@ def test_the_media_driver_of_the_driver_program_is_killed(slow_fit, victims, und
     own = [pid for pid in victims.media_drivers() if pid not in others]
     for pid in own:
         victims.kill(pid)
-    check_nothing_lost(fit.result(timeout=120))
+    summary = fit.result(timeout=120)
+    check_nothing_lost(summary)

@@ -48,10 +48,16 @@ def test_digits() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("example", "needs"), [("torch_digits.py", "torch"), ("jax_digits.py", "jax")]
+    ("example", "needs"),
+    [
+        ("torch_digits.py", "torch"),
+        ("jax_digits.py", "jax"),
+        ("lightning_digits.py", "pytorch_lightning"),
+        ("hf_tokens.py", "transformers"),
+    ],
 )
 def test_other_peoples_models(example: str, needs: str) -> None:
-    pytest.importorskip(needs, reason=f"{needs} is not here: pip install 'sparkstrom[{needs}]'")
+    pytest.importorskip(needs, reason=f"{needs} is not here: the tests' extra has it")
     assert "held-out accuracy" in submitted(example, master=TWO_EXECUTORS)
 
 

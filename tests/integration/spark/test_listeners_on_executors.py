@@ -50,7 +50,12 @@ def test_a_fit_is_heard_from_begin_to_end(make_network, data, digits, tmp_path):
     assert diary.events[-1].summary is summary
     assert [event.epoch for event in diary.of("EpochEnd")] == [1, 2, 3, 4]
     assert all(np.isfinite(event.validation) for event in diary.of("EpochEnd"))
-    assert diary.of("Iteration")[-1].minibatches == summary.minibatches
+    newest = diary.of("Iteration")[-1]
+    assert newest.minibatches == summary.minibatches == sum(w.steps for w in summary.per_worker)
+    assert summary.bytes_by_kind["updates"] >= newest.bytes_by_kind["updates"] > 0
+    assert summary.bytes_by_kind["updates"] >= summary.bytes_sent
+    assert {"commits", "control"} <= set(summary.bytes_by_kind)
+    assert 0 < newest.bytes_wire <= summary.bytes_wire
     assert diary.of("WorkerChange")[0].joined <= {0, 1, 2, 3}
     commits = [copy.commit for copy in diary.copies]
     assert commits == sorted(commits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import subprocess
 import sys
@@ -181,6 +182,68 @@ def test_several_columns_are_features_and_labels_and_saved(spark, tmp_path):
         estimator.setFeaturesCol(3)
 
 
+class Heard:
+    """A listener that remembers what it was told."""
+
+    def __init__(self):
+        self.events = []
+
+    def on_fit_begin(self, event):
+        self.events.append(event)
+
+    def on_epoch(self, event):
+        self.events.append(event)
+
+    def on_fit_end(self, event):
+        self.events.append(event)
+
+
+def test_listeners_hear_every_fit_and_are_not_saved(frame, tmp_path):
+    heard = Heard()
+    estimator = SparkstromEstimator(
+        model=MODEL, featuresCol="pixels", labelCol="digit", epochs=2, master=TWO, listeners=[heard]
+    )
+    for _ in range(2):
+        estimator.fit(frame)
+    kinds = [type(event).__name__ for event in heard.events]
+    assert kinds == 2 * ["FitBegin", "EpochEnd", "EpochEnd", "FitEnd"]
+    assert heard.events[-1].summary.replicas_equal
+    estimator.save(str(tmp_path / "saved"))
+    assert SparkstromEstimator.load(str(tmp_path / "saved")).of("listeners") is None
+    with pytest.raises(UsageError, match="hears nothing"):
+        SparkstromEstimator(listeners=[3])
+
+
+def test_a_model_with_its_own_loss_needs_no_labels(frame, tmp_path):
+    torch = pytest.importorskip("torch", reason="not installed: pip install 'sparkstrom[torch]'")
+    from sparkstrom.models.torch import TorchModel
+
+    class AutoEncoder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = torch.nn.Linear(64, 16), torch.nn.Linear(16, 64)
+
+        def forward(self, x):
+            values = self.outer(torch.relu(self.inner(x)))
+            return {"loss": ((values - x) ** 2).mean(), "values": values}
+
+    torch.manual_seed(1)
+    optimizer = functools.partial(torch.optim.SGD, lr=0.5)
+    model = TorchModel(AutoEncoder(), lambda out, _: out["loss"], optimizer, outputs="values")
+    estimator = SparkstromEstimator(
+        model=model, featuresCol="pixels", labelCol=None, epochs=6, master=TWO
+    )
+    estimator.save(str(tmp_path / "saved"))
+    again = SparkstromEstimator.load(str(tmp_path / "saved"))
+    assert again.getOrDefault("labelCol") is None
+    fitted = again.fit(frame)
+    losses = [epoch.loss for epoch in fitted.summary.history]
+    assert losses[-1] < losses[0]
+    fitted.save(str(tmp_path / "fitted"))
+    (made,) = SparkstromModel.load(str(tmp_path / "fitted")).transform(frame.limit(1)).collect()
+    assert len(made.prediction) == 64
+
+
 def test_what_is_missing_is_named(spark, frame, tmp_path):
     with pytest.raises(UsageError, match="model is not set"):
         SparkstromEstimator(labelCol="digit").fit(frame)
@@ -191,6 +254,10 @@ def test_what_is_missing_is_named(spark, frame, tmp_path):
     estimator = SparkstromEstimator(model=MODEL, labelCol="digit")
     with pytest.raises(UsageError, match="there is no column 'features'"):
         estimator.fit(frame)
+    master = SharedTrainingMaster(checkpoint_directory=str(tmp_path / "checkpoints"))
+    with pytest.raises(UsageError, match="an estimator's fits are many and alike"):
+        SparkstromEstimator(model=MODEL, labelCol="digit", master=master).fit(frame)
+    assert not (tmp_path / "checkpoints").exists()
     estimator.save(str(tmp_path / "no model"))
     with pytest.raises(UsageError, match="no directory of a saved model"):
         SparkstromModel.load(str(tmp_path / "no model"))

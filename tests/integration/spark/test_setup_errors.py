@@ -9,6 +9,7 @@ import pytest
 
 from sparkstrom import VoidConfiguration
 from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.transport.aeron.library import ENV_LIBRARY
 
 
 def test_a_taken_port_is_named(spark, digits, make_network):
@@ -55,3 +56,18 @@ def test_two_jobs_in_one_application_at_once(spark, digits, make_network, in_bac
         assert summary.replicas_equal
         assert summary.minibatches == summary.minibatches_expected
         assert len(summary.hashes) == 3
+
+
+def test_a_worker_without_the_aeron_library_says_so_before_it_compiles(
+    spark, digits, make_network, tmp_path, monkeypatch
+):
+    context = spark.sparkContext
+    # Of Python workers, which are new ones: this program has its library.
+    monkeypatch.setitem(context.environment, ENV_LIBRARY, "/nowhere/libaeron.so")
+    monkeypatch.setitem(context.environment, "NUMBA_CACHE_DIR", str(tmp_path))
+    with pytest.raises(SetupError) as refused:
+        make_network().fit(context.parallelize(digits.rows()[:100], 4))
+    assert str(refused.value).startswith(f"on {socket.gethostname()}: /nowhere/libaeron.so")
+    assert f"{ENV_LIBRARY} names it: correct that" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.rglob("*.nbc")) == []

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import sys
+import zipimport
 
 import numpy as np
 import pytest
 
 from sparkstrom import AdaptiveThreshold, SparkNetwork
 from sparkstrom.base.errors import TrainingError, UsageError
+from sparkstrom.base.import_archives import IS_EAGER
 from sparkstrom.models import Adam, DenseNetwork
+from sparkstrom.spark.driver.cluster import live_conf
 
 
 def check_whole(summary, epochs, workers=4):
@@ -75,6 +79,30 @@ def test_workers_look_for_no_garbage_among_modules(spark, digits, make_network):
     slots = spark.sparkContext.parallelize(range(4), 4)
     spared = slots.mapPartitions(lambda _: [gc.get_freeze_count()]).collect()
     assert max(spared) > 50_000
+
+
+@pytest.mark.skipif(not IS_EAGER, reason="this Python reads archives when something is imported")
+def test_workers_read_unchanged_archives_once(spark, digits, make_network):
+    """Of Spark's jar and pyspark.zip, which every task would read anew."""
+
+    def read_anew(rows):
+        importers = sys.path_importer_cache.values()
+        yield sum(type(importer) is zipimport.zipimporter for importer in importers)
+
+    make_network().fit(spark.sparkContext.parallelize(digits.rows()[:200], 4), epochs=1)
+    slots = spark.sparkContext.parallelize(range(4), 4)
+    assert min(slots.mapPartitions(read_anew).collect()) == 0
+
+
+def test_the_configuration_is_asked_for_as_it_is_now(spark):
+    live = spark.sparkContext._jsc.sc().conf()
+    live.set("spark.sparkstrom.a_test", "first")
+    try:
+        assert live_conf(spark.sparkContext).get("spark.sparkstrom.a_test") == "first"
+        live.set("spark.sparkstrom.a_test", "second")
+        assert live_conf(spark.sparkContext).get("spark.sparkstrom.a_test") == "second"
+    finally:
+        live.remove("spark.sparkstrom.a_test")
 
 
 def test_replica_rule_of_dl4j(spark, digits, make_network):

@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import re
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-JARS = os.environ.get("SPARKSTROM_YARN_JARS")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not JARS,
-        reason="no YARN here: set SPARKSTROM_YARN_JARS to a directory with "
-        "hadoop-client-minicluster, bcpkix-jdk18on, bcutil-jdk18on and jaxb-api",
-    ),
-]
-
-
-def harness():
-    """The module beside this file: test folders are no packages."""
-    spec = importlib.util.spec_from_file_location("mini_yarn", HERE / "mini_yarn.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    with harness().mini_yarn(Path(JARS), tmp_path_factory.mktemp("yarn") / "home") as running:
-        yield running
+pytestmark = pytest.mark.slow
 
 
 def test_digits_in_cluster_mode_end_with_equal_replicas(cluster) -> None:

@@ -1,4 +1,4 @@
-"""Post-processors of the residual: alone, and several in turn."""
+"""Post-processors of the residual: clipping, and one of somebody else's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from sparkstrom.encoding import backends
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.error_feedback import Operands, Residual, residual_of
-from sparkstrom.encoding.residuals import InTurn, ResidualClipping
+from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.thresholds import FixedThreshold
 
 
@@ -37,30 +37,19 @@ def test_clipping_cuts_to_a_multiple_of_tau_when_it_is_due() -> None:
     assert at.learnt.tolist() == [1, -1, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("order", "left", "destroyed"),
-    [
-        ((ResidualClipping(1.0, 1), Forget()), [0, -1], (3 + 2) + 1),
-        ((Forget(), ResidualClipping(1.0, 1)), [0, -1], 4 + 2),
-        ((), [4, -3], 0),
-    ],
-)
-def test_in_turn_each_works_on_what_the_others_left_and_all_is_counted(
-    order: tuple[ResidualClipping | Forget, ...], left: list[float], destroyed: float
-) -> None:
-    residual, at = kept(4, -3)
-    assert InTurn(order).process(residual, at, 1, 1.0) == destroyed
-    assert at.learnt.tolist() == left
-
-
 @pytest.mark.parametrize("train_on", ["local", "replica"])
-def test_an_encoder_runs_them_after_the_message_and_counts_what_they_destroy(
-    train_on: str,
-) -> None:
-    both = InTurn((ResidualClipping(2.0, 1), ResidualClipping(1.0, 1)))
-    encoder = Encoder(5, 3, FixedThreshold(0.5), both, train_on=train_on)
+def test_an_encoder_clips_after_the_message_and_counts_what_that_destroys(train_on: str) -> None:
+    encoder = Encoder(5, 3, FixedThreshold(0.5), ResidualClipping(1.0, 1), train_on=train_on)
     theta, learnt = np.zeros(5, np.float32), np.array([4, 0, 0, 0, 0], np.float32)
     encoder.publish(learnt, theta)
     assert theta[0] == 0.5
     assert encoder.residual(learnt, theta)[0] == 0.5
-    assert encoder.counters.mass_clipped == 2.5 + 0.5
+    assert encoder.counters.mass_clipped == 3.0
+
+
+def test_an_encoder_runs_a_post_processor_of_somebody_elses() -> None:
+    encoder = Encoder(5, 3, FixedThreshold(0.5), Forget())
+    theta, local = np.zeros(5, np.float32), np.array([4, 0, 0, 0, 0], np.float32)
+    encoder.publish(local, theta)
+    assert encoder.residual(local, theta).tolist() == [0, 0, 0, 0, 0]
+    assert encoder.counters.mass_clipped == 3.5

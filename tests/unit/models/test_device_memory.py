@@ -15,7 +15,7 @@ from torch import nn
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, DeviceModel, Flat, Share
-from sparkstrom.models.torch import TorchModel, model
+from sparkstrom.models.torch import TorchModel, flat_module
 
 N = 12
 BATCH = Batch(np.ones((4, 3), np.float32), np.zeros(4, np.int64))
@@ -97,7 +97,7 @@ def test_memory_of_another_device_is_refused(
 def test_a_model_says_which_gpu_it_is_on(
     torch_model: TorchModel, monkeypatch: pytest.MonkeyPatch, where: str, index: int | None
 ) -> None:
-    monkeypatch.setattr(model, "device_of", lambda wanted, gpu: torch.device(where))
+    monkeypatch.setattr(flat_module, "device_of", lambda wanted, gpu: torch.device(where))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     assert isinstance(torch_model, DeviceModel)
     assert torch_model.cuda_device is None

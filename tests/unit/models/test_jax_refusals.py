@@ -30,7 +30,7 @@ from tests.unit.models.mlp_in_jax import apply, batch, cross_entropy, init, make
             "init makes batch_stats beside params",
         ),
         ({"apply": 3}, "apply is a int"),
-        ({"optimizer": optax.adam}, "optimizer is a function"),
+        ({"optimizer": optax.adam}, r"^optimizer=optax\.adam\(1e-3\) is what to pass"),
         ({"outputs": "classes"}, "outputs='classes'"),
     ],
 )
@@ -50,9 +50,13 @@ def with_value(array: Any, row: int, value: Any) -> Any:
     ("features", "labels", "words"),
     [
         (lambda f: f[:, :5], lambda y: y, r"on rows of float32\[5\]: TypeError: dot"),
-        (partial(with_value, row=2, value=np.nan), lambda y: y, "feature 4 of row 2 is nan"),
-        (lambda f: f, partial(with_value, row=5, value=3), "label of row 5 is 3: with 3 outputs"),
-        (lambda f: f, partial(with_value, row=1, value=-1), "label of row 1 is -1"),
+        (partial(with_value, row=2, value=np.nan), lambda y: y, r"row 2: features at \[4\] is nan"),
+        (
+            lambda f: f,
+            partial(with_value, row=5, value=3),
+            "row 5: label is 3: labels must be 0 to 2",
+        ),
+        (lambda f: f, partial(with_value, row=1, value=-1), "row 1: label is -1"),
         (lambda f: f, partial(with_value, row=1, value=2**40), "32 bits"),
         (lambda f: f, lambda y: y[:7], "8 rows of features, but 7"),
     ],

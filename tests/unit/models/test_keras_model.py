@@ -367,5 +367,5 @@ def test_rows_that_do_not_fit_are_named() -> None:
     model.check(rows.features, rows.labels)
     with pytest.raises(UsageError, match=r"on rows of float32\[5\]: ValueError"):
         model.check(rows.features[:, :5], rows.labels)
-    with pytest.raises(UsageError, match="label of row 0 is 7: with 3 outputs"):
+    with pytest.raises(UsageError, match="row 0: label is 7: labels must be 0 to 2"):
         model.check(rows.features, np.full(8, 7))

@@ -208,12 +208,12 @@ CLASSES = np.array([0, 1, 2])
     ("features", "labels", "why"),
     [
         (np.zeros((3, 5)), CLASSES, "rows have 5 features, the network takes 2"),
-        (np.array([[0, 0], [0, np.nan], [0, 0]]), CLASSES, "feature 1 of row 1 is nan"),
-        (np.array([[0, 0], [0, 0], [np.inf, 0]]), CLASSES, "feature 0 of row 2 is inf"),
-        (ROWS, np.array([0, 3, 1]), "label of row 1 is 3: with 3 outputs"),
-        (ROWS, np.array([0, 1, -1]), "label of row 2 is -1"),
-        (ROWS, np.array([0.5, 1, 1]), r"label of row 0 is 0\.5.*whole numbers"),
-        (ROWS, np.array([0, np.nan, 1]), "label of row 1 is nan"),
+        (np.array([[0, 0], [0, np.nan], [0, 0]]), CLASSES, r"row 1: features at \[1\] is nan"),
+        (np.array([[0, 0], [0, 0], [np.inf, 0]]), CLASSES, r"row 2: features at \[0\] is inf"),
+        (ROWS, np.array([0, 3, 1]), "row 1: label is 3: labels must be 0 to 2, as"),
+        (ROWS, np.array([0, 1, -1]), "row 2: label is -1"),
+        (ROWS, np.array([0.5, 1, 1]), r"row 0: label is 0\.5: labels must be 0 to 2"),
+        (ROWS, np.array([0, np.nan, 1]), "row 1: label is nan"),
         (ROWS, np.zeros((3, 2)), r"labels have shape \[3, 2\], the network has 3 outputs"),
         (ROWS, np.array([0, 1]), "3 rows of features, but 2 labels"),
     ],
@@ -227,7 +227,7 @@ def test_rows_that_do_not_fit_are_named(features: Any, labels: Any, why: str) ->
 
 def test_targets_that_are_not_finite_are_named() -> None:
     network = DenseNetwork([2, 1], loss="squared_error")
-    with pytest.raises(UsageError, match="label of row 2 is inf"):
+    with pytest.raises(UsageError, match="row 2: label is inf"):
         network.check(ROWS, np.array([0.5, 1, np.inf]))
 
 

@@ -264,6 +264,14 @@ def test_rows_that_torch_cannot_take_are_shown_with_shapes(
         model.step(Batch(rows, labels))
 
 
+def test_a_loss_that_fails_otherwise_says_nothing_of_classes() -> None:
+    model = TorchModel(nn.Linear(4, 3), lambda out, y: mse(out, y[:, None, None] + 9.0), SGD)
+    model.bind(model.initial())
+    with pytest.raises(UsageError, match=r"the loss failed for .*int64\[8\]") as caught:
+        model.step(Batch(ROWS, CLASSES + 7))
+    assert "labels must be" not in str(caught.value)
+
+
 def test_a_class_of_a_sequence_is_named_by_row_and_column() -> None:
     class Words(nn.Linear):
         def forward(self, x: Any) -> Any:

@@ -91,3 +91,31 @@ def test_figures_leave_room_for_other_counters() -> None:
     assert figures is not None
     assert len(figures.held_sums) == WINDOW
     assert figures.held_sums[99] == pytest.approx(-89.0)
+
+
+def test_a_fit_that_goes_on_knows_the_epochs_before_it() -> None:
+    book = EpochBook(first_epoch=10)
+    book.close([log_of(0, range(4)).report(), log_of(1, range(2), held=3.0).report()])
+    told = json.loads(json.dumps(book.report({0: 4, 1: 2})))
+    later = EpochBook(first_epoch=10)
+    later.go_on(told)
+    assert later.epochs_before == 2
+    assert later.history()[:2] == book.history()[:2]
+    assert later.judged_by({0, 1}) == []
+    later.close([log_of(1, range(2, 5), 9, held=3.0).report()])  # the other trains epoch 5 still
+    assert later.judged_by({0, 1}) == [2, 3]
+    assert later.epoch(3) == EpochBook(10, book._told | later._told).epoch(3)
+    assert [one.epoch for one in later.history()] == [11, 12, 13, 14, 15]
+
+
+def test_a_position_that_is_ahead_of_what_was_told_of_it_holds_nothing_up() -> None:
+    """Counters come a moment after the commit that they belong to."""
+    book = EpochBook()
+    book.follow([counters(log_of(0, range(2)))])
+    told = json.loads(json.dumps(book.report({0: 3, 1: 1})))
+    later = EpochBook()
+    later.go_on(told)
+    later.close([log_of(1, range(1, 3), 9).report()])
+    assert later.epochs_before == 1
+    assert later.judged_by({0, 1}) == [1, 2]
+    assert later.epoch(2).examples == 4  # of the one that was told

@@ -12,7 +12,6 @@ import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.listeners import (
-    CheckpointWritten,
     CollectScoresListener,
     EpochEnd,
     EvaluativeListener,
@@ -147,18 +146,17 @@ def test_every_event_is_a_line_that_json_reads(tmp_path: Path) -> None:
     tell(lines, FIRST)
     lines.on_worker_change(WorkerChange(frozenset({1, 0}), frozenset(), frozenset({1, 0}), 0.5))
     lines.on_epoch(epoch(1, math.nan))
-    lines.on_checkpoint(CheckpointWritten("/c/1", 1.0, 2.0))
     lines.on_fit_end(FitEnd(None, "it failed", 3.0))
     found = read(tmp_path / "new" / "run.jsonl")
     assert [line["event"] for line in found] == [
-        "fit_begin", "iteration", "worker_change", "epoch", "checkpoint", "fit_end",
+        "fit_begin", "iteration", "worker_change", "epoch", "fit_end",
     ]  # fmt: skip
     assert (found[0]["format"], found[0]["options"]["threshold"]) == (1, "auto")
     assert found[1]["tau"] == 0.5
     assert found[2]["joined"] == [0, 1]
     assert found[3]["validation"] is None
     assert "copy" not in found[3]
-    assert found[5]["error"] == "it failed"
+    assert found[4]["error"] == "it failed"
     assert all(line["time"].endswith("+00:00") for line in found)
 
 
@@ -171,6 +169,16 @@ def test_lines_are_there_while_the_fit_goes_on_and_a_torn_one_is_left_out(tmp_pa
         file.write('{"event": "epo')
     assert len(read(path)) == 2
     lines.on_fit_end(FitEnd(None, None, 1.0))
+
+
+def test_a_fit_that_is_added_to_a_torn_file_begins_on_a_line_of_its_own(tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "run.jsonl")
+    lines.path.write_text('{"event": "epo')
+    for _ in range(2):
+        lines.on_fit_begin(BEGIN)
+        lines.on_fit_end(FitEnd(None, None, 1.0))
+    assert [line["event"] for line in read(lines.path)] == ["fit_begin", "fit_end"] * 2
+    assert lines.path.read_text().count("\n") == 5
 
 
 def test_iterations_do_not_flood_the_file(tmp_path: Path) -> None:

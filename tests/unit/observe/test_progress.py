@@ -1,4 +1,4 @@
-"""The progress line: redrawn on a terminal, now and then in a log, silent where it is off."""
+"""What is shown of a fit: the words, plain lines now and then, and silence where it is off."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import io
 import pytest
 
 from sparkstrom.observe import progress
-from sparkstrom.observe.progress import Line, ProgressLine
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from sparkstrom.observe.progress import (
+    Line,
+    Pace,
+    PlainLines,
+    ProgressLine,
+    clock_time,
+    figures_in_words,
+)
 
 
 class Clock:
@@ -29,68 +31,103 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def line(examples: int = 0, loss: float | None = None, waiting: float = 0.0) -> Line:
-    return Line("running", 3, 4, 1.5, 3, loss, examples, 1234, 5_000_000, 5.2, waiting)
+def line(
+    examples: int = 0,
+    loss: float | None = None,
+    waiting: float = 0.0,
+    *,
+    phase: str = "training",
+    epoch: float = 1.5,
+    slow_links: int = 0,
+) -> Line:
+    return Line(
+        phase, 3, 4, epoch, 3, loss, examples, 1234, 5_000_000, 5.2, waiting, 0.0123, 0.00071,
+        slow_links,
+    )  # fmt: skip
 
 
 def test_a_log_gets_a_plain_line_now_and_then(clock: Clock) -> None:
     stream = io.StringIO()
-    shown = ProgressLine(stream)
+    shown = PlainLines(stream)
     for _ in range(100):
         clock.now_s += 0.1
         shown.show(line())
     lines = stream.getvalue().splitlines()
     assert len(lines) == 10 // progress.LOG_EVERY_S + 1
     assert "\r" not in stream.getvalue()
-    assert "epoch 1.5/3  loss      -" in lines[0]
-    assert "1,234 updates  5.00 MB  staleness 5  3/4 workers" in lines[0]
+    assert "\x1b" not in stream.getvalue()
+    assert lines[0].startswith("sparkstrom: training 50%  epoch 1.5/3  3/4 workers  sent 1.23%")
+    assert lines[0].endswith("tau 0.00071  staleness 5  1,234 updates  5.00 MB  0 s")
     shown.show(line(waiting=71.4), force=True)
-    assert "  staleness 5+71  3/4 workers" in stream.getvalue().splitlines()[-1]
+    assert "  staleness 5+71  " in stream.getvalue().splitlines()[-1]
 
 
-def test_a_terminal_is_drawn_over_and_over(clock: Clock) -> None:
-    stream = Terminal()
-    shown = ProgressLine(stream)
-    for _ in range(10):
-        clock.now_s += 0.1
-        shown.show(line(loss=0.25))
-    assert 4 <= stream.getvalue().count("\r\x1b[K") <= 6
-    assert "\n" not in stream.getvalue()
-    assert "[##########          ]" in stream.getvalue()
-    assert "loss 0.2500" in stream.getvalue()
-
-
-def test_the_last_drawing_ends_its_line(clock: Clock) -> None:
-    stream = Terminal()
-    shown = ProgressLine(stream)
-    shown.show(line())
-    shown.show(line(), force=True)  # also when it is not time yet
-    assert stream.getvalue().count("\r\x1b[K") == 2
-    assert stream.getvalue().endswith("\n")
-
-
-def test_the_rate_is_of_what_was_trained_since(clock: Clock) -> None:
+def test_a_long_fit_fills_no_log(clock: Clock) -> None:
     stream = io.StringIO()
-    shown = ProgressLine(stream)
-    for examples in (1000, 3000, 3000):
-        clock.now_s += 10
-        shown.show(line(examples))
-    lines = stream.getvalue().splitlines()
-    for text, rate in zip(lines, (100, 200, 200), strict=True):
-        assert f"  {rate} examples/s" in text
+    shown = PlainLines(stream)
+    for _ in range(6 * 3600):
+        clock.now_s += 1.0
+        shown.show(line())
+    assert len(stream.getvalue().splitlines()) < 6 * 60 + 100
 
 
-@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])
-def test_what_is_said_stands_on_a_line_of_its_own(clock: Clock, stream: io.StringIO) -> None:
-    shown = ProgressLine(stream)
+def test_another_phase_is_told_at_once(clock: Clock) -> None:
+    stream = io.StringIO()
+    shown = PlainLines(stream)
+    for phase in ("starting 4 Python workers", "3 of 4 workers are there", "copying parameters"):
+        shown.show(line(phase=phase, epoch=0.0))
+        shown.show(line(phase=phase, epoch=0.0))
+    assert stream.getvalue().splitlines() == [
+        "sparkstrom: starting 4 Python workers  0 s",
+        "sparkstrom: 3 of 4 workers are there  0 s",
+        "sparkstrom: copying parameters  0 s",
+    ]
+
+
+def test_the_pace_is_that_of_the_last_seconds() -> None:
+    pace = Pace()
+    pace.look(line(epoch=0.0), 0.0)
+    assert (pace.examples_per_s, pace.left_s) == (None, None)
+    for second in range(11):
+        pace.look(line(100 * second, epoch=0.1 + second * 0.1), float(second))
+    assert pace.examples_per_s == pytest.approx(100)
+    assert pace.left_s == pytest.approx((3 - 1.1) / 0.1)
+    for second in range(11, 200):  # a stall
+        pace.look(line(1000, epoch=1.1), float(second))
+    assert (pace.examples_per_s, pace.left_s) == (0, None)
+
+
+def test_what_matters_most_comes_first() -> None:
+    pace = Pace(2000.4, 65.2)
+    assert figures_in_words(line(loss=0.25, slow_links=2), pace)[:6] == [
+        "epoch 1.5/3",
+        "loss 0.2500",
+        "2,000 examples/s",
+        "1:05 left",
+        "3/4 workers",
+        "2 slow links",
+    ]
+    assert "1 slow link" in figures_in_words(line(slow_links=1), pace)
+    assert not any("left" in each for each in figures_in_words(line(epoch=3.0), pace))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00"), (65, "1:05"), (3600, "1:00:00"), (7387, "2:03:07")]
+)
+def test_times_are_read_as_on_a_clock(seconds: float, text: str) -> None:
+    assert clock_time(seconds) == text
+
+
+def test_what_is_said_stands_on_a_line_of_its_own(clock: Clock) -> None:
+    stream = io.StringIO()
+    shown = PlainLines(stream)
     shown.show(line())
     shown.say("waiting")
-    assert stream.getvalue().replace("\r\x1b[K", "\n").splitlines()[-1] == "waiting"
+    assert stream.getvalue().splitlines()[-1] == "waiting"
 
 
-def test_switched_off_it_is_silent() -> None:
-    stream = io.StringIO()
-    shown = ProgressLine(stream, enabled=False)
-    shown.show(line(), force=True)
-    shown.say("waiting")
-    assert stream.getvalue() == ""
+def test_switched_off_it_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
+    with ProgressLine() as shown:
+        shown.show(line(), force=True)
+        shown.say("waiting")
+    assert capfd.readouterr() == ("", "")

@@ -32,6 +32,7 @@ ROUTES = [
     Route(m.Silent, Way.LOBBY, "Placement.on_silent"),
     Route(m.Here, Way.LOBBY, "Placement.is_here"),
     Route(m.Failed, Way.LOBBY, "Master._on_failed"),
+    Route(m.Says, Way.LOBBY, "Master._on_direct"),
     Route(m.Leaving, Way.LOBBY, "Master._on_leaving"),
     Route(m.Welcome, Way.DIRECT, "Joining.on_welcome"),
     Route(m.Refused, Way.DIRECT, "Joining.on_refused"),

@@ -18,6 +18,7 @@ from sparkstrom.codec.messages import (
     Failed,
     Here,
     Probe,
+    Says,
     State,
     Welcome,
 )
@@ -260,8 +261,23 @@ def test_somebody_unknown_among_direct_messages_moves_a_counter(master: Any) -> 
     assert master.machine.ignored.counts == {("Here", Reason.STRANGER): 1}
 
 
+def test_what_workers_say_is_heard_from_anybody_who_has_the_key(master: Any) -> None:
+    """A member or not, before the start and at the end; nothing follows from it."""
+    says = Says(host="h", partition=77, lines=[("training", "hello")], skipped=0)
+    assert master.direct(says) == [ev.Spoken(says)]
+    assert master.running().direct(says) == [ev.Spoken(says)]
+    assert not master.machine.ignored.counts
+
+
 def test_a_failure_without_an_id_ends_the_fit_too(master: Any, make: Any) -> None:
     """Its snapshot could not be installed, say, or its task failed before its place was known."""
     failed = Failed(node=None, reason="no room", trace="t", host="h", partition=1)
     effects = master.running().direct(failed)
     assert ev.Abort("no room", "t", "h", 1) in effects
+
+
+@pytest.mark.parametrize("node", [None, 1])
+def test_a_failure_says_what_the_worker_was_doing(master: Any, node: int | None) -> None:
+    failed = Failed(node=node, reason="NaN", trace="t", host="h", partition=0, phase="training")
+    effects = master.running().direct(failed)
+    assert ev.Abort("NaN", "t", "h", 0, phase="training") in effects

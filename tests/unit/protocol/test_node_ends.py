@@ -14,6 +14,7 @@ from sparkstrom.codec.messages import (
     Probe,
     Release,
     ResidualCheckpoint,
+    Says,
     State,
 )
 from sparkstrom.protocol.common import events as ev
@@ -150,6 +151,23 @@ def test_a_failure_is_repeated_until_it_was_heard(node: Any, make: Any) -> None:
     assert node.order is not Order.FAIL
     node.told(make.closed(1, 0, token=0, count=0, free=False, reason="the fit has failed"))
     assert (node.order, node.machine.command.reason) == (Order.FAIL, "NaN")
+
+
+def test_a_failure_says_what_the_worker_was_doing(node: Any) -> None:
+    effects = node.training().step(ev.TrainerFailed("NaN", "t", "reading rows"))
+    assert [failed.phase for failed in said(effects, Failed)] == ["reading rows"]
+
+
+def test_what_its_code_says_is_told_at_once_and_once(node: Any) -> None:
+    """Before it has an id, too; nothing follows from it."""
+    says = Says(host="h", partition=0, lines=[("training", "loss 0.5")], skipped=3)
+    event = ev.Said([("training", "loss 0.5")], 3)
+    assert said(node.step(event), Says) == [says]
+    node.training()
+    command = node.machine.command
+    assert said(node.step(event), Says) == [says]
+    assert said(node.tick(REPEAT_S + 2.5), Says) == []
+    assert node.machine.command == command
 
 
 def test_a_failure_is_told_also_without_a_parent(node: Any) -> None:

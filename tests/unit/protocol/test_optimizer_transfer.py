@@ -11,7 +11,7 @@ from sparkstrom.codec.copies import Copy, number_of
 from sparkstrom.codec.messages import Activity, AskUpdater, UpdaterChunk
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Order
-from sparkstrom.protocol.worker.optimizer_transfer import (
+from sparkstrom.protocol.common.optimizer_fetch import (
     ASKED_AT_ONCE,
     RETRY_FIRST_S,
     OptimizerFetch,

@@ -74,7 +74,7 @@ def test_each_effect_needs_the_driver_or_does_not() -> None:
     without = {
         ev.Deliver, ev.Passed, ev.DeliverMerged, ev.Install, ev.Begin,
         ev.InstallUpdater, ev.Admitted,
-        ev.Hash, ev.Observed, ev.Note, ev.Abort, ev.Complete,
+        ev.UpdaterCopied, ev.Spoken, ev.Hash, ev.Observed, ev.Note, ev.Abort, ev.Complete,
     }  # fmt: skip
     assert without | BY_DRIVER == set(get_args(Effect))
     assert not without & BY_DRIVER

@@ -24,7 +24,8 @@ from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
-from sparkstrom.runtime.master_thread import MasterThread, Outcome, Plan
+from sparkstrom.runtime.fit_state import Outcome
+from sparkstrom.runtime.master_thread import MasterThread, Plan
 from sparkstrom.runtime.node_thread import Copying, Meeting, NodePlan, NodeThread, OpenTransport
 from sparkstrom.runtime.optimizer_lending import OptimizerLender
 from sparkstrom.runtime.replica import Replica

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.models.networks import DenseNetwork
 from sparkstrom.protocol.master.master_limits import MasterLimits
+from sparkstrom.runtime import worker_output
+from sparkstrom.runtime.worker_output import WorkerOutput
 from tests.unit.runtime.fits import EPOCHS, ROWS, WORKERS, Mesh, Opening, check_whole
 
 
@@ -30,6 +33,36 @@ def test_a_fit_ends_with_equal_replicas(make_mesh: Callable[..., Mesh]) -> None:
     assert all(told.node.update_bytes > 0 for told in outcome.stats.values())
     assert all(told.unknown == () for told in outcome.stats.values())
     assert outcome.traffic.rejected.total() == 0
+
+
+def test_what_workers_say_until_they_drain_is_known_when_the_fit_is_done(
+    make_mesh: Callable[..., Mesh],
+) -> None:
+    mesh = make_mesh()
+    mesh.begin()
+    for partition in range(WORKERS):
+        output = WorkerOutput(SystemClock())
+        mesh.add_worker(partition, model=Printing(output))
+        mesh.stations[-1].said = output.take
+    mesh.finish()
+    progress = mesh.master.progress
+    steps = mesh.master.outcome().minibatches
+    assert len(progress.heard) + progress.unheard == steps
+    assert len(progress.heard) == WORKERS * worker_output.BURST
+    assert {(line.host, line.phase) for line in progress.heard} == {("here", "starting")}
+    assert {line.partition for line in progress.heard} == set(range(WORKERS))
+
+
+class Printing(DenseNetwork):
+    """Says a line in every step."""
+
+    def __init__(self, output: WorkerOutput) -> None:
+        super().__init__([5, 8, 3])
+        self._output = output
+
+    def step(self, batch: Any) -> float:
+        self._output.add("step")
+        return super().step(batch)
 
 
 @pytest.mark.parametrize("dies_at_frame", [1, 5, 25])

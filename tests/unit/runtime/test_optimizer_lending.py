@@ -106,3 +106,31 @@ def test_a_copy_lives_while_it_is_asked_for(model: Any) -> None:
     anew = lender.chunk(ask(first.copy, 1))
     assert anew is not None
     assert (anew.copy == first.copy, anew.index) == (False, 0)
+
+
+def test_who_begins_to_ask_gets_a_new_copy_where_nobody_else_takes_this_one(model: Any) -> None:
+    """Or checkpoints that follow one another closely would all have the first one's state."""
+    clock = Stopped()
+    lender, first = lending_a_copy(model, clock)
+    assert lender.chunk(ask()) == first  # asked again at once, because the answer was lost
+    other = AskUpdater(9, first.copy, 1)
+    assert lender.chunk(other) is not None
+    clock.now_s += optimizer_lending.FRESH_S + 0.1
+    assert lender.chunk(ask()) == first  # another one is in the middle of it
+    clock.now_s += optimizer_lending.KEPT_S
+    model.state["steps"] = 9
+    assert lender.chunk(ask()) is None
+    lender.at_boundary(state_of(model))
+    second = lender.chunk(ask())
+    assert second is not None
+    assert second.copy != first.copy
+
+
+def test_who_asks_again_before_having_had_any_gets_what_was_made_for_it(model: Any) -> None:
+    """Questions come again after two seconds: a copy must not be thrown away at each of them."""
+    clock = Stopped()
+    lender = lender_at(clock)
+    assert lender.chunk(ask()) is None
+    lender.at_boundary(state_of(model))
+    clock.now_s += optimizer_lending.FRESH_S + 1
+    assert lender.chunk(ask()) is not None

@@ -10,11 +10,12 @@ import pytest
 
 from sparkstrom.base.errors import PeerError, TrainingError
 from sparkstrom.codec.messages import BUFFERS, Activity, AskUpdater, Chunk, Committed, Payload
-from sparkstrom.codec.states import encode_state
+from sparkstrom.codec.states import decode_state_untrusted, encode_state
 from sparkstrom.encoding.totals import Total
 from sparkstrom.observe.telemetry import WorkerCounters, to_wire
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Directive, Order
+from sparkstrom.runtime.lent_state import updater_in
 from sparkstrom.runtime.theta import Theta, chunk_count
 from sparkstrom.runtime.trainer_inbox import Merged
 from tests.unit.runtime.benches import KEPT, TAU, TRAIN, Bench, K, N, Script, steps
@@ -335,7 +336,8 @@ def test_a_borrowed_state_is_taken_and_a_fresh_one_counted(
     bench: Callable[..., Bench], lent: bool
 ) -> None:
     state = {"mean": np.arange(3, dtype=np.float32), "steps": 7}
-    made = bench([([ev.InstallUpdater(encode_state(state) if lent else None)], TRAIN), *steps(5)])
+    content = encode_state({f"updater/{name}": value for name, value in state.items()})
+    made = bench([([ev.InstallUpdater(content if lent else None)], TRAIN), *steps(5)])
     made.run()
     assert made.trainer.counts.fresh_updaters == (0 if lent else 1)
     assert bool(made.model.state) is lent
@@ -352,7 +354,8 @@ def test_a_copy_of_its_state_is_made_between_two_steps(bench: Callable[..., Benc
     made.run()
     chunk = made.lender.chunk(ask)
     assert chunk is not None
-    assert chunk.payload == encode_state({"steps": 3})
+    assert updater_in(chunk.payload) == {"steps": 3}
+    assert {"encoder/publications", "updater/steps"} <= set(decode_state_untrusted(chunk.payload))
 
 
 @pytest.mark.parametrize(

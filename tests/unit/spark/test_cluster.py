@@ -14,12 +14,14 @@ from sparkstrom.spark.driver.cluster import (
     Slots,
     check_conf,
     check_key,
+    driver_host,
     parse_bytes,
     refuse_connect,
     slots_of,
     workers_for,
 )
 from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.memory_parts import Demand
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 
@@ -31,9 +33,6 @@ class FakeContext:
         self._conf = {f"spark.{key.replace('_', '.')}": value for key, value in conf.items()}
         self._registered = registered
         self._jsc = self
-
-    def getConf(self) -> dict[str, str]:
-        return self._conf
 
     def sc(self) -> Any:
         return self
@@ -68,6 +67,14 @@ def test_slots(context: FakeContext, slots: Slots) -> None:
     assert slots_of(context) == slots
 
 
+def test_a_configuration_that_changes_is_seen() -> None:
+    """Nothing of it is kept from one fit to the next."""
+    context = FakeContext("local[4]", driver_host="first")
+    assert (slots_of(context).total, driver_host(context)) == (4, "first")
+    context._conf |= {"spark.task.cpus": "2", "spark.driver.host": "second"}
+    assert (slots_of(context).total, driver_host(context)) == (2, "second")
+
+
 def test_all_cores_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 6)
     assert slots_of(FakeContext("local[*]")) == Slots(1, 6)
@@ -95,7 +102,7 @@ def test_a_connect_session_is_refused() -> None:
 
 def test_speculation_is_refused() -> None:
     with pytest.raises(UsageError, match=r"--conf spark\.speculation=false"):
-        check_conf({"spark.speculation": "TRUE"}, 4, 1000, SharedTrainingMaster())
+        check_conf({"spark.speculation": "TRUE"}, 4, SOME, SharedTrainingMaster())
 
 
 @pytest.mark.parametrize(
@@ -104,24 +111,28 @@ def test_speculation_is_refused() -> None:
         ({}, None),
         ({"spark.dynamicAllocation.enabled": "true"}, "spark.dynamicAllocation.enabled=false"),
         ({"spark.task.maxFailures": "1"}, "set it to 4"),
-        ({"spark.master": "yarn"}, "spark.executor.memoryOverhead=420m"),
+        (
+            {"spark.master": "yarn", "spark.executor.cores": "2"},
+            "spark.executor.memoryOverhead=642m",
+        ),
         (
             {"spark.master": "yarn", "spark.executor.memoryOverhead": "200"},
-            "spark.executor.memoryOverhead=420m",
+            "spark.executor.memoryOverhead=360m",
         ),
-        ({"spark.master": "yarn", "spark.executor.memoryOverhead": "420"}, None),
+        ({"spark.master": "yarn", "spark.executor.memoryOverhead": "360"}, None),
         ({"spark.master": "yarn", "spark.executor.memory": "8g"}, None),
         ({"spark.master": "local[2]", "spark.executor.memoryOverhead": "1m"}, None),
     ],
 )
 def test_warnings_name_the_key_and_the_value(conf: dict[str, str], warning: str | None) -> None:
-    warnings = check_conf(conf, 4, 1000, SMALL)
+    warnings = check_conf(conf, 4, SOME, SMALL)
     assert len(warnings) == (warning is not None)
     assert warning is None or warning in warnings[0]
 
 
+SOME = Demand(1000, library="dense")
 SMALL = SharedTrainingMaster(
-    batch_memory_bytes=16 * MIB, void=VoidConfiguration(log_bytes=64 * MIB, window_bytes=6 * MIB)
+    batch_memory_bytes=66 * MIB, void=VoidConfiguration(log_bytes=64 * MIB, window_bytes=6 * MIB)
 )
 DRIVER = 78  # MiB: a media driver with eight neighbours
 
@@ -129,23 +140,24 @@ DRIVER = 78  # MiB: a media driver with eight neighbours
 def advised(master: SharedTrainingMaster, workers: int = 4, n_params: int = 10 * MIB) -> int:
     """MiB of overhead that an executor with four slots is advised to have."""
     conf = {"spark.master": "yarn", "spark.executor.cores": "4"}
-    (warning,) = check_conf(conf, workers, n_params, master)
+    demand = Demand(n_params, library="dense")
+    (warning,) = check_conf(conf, workers, demand, master)
     (found,) = re.findall(r"memoryOverhead=(\d+)m", warning)
     enough = conf | {"spark.executor.memoryOverhead": f"{found}m"}
-    assert check_conf(enough, workers, n_params, master) == []
+    assert check_conf(enough, workers, demand, master) == []
     return int(found)
 
 
 def test_more_parameters_and_slots_need_more_memory() -> None:
-    worker = 250 + 16 + 64 + 2 * 6  # interpreter, rows, log, own updates and inbox
-    assert advised(SMALL) == DRIVER + 4 * (worker + 240)
+    worker = 140 + 66 + 64 + 2 * 6  # interpreter, rows, log, own updates and inbox
+    assert advised(SMALL) == DRIVER + 4 * (worker + 480)
     one = dataclasses.replace(SMALL, workers_per_node=1)
-    assert advised(one) == DRIVER + worker + 240
+    assert advised(one) == DRIVER + worker + 480
 
 
 def test_rows_and_logs_of_every_worker_count() -> None:
     more_rows = dataclasses.replace(SMALL, batch_memory_bytes=100 * MIB)
-    assert advised(more_rows) == advised(SMALL) + 4 * 84
+    assert advised(more_rows) == advised(SMALL) + 4 * 34
     void = dataclasses.replace(SMALL.void, log_bytes=100 * MIB)
     assert advised(dataclasses.replace(SMALL, void=void)) == advised(SMALL) + 4 * 36
 

@@ -14,7 +14,8 @@ from sparkstrom.observe.epochs import EpochLog, Finished
 from sparkstrom.observe.stopping import EarlyStopping
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.master_thread import MasterThread, Progress, Snapshot
+from sparkstrom.runtime.fit_state import Progress, Snapshot
+from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.spark.driver.epoch_watch import Best, EpochWatch, check_validation
 from sparkstrom.spark.driver.fit_listeners import FitEvents
 
@@ -30,7 +31,7 @@ class Master:
     def snapshot(self) -> Snapshot:
         self.copies += 1
         parameters = np.full(3, self.commit, np.float32)
-        return Snapshot(self.commit, parameters, b"%d" % self.commit)
+        return Snapshot(self.commit, parameters, b"%d" % self.commit, ())
 
     def request_stop(self, reason: str) -> None:
         self.stops.append(reason)
@@ -169,3 +170,13 @@ def test_what_cannot_be_judged_is_refused(
 
 def test_accuracy_needs_predictions_only() -> None:
     check_validation(cast(Any, Unmeasured()), 0.1, EarlyStopping(metric="accuracy"))
+
+
+@pytest.mark.parametrize(("rule", "kept"), [(EarlyStopping(patience=2), True), (None, False)])
+def test_the_best_of_an_earlier_run_counts_where_early_stopping_still_does(
+    rule: EarlyStopping | None, kept: bool
+) -> None:
+    made, best = Bench(rule), Best(2, "loss", 3.0, commit=7)
+    made.watch.go_on([], (best, made.master.snapshot()))
+    assert (made.watch.best == best) is kept
+    assert (made.watch.copy is not None) is kept

@@ -102,8 +102,9 @@ def test_blocks_are_small_for_this_one_broadcast(
     monkeypatch: pytest.MonkeyPatch, n_params: int, workers: int, size: str
 ) -> None:
     planes: Any = range(n_params)  # as long as bytes would be
-    packed = Packed(planes, planes, b"", b"")
-    monkeypatch.setattr("sparkstrom.spark.driver.initial_parameters.pack", lambda theta: packed)
+    packed = Packed(planes, planes, b"", b"", b"")
+    pack = "sparkstrom.spark.driver.initial_parameters.pack"
+    monkeypatch.setattr(pack, lambda theta, state: packed)
     context = Context()
     with travelling(context, theta_of([]), workers):
         assert context._conf.known == {}

@@ -84,7 +84,7 @@ def test_a_media_driver_that_ends_while_it_is_joined_is_replaced(
         return handle
 
     monkeypatch.setattr(interfaces, "ensure_driver", lambda key, options: object())
-    monkeypatch.setattr(interfaces, "AeronTransport", join)
+    monkeypatch.setattr("sparkstrom.transport.aeron.client.AeronTransport", join)
     open_transport = opener("k", "127.0.0.1", None, edges=1, scratch=Path("/tmp"))
     if losses < interfaces.ATTEMPTS:
         assert open_transport(None) is joined[-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,13 +17,14 @@ from sparkstrom.listeners import (
     FitBegin,
     FitEnd,
     Iteration,
+    JsonLines,
     TrainingListener,
     WorkerChange,
 )
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure
-from sparkstrom.runtime.master_thread import Progress
+from sparkstrom.runtime.fit_state import Progress
 from sparkstrom.spark.driver.listener_thread import ListenerThread, check_listeners
 
 SPEC = FitSpec(workers=2, epochs=3, n_params=4, version="1")
@@ -139,8 +141,8 @@ def test_a_slow_listener_hears_of_the_newest_iteration_alone() -> None:
 def test_workers_come_and_go_with_the_reason() -> None:
     diary = Diary()
     heard = thread_of(diary)
-    lost = Departure(3, 1, "host-b", "silent for 10 s")
-    taken_over = Departure(4, 0, "host-a", "another attempt")
+    lost = Departure(3, 1, "host-b", "silent for 10 s", 5.0)
+    taken_over = Departure(4, 0, "host-a", "another attempt", 6.0)
 
     def fit() -> None:
         heard.on_progress(at(1, training=frozenset({0, 1})))
@@ -204,6 +206,16 @@ def test_one_that_does_not_fail_the_fit_is_told_once_and_hears_no_more() -> None
     wanted = "listener Broken.on_worker_change raised OSError: disk full; it hears nothing more"
     assert [text for text in said if wanted in text] == said != []
     assert wanted in summary.warnings[0]
+
+
+def test_a_run_log_that_cannot_be_written_ends_no_fit(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    diary = Diary()
+    heard = thread_of(JsonLines(tmp_path / "file" / "run.jsonl"), diary)
+    summary = run(heard, lambda: heard.on_progress(START))
+    (warning,) = summary.warnings
+    assert warning.startswith("listener JsonLines.on_fit_begin raised ")
+    assert diary.kinds == ["FitBegin", "WorkerChange", "Iteration", "FitEnd"]
 
 
 def test_what_is_raised_after_the_end_is_a_warning() -> None:

@@ -16,7 +16,8 @@ from sparkstrom.observe.epochs import Epoch, EpochLog, Finished
 from sparkstrom.observe.progress import Line, ProgressLine
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.master_thread import MasterThread, Outcome, Progress
+from sparkstrom.runtime.fit_state import Outcome, Progress
+from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.spark.driver import fitting
 from sparkstrom.spark.driver.fit_listeners import FitDone, FitEvents, FitListener
 from sparkstrom.spark.driver.fit_progress import FitProgress

@@ -84,8 +84,6 @@ def test_what_is_no_data_is_refused() -> None:
 @pytest.mark.parametrize(
     ("chosen", "dataframe", "why"),
     [
-        (Chosen(label=()), True, r"label=\(\): give a column's name"),
-        (Chosen(label=None), True, "label=None: give a column's name"),  # type: ignore[arg-type]
         (Chosen("x"), False, "features='x': an RDD has no columns"),
         (Chosen(label="y"), False, "label='y': an RDD has no columns"),
     ],

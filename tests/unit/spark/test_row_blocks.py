@@ -78,7 +78,7 @@ def test_several_inputs_and_outputs_and_a_weight() -> None:
         ([([1], "cat")], r"row 0 of partition 3 is \(\[1\], 'cat'\)"),
         ([([1], [1.0]), ([1], [1.0, 2.0])], r"row 1 of partition 3 has label float32\[2\]"),
         ([([1], 1), ([1], 0.5)], r"row 1 of partition 3 has label float32\[\], row 0 has int64"),
-        ([([1], None)], r"row 0 of partition 3 is \(\[1\], None\)"),
+        ([([1], 0), ([1], None)], r"row 1 of partition 3 has label float32\[0\], row 0 has int64"),
         ([([1], 0, -1.0)], "row 0 of partition 3 has weight -1.0: give 0 or above"),
         ([({"a": 1}, 0), ({"b": 1}, 0)], "row 1 of partition 3 .* has other parts than row 0"),
         ([([[1], [1, 2]], 0)], "row 0 of partition 3"),
@@ -99,14 +99,22 @@ def test_rows_are_numbered_through_all_blocks(monkeypatch: pytest.MonkeyPatch) -
         list(blocks_of_rows(0, [*rows, ([1.0, 2.0], 0)]))
 
 
+class Few(DenseNetwork):
+    """Says what it will not take, but not where."""
+
+    def check(self, features: Any, labels: Any) -> None:
+        if features.max() > 1:
+            raise UsageError(f"{features.max():g} is too many")
+
+
 @pytest.mark.parametrize("bad", [0, 17, 99])
 def test_the_row_that_a_model_refuses_is_found(bad: int) -> None:
     features = np.zeros((100, 2), np.float32)
-    features[bad:, 1] = np.nan
+    features[bad:, 1] = 7
     (block,) = blocks_of_rows(3, list(zip(features, [0] * 100, strict=True)))
     moved = Block(block.form, block.records, block.numbers + 1000, block.where)
-    with pytest.raises(UsageError, match=rf"^row {bad + 1000} of partition 3: feature 1 is nan"):
-        check_block(DenseNetwork([2, 2]), moved)
+    with pytest.raises(UsageError, match=rf"^row {bad + 1000} of partition 3: 7 is too many "):
+        check_block(Few([2, 2]), moved)
 
 
 def test_no_rows_are_no_blocks() -> None:

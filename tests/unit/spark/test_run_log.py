@@ -9,7 +9,7 @@ import pytest
 
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.protocol.common.fit_spec import FitSpec
-from sparkstrom.runtime.master_thread import Snapshot
+from sparkstrom.runtime.fit_state import Snapshot
 from sparkstrom.spark.driver.listener_setup import Judging
 from sparkstrom.spark.driver.run_log import run_log_of
 
@@ -52,7 +52,7 @@ def test_rows_are_judged_under_a_copy_and_the_fits_own_model_is_not_touched() ->
     mine = model.initial()
     model.bind(mine)
     others = np.array([9, -9, -9, 9, 0, 0], np.float32)  # class 0 where the first feature is larger
-    judge = Judging(model, lambda: Snapshot(7, others.copy(), b""))
+    judge = Judging(model, lambda: Snapshot(7, others.copy(), b"", ()))
     features = np.array([[1, 0], [0, 1]], np.float32)
     found = judge(features, np.array([0, 1]), "classification")
     assert found.classification is not None

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +16,20 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.residual_figures import PERCENTILES
 from sparkstrom.observe.telemetry import LinkBytes, from_wire
+from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.members import Departure
-from sparkstrom.runtime.master_thread import Outcome
-from sparkstrom.runtime.message_endpoint import Traffic
+from sparkstrom.runtime.fit_state import Outcome
+from sparkstrom.runtime.traffic import Traffic
 from sparkstrom.spark.driver.epoch_watch import Best
 from sparkstrom.spark.driver.fit_listeners import FitDone
-from sparkstrom.spark.driver.summary import FitRecord, TrainingSummary, summarize
+from sparkstrom.spark.driver.fit_record import FitRecord
+from sparkstrom.spark.driver.summary import TrainingSummary, summarize
+from sparkstrom.spark.driver.summary_figures import Fault
+from sparkstrom.spark.driver.summary_json import summary_of_json, summary_to_json
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+
+ROOT = Path(__file__).parents[3]
 
 STATS = {
     "partition": 0.0,
@@ -69,7 +80,9 @@ def outcome(**changes: Any) -> Outcome:
         "traffic": Traffic(wire_bytes=999, rejected=Counter({"x": 3})),
         "wire": LinkBytes({"10.0.0.9:7/42": 400.0}, 5.0),
         "ignored": Counter(),
-        "departures": [Departure(3, 1, "h", "silent"), Departure(1, 0, "h", "done")],
+        "departures": [Departure(3, 1, "h", "silent", 14.0), Departure(1, 0, "h", "done", 18.0)],
+        "hosts": {1: "h", 2: "g", 3: "h"},
+        "slow_links": (),
         "notes": ["a note"],
         "kept": {},
         "lost_mass": 0.5,
@@ -100,7 +113,7 @@ def summary(
         FitRecord(10.0, 11.0, 20.0, end),
         executors=1,
         warnings=["a warning"],
-        collect_stats=collect_stats,
+        master=SharedTrainingMaster(collect_training_stats=collect_stats),
         best=Best(1, "loss", 0.25, 17),
         horizons=horizons or {},
     )
@@ -219,3 +232,97 @@ def test_the_table_has_every_hash_and_the_verdict_last() -> None:
     lines = summary().table().splitlines()
     assert sum(line.startswith("hash ") for line in lines) == 3
     assert lines[-1].split() == ["replicas", "equal", "True"]
+
+
+# -- as pages and as a dictionary ----------------------------------------------------------------
+
+
+def test_the_dictionary_is_json_and_comes_back_the_same() -> None:
+    made = summary(stats={1: {"partition": 0.0, "examples": 1.0}}).to_dict()
+    assert json.loads(json.dumps(made, allow_nan=False)) == made
+    assert made["loss"] is None  # nobody has finished an epoch
+    assert (made["staleness"], made["staleness_max"]) == ({"0": 10, "3": 8}, 3)
+    assert made["history"][0]["validation"] == 0.25
+    assert made["best"]["commit"] == 17
+
+
+def test_a_summary_in_a_checkpoint_comes_back_the_same() -> None:
+    made = summary()
+    assert summary_of_json(json.loads(json.dumps(summary_to_json(made)))) == made
+
+
+def test_a_fit_that_went_on_from_a_checkpoint_says_so() -> None:
+    made = str(replace(summary(), resumed_from="/c/7", minibatches_resumed=5, checkpoint="/c/9"))
+    assert "resumed from      /c/7" in made
+    assert "20 of 20, each counted once, 5 of them before it was resumed" in made
+    assert "checkpoint        /c/9" in made
+
+
+def test_its_keys_are_the_fields_and_all_are_explained() -> None:
+    """Those that are not told by the table in docs/report.md, and the other way round."""
+    page = (ROOT / "docs/report.md").read_text()
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    explained = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert explained == set(summary().to_dict())
+
+
+def test_a_round_is_a_minibatch_of_each_worker_that_has_rows() -> None:
+    made = summary(rows=[50, 0, -1, 7])
+    assert (made.batch_size_per_worker, made.effective_batch) == (32, 64)
+    assert "32 rows a step; 64 in a round of 2 workers" in str(made)
+
+
+def test_bytes_are_told_by_kind_of_driver_and_workers() -> None:
+    told = STATS | {"kind_updates": 5.0, "kind_control": 1.0}
+    traffic = Traffic(by_kind=Counter({"control": 7, "commits": 3}))
+    made = summary(stats={1: told, 2: told}, traffic=traffic)
+    assert made.bytes_by_kind == {"updates": 10, "control": 9, "commits": 3}
+    assert list(made.bytes_by_kind) == ["updates", "control", "commits"]  # the largest first
+
+
+def test_each_worker_has_its_figures_also_one_that_said_nothing() -> None:
+    first, second = summary().per_worker
+    assert (first.node, first.partition, first.host) == (1, 0, "h")
+    assert (second.node, second.partition, second.host) == (2, 1, "g")
+    assert (first.loss, first.bytes_sent, first.sent_fraction) == (0.5, 1000, 50 / (10 * 100))
+    assert first.seconds == {"stepping": 2.5}
+    (silent,) = summary(stats={7: {}}).per_worker
+    assert (silent.partition, silent.host, silent.steps, silent.seconds) == (-1, "", 0, {})
+    assert math.isnan(silent.tau)
+
+
+def test_faults_are_who_was_lost_when_and_why_not_who_went_at_the_end() -> None:
+    gone = [
+        Departure(3, 1, "h", "silent for 3 s", 14.0),
+        Departure(4, 2, "g", Ending.RELEASED.value, 15.0),
+        Departure(5, 3, "g", Ending.DISMISSED.value, 15.5),
+        Departure(1, 0, "h", Ending.DONE.value, 18.0),
+    ]
+    (fault,) = summary(departures=gone).faults
+    assert fault == Fault("worker lost", "h", "silent for 3 s", 3.0, 3, 1)
+    assert "after 3.0 s: worker lost (node 3, partition 1) on h: silent" in str(summary())
+
+
+def test_media_drivers_that_others_took_the_place_of_are_faults_each_once() -> None:
+    two = {"wire_driver 10.0.0.1:7/42": 1.0, "wire_driver 10.0.0.1:7/50": 2.0, "wire_own": 0.0}
+    both = {1: STATS | two, 2: STATS | two}  # of one executor
+    replaced = [f for f in summary(stats=both).faults if f.what == "media driver replaced"]
+    assert [(f.host, f.reason.split()[0]) for f in replaced] == [("g", "10.0.0.1:7/42")]
+    drivers = LinkBytes({"d/1": 1.0, "d/2": 1.0, "d/3": 1.0}, 0.0)
+    own = [f.reason.split()[0] for f in summary(wire=drivers).faults if f.node is None]
+    assert own == ["d/1", "d/2"]
+
+
+def test_the_page_has_the_result_then_warnings_then_figures() -> None:
+    lines = str(summary()).splitlines()
+    titles = [line for line in lines if line and not line.startswith(" ")]
+    assert titles[:4] == ["2 workers trained 2 epochs in 10 s", "Result", "2 warnings", "Training"]
+    assert all(len(line) <= 100 for line in lines)
+    assert "NOT equal" in str(summary(hashes={"1": "aa", "driver": "bb"}))
+
+
+def test_a_notebook_gets_the_same_escaped() -> None:
+    shown = summary(notes=["<script>alert(1)</script>"])._repr_html_()
+    assert "<script" not in shown
+    assert "&lt;script&gt;" in shown
+    assert "2 workers trained 2 epochs in 10 s" in shown

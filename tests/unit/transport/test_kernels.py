@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from sparkstrom.transport.aeron import kernels as k
 
 FRAME_MAX = 1000
+HANDLER = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_int64] * 4)
 BEGIN, MIDDLE, END, WHOLE = 0x80, 0, 0x40, 0xC0
 
 
@@ -35,7 +37,8 @@ class Handler:
         header = struct.pack("<iBBHiiiiq", 32 + len(payload), 0, flags, 1, 0, session, 42, 0, 0)
         memory = np.frombuffer(header + payload, np.uint8)
         at = memory.ctypes.data + len(header)
-        return int(k.on_fragment.ctypes(self.state.ctypes.data, at, len(payload), 0))
+        handle = HANDLER(k.on_fragment.address)
+        return int(handle(self.state.ctypes.data, at, len(payload), 0))
 
     def taken(self) -> list[bytes]:
         lengths = self.records[: self.state[k.INBOX_COUNT], 1]

@@ -33,6 +33,13 @@ def test_no_library_lists_all_four_places_and_the_command() -> None:
 
 
 @pytest.mark.usefixtures("nowhere")
+def test_a_program_that_begins_is_warned_with_the_command() -> None:
+    with pytest.warns(RuntimeWarning, match=r"(?s)no fit can start.*fetch-aeron") as caught:
+        library.warn_where_absent(1)
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.usefixtures("nowhere")
 def test_a_platform_without_a_wheel_is_not_sent_to_fetch_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -43,7 +50,7 @@ def test_a_platform_without_a_wheel_is_not_sent_to_fetch_one(
 
 def test_a_library_that_is_named_but_missing_is_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(library.ENV_LIBRARY, "/nonexistent/libaeron.so")
-    with pytest.raises(SetupError, match=r"/nonexistent/libaeron\.so cannot be loaded"):
+    with pytest.raises(SetupError, match=r"/nonexistent/libaeron\.so cannot be loaded.*unset it"):
         library.load_library()
 
 

@@ -1,9 +1,8 @@
 """A real YARN on loopback: one ResourceManager and some NodeManagers, each a JVM of its own.
 
-The jars of Hadoop's daemons come from a directory (hadoop-client-minicluster, bcpkix, bcutil,
-jaxb-api); all others are pyspark's own. NodeManagers take 127.0.0.1 and 127.0.0.2 in turn, so two
-of them are two hosts to YARN and to Spark. Everything lives under one home directory, and
-everything that runs from there is ended with the cluster.
+NodeManagers take 127.0.0.1 and 127.0.0.2 in turn, so two of them are two hosts to YARN and to
+Spark. Everything lives under one home directory; ``stop`` ends the daemons that ``start`` wrote
+down there, and the containers of its nodes.
 """
 
 from __future__ import annotations
@@ -17,36 +16,19 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-import pyspark
+from scripts.yarn_jars import PYSPARK, classpath
 
-ROOT = Path(__file__).parents[3]
-PYSPARK = Path(pyspark.__file__).parent
+ROOT = Path(__file__).parents[1]
+STATE = "daemons.json"  # in the home
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
 
-# What the daemons need. The ResourceManager makes itself a certificate (Bouncy Castle), and its
-# shaded classes name javax.xml.bind, which left the JDK with Java 11.
-JARS = (
-    "hadoop-client-minicluster-*.jar",
-    "hadoop-client-api-*.jar",
-    "hadoop-client-runtime-*.jar",
-    "slf4j-api-*.jar",
-    "jcl-over-slf4j-*.jar",
-    "log4j-api-*.jar",
-    "log4j-core-*.jar",
-    "log4j-1.2-api-*.jar",
-    "log4j-slf4j2-impl-*.jar",
-    "bcprov-jdk18on-*.jar",
-    "bcpkix-jdk18on-*.jar",
-    "bcutil-jdk18on-*.jar",
-    "jaxb-api-2.*.jar",
-)
 JVM = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
@@ -79,22 +61,31 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running cluster; ``submit`` is all one can do with it."""
+    """A running cluster, as its home tells it."""
 
     home: Path
 
-    def submit(self, script: Path, *arguments: str, timeout_s: float = 240.0) -> Submitted:
-        """spark-submit in cluster mode with this Python; wait for the application's end."""
-        before = set(self._applications())
-        environment = {
-            **os.environ,
+    def variables(self) -> dict[str, str]:
+        """What spark-submit needs in its environment."""
+        return {
             "HADOOP_CONF_DIR": str(self.home / "conf"),
             "SPARK_CONF_DIR": str(self.home / "spark-conf"),
             "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,  # the driver's own, in client mode
         }
-        environment.pop("SPARK_HOME", None)
+
+    def submit(
+        self, script: Path, *arguments: str, conf: Mapping[str, str] = {}, timeout_s: float = 240.0
+    ) -> Submitted:
+        """spark-submit in cluster mode with this Python; wait for the application's end."""
+        before = set(self._applications())
+        environment = {**os.environ, **self.variables()}
+        for name in ("SPARK_HOME", "PYTHONPATH"):  # Spark would pass the second one on
+            environment.pop(name, None)
         command = [str(PYSPARK / "bin/spark-submit"), "--master", "yarn"]
-        command += ["--deploy-mode", "cluster", str(script), *arguments]
+        command += ["--deploy-mode", "cluster"]
+        command += [f"--conf={key}={value}" for key, value in conf.items()]
+        command += [str(script), *arguments]
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
         )
@@ -110,31 +101,93 @@ class Cluster:
         return sorted(self.home.glob("nm*/logs/application_*"))
 
 
+@dataclass(frozen=True)
+class Daemon:
+    """A process that ``start`` started; known again by when it began, since pids come back."""
+
+    name: str
+    pid: int
+    began: str | None  # clock ticks after the boot
+
+    def is_alive(self) -> bool:
+        return self.began is not None and began(self.pid) == self.began
+
+
+def began(pid: int) -> str | None:
+    """None for what is gone, or waits to be reaped."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if state == "Z" else fields[18]
+
+
+_children: dict[int, subprocess.Popen[bytes]] = {}  # of this process, to be reaped
+
+
 @contextmanager
 def mini_yarn(jars: Path, home: Path, nodes: int = 2) -> Iterator[Cluster]:
     """A cluster for as long as the block runs; raises RuntimeError naming the log if it dies."""
-    classpath = _classpath(jars)
+    try:
+        yield start(home, jars, nodes)
+    finally:
+        stop(home)
+
+
+def start(home: Path, jars: Path, nodes: int = 2) -> Cluster:
+    """A cluster that runs until ``stop``; what an earlier one left in ``home`` is removed."""
+    if is_running(home):
+        raise RuntimeError(f"a cluster runs in {home}: stop it first")
+    if home.exists() and any(home.iterdir()) and not (home / STATE).exists():
+        raise RuntimeError(f"{home} holds what is no cluster's: name another directory")
+    shutil.rmtree(home, ignore_errors=True)
+    needed = classpath(jars)
     for folder in ("conf", "spark-conf", "tmp", "staging"):
         (home / folder).mkdir(parents=True)
     (home / "log4j2.properties").write_text(LOG4J)
     _write_spark_defaults(home)
     site, web = _site(home)
     _write_site(home / "conf", site)
-    daemons: list[subprocess.Popen[bytes]] = []
+    _write_site(home / "conf-rm", site)
+    _write_xml(home / "conf-rm/capacity-scheduler.xml", CAPACITY)
+    daemons = [_daemon(home, "rm", f"{SERVER}.resourcemanager.ResourceManager", needed)]
+    _write_down(home, daemons)
+    for number in range(1, nodes + 1):
+        name = f"nm{number}"
+        _write_site(home / f"conf-{name}", site | _node_site(home / name, number))
+        daemons.append(_daemon(home, name, f"{SERVER}.nodemanager.NodeManager", needed))
+        _write_down(home, daemons)
     try:
-        _write_site(home / "conf-rm", site)
-        _write_xml(home / "conf-rm/capacity-scheduler.xml", CAPACITY)
-        daemons.append(_daemon(home, "rm", f"{SERVER}.resourcemanager.ResourceManager", classpath))
-        for number in range(1, nodes + 1):
-            name = f"nm{number}"
-            _write_site(home / f"conf-{name}", site | _node_site(home / name, number))
-            daemons.append(_daemon(home, name, f"{SERVER}.nodemanager.NodeManager", classpath))
         _wait_for_nodes(web, nodes, daemons, home)
-        yield Cluster(home)
-    finally:
-        _end(daemons[1:])  # while the ResourceManager answers: a node ends its containers first
-        _end(daemons[:1])
+    except BaseException:
+        stop(home)
+        raise
+    return Cluster(home)
+
+
+def stop(home: Path) -> None:
+    """End what ``start`` started, and what it started in its turn. Idempotent."""
+    daemons = _written_down(home)
+    _end(daemons[1:])  # while the ResourceManager answers: a node ends its containers first
+    _end(daemons[:1])
+    if daemons:
         _end_left_over(home)
+
+
+def is_running(home: Path) -> bool:
+    """Does any daemon of it?"""
+    return any(daemon.is_alive() for daemon in _written_down(home))
+
+
+def _write_down(home: Path, daemons: list[Daemon]) -> None:
+    (home / STATE).write_text(json.dumps([asdict(daemon) for daemon in daemons]))
+
+
+def _written_down(home: Path) -> list[Daemon]:
+    try:
+        return [Daemon(**each) for each in json.loads((home / STATE).read_text())]
+    except FileNotFoundError:
+        return []
 
 
 CAPACITY: dict[str, object] = {
@@ -160,7 +213,7 @@ def _site(home: Path) -> tuple[dict[str, object], str]:
         "yarn.scheduler.minimum-allocation-mb": 256,
         "yarn.scheduler.maximum-allocation-mb": 4096,
         "yarn.scheduler.include-port-in-node-name": "true",
-        "yarn.resourcemanager.am.max-attempts": 1,
+        "yarn.resourcemanager.am.max-attempts": 2,
         "yarn.nodemanager.resource.memory-mb": 4096,
         "yarn.nodemanager.resource.cpu-vcores": 4,
         "yarn.nodemanager.vmem-check-enabled": "false",
@@ -195,6 +248,7 @@ def _write_spark_defaults(home: Path) -> None:
     conf: dict[str, object] = {
         "spark.yarn.jars": f"local:{PYSPARK}/jars/*",  # or each submit zips and unpacks 400 MB
         "spark.yarn.stagingDir": f"file://{home}/staging",
+        "spark.yarn.maxAppAttempts": 1,  # a failure is seen once; who wants two says so
         "spark.ui.enabled": "false",
         "spark.driver.memory": "512m",
         "spark.driver.memoryOverhead": "1g",
@@ -212,28 +266,18 @@ def _write_spark_defaults(home: Path) -> None:
     shutil.copy(ROOT / "conf/log4j2.properties", home / "spark-conf")  # to all containers
 
 
-def _classpath(jars: Path) -> list[str]:
-    found = []
-    for pattern in JARS:
-        hits = [hit for folder in (jars, PYSPARK / "jars") for hit in sorted(folder.glob(pattern))]
-        if not hits:
-            raise RuntimeError(f"no {pattern} in {jars} or {PYSPARK / 'jars'}")
-        found.append(str(hits[0]))
-    return found
-
-
-def _daemon(home: Path, name: str, main: str, classpath: list[str]) -> subprocess.Popen[bytes]:
+def _daemon(home: Path, name: str, main: str, needed: list[str]) -> Daemon:
     java = Path(os.environ["JAVA_HOME"], "bin/java") if os.environ.get("JAVA_HOME") else "java"
     conf = home / f"conf-{name}"
     options = [
         f"-Dlog4j2.configurationFile={home}/log4j2.properties",
         f"-Djava.io.tmpdir={home}/tmp",
     ]
-    command = [str(java), *JVM, *options, "-cp", ":".join([str(conf), *classpath]), main]
+    command = [str(java), *JVM, *options, "-cp", ":".join([str(conf), *needed]), main]
     foreign = ("HADOOP_", "YARN_", "SPARK_")
     clean = {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
     with (home / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(
+        child = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -242,14 +286,14 @@ def _daemon(home: Path, name: str, main: str, classpath: list[str]) -> subproces
             cwd=home,
             start_new_session=True,
         )
+    _children[child.pid] = child
+    return Daemon(name, child.pid, began(child.pid))
 
 
-def _wait_for_nodes(
-    web: str, nodes: int, daemons: list[subprocess.Popen[bytes]], home: Path
-) -> None:
+def _wait_for_nodes(web: str, nodes: int, daemons: list[Daemon], home: Path) -> None:
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while _active_nodes(web) < nodes:
-        dead = [daemon for daemon in daemons if daemon.poll() is not None]
+        dead = [daemon for daemon in daemons if not daemon.is_alive()]
         if dead or time.monotonic() > deadline_s:
             raise RuntimeError(f"YARN did not start within {START_TIMEOUT_S} s; see {home}/*.log")
         time.sleep(0.2)
@@ -267,23 +311,32 @@ def _active_nodes(web: str) -> int:
     return int(beans[0]["NumActiveNMs"]) if beans else 0
 
 
-def _end(daemons: list[subprocess.Popen[bytes]]) -> None:
+def _end(daemons: list[Daemon]) -> None:
     for daemon in daemons:
-        daemon.terminate()
+        _signal(daemon, signal.SIGTERM)
+    deadline_s = time.monotonic() + STOP_TIMEOUT_S
+    while any(daemon.is_alive() for daemon in daemons) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
     for daemon in daemons:
-        try:
-            daemon.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            daemon.kill()
-            daemon.wait()
+        _signal(daemon, signal.SIGKILL)
+        if child := _children.pop(daemon.pid, None):
+            child.wait()
+
+
+def _signal(daemon: Daemon, number: int) -> None:
+    if daemon.is_alive():
+        with suppress(ProcessLookupError):  # it has just ended
+            os.kill(daemon.pid, number)
 
 
 def _end_left_over(home: Path) -> None:
-    """End containers that outlived their NodeManager: processes that work inside our home."""
+    """End containers that outlived their NodeManager: processes that work in its directories."""
+    places = [place.resolve() for place in home.glob("nm*/local")]
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             with suppress(OSError):  # gone, or not ours to look at
-                if Path(os.readlink(entry / "cwd")).is_relative_to(home):
+                works_in = Path(os.readlink(entry / "cwd"))
+                if any(works_in.is_relative_to(place) for place in places):
                     os.kill(int(entry.name), signal.SIGKILL)
     shutil.rmtree(home / "staging", ignore_errors=True)
 

@@ -1,0 +1,106 @@
+"""Writing a checkpoint against ``numpy.savez`` and against the bytes alone, in turns.
+
+    python -m benchmarks.checkpoints --params 25000000 --directory /tmp --json
+
+The arrays are parameters and Adam's two of the same size, float32. Every way ends with fsync.
+Figures are medians of ``--repeats``: seconds by the clock, ``_cpu_s`` of this process.
+
+    plain     the arrays' bytes, one after the other
+    savez     numpy.savez: CRC-32 of all
+    write     CheckpointDirectory.write: CRC-32 and SHA-256 of all, rename, fsync of the directory
+    pack      the same into nothing: what hashing takes
+    read      the newest, with both checks
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
+from sparkstrom.checkpoint.checkpoint_file import Checkpoint, pack_checkpoint
+
+
+class Nothing:
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def ways(folder: Path, n_params: int) -> dict[str, Callable[[], object]]:
+    """What is timed, by name."""
+    random = np.random.default_rng(0)
+    arrays: dict[str, Any] = {
+        name: random.random(n_params, np.float32) for name in ("parameters", "m", "v")
+    }
+    checkpoint = Checkpoint({"epoch": 1}, arrays)
+    directory = CheckpointDirectory(folder / "checkpoints", 1)
+
+    def plain() -> None:
+        with (folder / "plain").open("wb") as file:
+            for array in arrays.values():
+                file.write(array.data)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def savez() -> None:
+        with (folder / "savez").open("wb") as file:
+            np.savez(file, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def write() -> None:
+        directory.write(checkpoint)
+        directory.remove_old()
+
+    return {
+        "plain": plain,
+        "savez": savez,
+        "write": write,
+        "pack": lambda: pack_checkpoint(checkpoint, Nothing()),
+        "read": lambda: directory.newest(print),
+    }
+
+
+def measure(folder: Path, n_params: int, repeats: int) -> dict[str, float]:
+    """Medians in seconds."""
+    taken: dict[str, list[float]] = {}
+    timed = ways(folder, n_params)
+    for _ in range(repeats):
+        for name, run in timed.items():
+            begin_s, begin_cpu_s = time.perf_counter(), time.process_time()
+            run()
+            taken.setdefault(f"{name}_s", []).append(time.perf_counter() - begin_s)
+            taken.setdefault(f"{name}_cpu_s", []).append(time.process_time() - begin_cpu_s)
+    return {name: round(statistics.median(values), 3) for name, values in taken.items()}
+
+
+def main() -> None:
+    """Measure, and print what came of it."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoints", description=__doc__)
+    parser.add_argument("--params", type=int, default=25_000_000)
+    parser.add_argument("--directory", default=tempfile.gettempdir())
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.directory) as folder:
+        figures = measure(Path(folder), given.params, given.repeats)
+    if given.json:
+        print(json.dumps(figures))
+        return
+    for name, seconds in figures.items():
+        print(f"{name:14} {seconds:8.3f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Memory of a fit, measured in its processes, beside what `sparkstrom plan` says it needs.
+
+A fit of a torch module with Adam, or of a dense network, on executors of this machine. Every
+process is looked at ten times a second: what counts is its resident memory without what it maps of
+shared memory, which is the media driver's and is counted on its own.
+
+    python -m benchmarks.memory --params 5000000 --model torch --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.sessions import local_cluster
+
+MIB = 1 << 20
+LOOK_S = 0.1
+FEATURES, CLASSES, ROWS = 64, 10, 640
+LIMITS = {"log_bytes": 8 * MIB, "window_bytes": 4 * MIB}  # small, so that a short fit fills them
+BATCH_MEMORY = 16 * MIB
+
+
+class Resident(threading.Thread):
+    """Peaks of private resident memory, of this process and of Python workers below it."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peaks: dict[int, int] = {}  # bytes, by pid
+        self.kinds: dict[int, str] = {}  # "driver" or "worker", by pid
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Look until told to stop."""
+        while not self._over.wait(LOOK_S):
+            for pid, kind in processes():
+                self.peaks[pid] = max(self.peaks.get(pid, 0), private_bytes(pid))
+                self.kinds[pid] = kind
+
+    def stop(self) -> None:
+        """Look no longer."""
+        self._over.set()
+        self.join()
+
+    def largest(self, kind: str) -> int:
+        """Bytes of the largest process of a kind; 0: there was none."""
+        return max((peak for pid, peak in self.peaks.items() if self.kinds[pid] == kind), default=0)
+
+
+def processes() -> Iterator[tuple[int, str]]:
+    """This process, and Spark's Python workers below it."""
+    table = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                stat = (entry / "stat").read_text()
+            except OSError:  # it has just ended
+                continue
+            table[int(entry.name)] = int(stat[stat.rindex(")") + 2 :].split()[1]), command
+    yield os.getpid(), "driver"
+    daemons = {pid for pid, (_, command) in table.items() if "pyspark.daemon" in command}
+    for pid in daemons:
+        parent, _ = table[pid]
+        if parent in daemons and os.getpid() in ancestors(pid, table):
+            yield pid, "worker"
+
+
+def ancestors(pid: int, table: dict[int, tuple[int, str]]) -> Iterator[int]:
+    """Its parent, and so on."""
+    while (pid := table.get(pid, (0, ""))[0]) > 0:
+        yield pid
+
+
+def private_bytes(pid: int) -> int:
+    """Resident, without shared memory; 0 where it has just ended."""
+    try:
+        lines = (Path("/proc") / str(pid) / "status").read_text().splitlines()
+    except OSError:
+        return 0
+    found = {line.partition(":")[0]: line.split()[1] for line in lines if line.startswith("Rss")}
+    return 1024 * (int(found.get("RssAnon", 0)) + int(found.get("RssFile", 0)))
+
+
+def widths(n_params: int) -> tuple[int, int]:
+    """Of two hidden layers, so that there are about so many parameters."""
+    width = 16
+    while FEATURES * width + width * width + (2 + CLASSES) * width < n_params:
+        width += 1
+    return width, width
+
+
+def model_of(kind: str, n_params: int) -> Any:
+    """A network of about so many parameters, with Adam."""
+    hidden = widths(n_params)
+    if kind == "dense":
+        from sparkstrom.models import Adam, DenseNetwork
+
+        return DenseNetwork([FEATURES, *hidden, CLASSES], updater=Adam(1e-3))
+    import torch
+    from torch import nn
+
+    from sparkstrom.models.torch import TorchModel
+
+    first, second = hidden
+    module = nn.Sequential(
+        *(nn.Linear(FEATURES, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU()),
+        nn.Linear(second, CLASSES),
+    )
+    return TorchModel(module, nn.CrossEntropyLoss(), partial(torch.optim.Adam, lr=1e-3))
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """One fit, looked at."""
+    from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
+    from sparkstrom.spark.driver.memory_parts import demand_of, driver_parts, total, worker_parts
+
+    chance = np.random.default_rng(0)
+    features = chance.random((ROWS, FEATURES), np.float32)
+    rows = list(zip(features, chance.integers(0, CLASSES, ROWS).tolist(), strict=True))
+    model = model_of(args.model, args.params)
+    void = VoidConfiguration(**LIMITS)
+    master = SharedTrainingMaster(void, batch_memory_bytes=BATCH_MEMORY)
+    looking = Resident()
+    looking.start()
+    with local_cluster(args.workers) as spark:
+        network = SparkNetwork(spark, model, master, progress=False)
+        data = spark.sparkContext.parallelize(rows, args.workers)
+        summary = network.fit(data, epochs=args.epochs, run_log="")
+    looking.stop()
+    found = {f"{kind}_bytes": looking.largest(kind) for kind in ("driver", "worker")}
+    demand = demand_of(model)
+    found["driver_planned_bytes"] = total(driver_parts(demand, master))
+    found["worker_planned_bytes"] = total(worker_parts(demand, master))
+    return {"params": model.n_params, "minibatches": summary.minibatches} | found
+
+
+def main() -> None:
+    """Print what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--params", type=int, default=5_000_000)
+    parser.add_argument("--model", choices=("torch", "dense"), default="torch")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    found = measure(args)
+    if args.json:
+        print(json.dumps(found))
+        return
+    for name, value in found.items():
+        text = f"{value / MIB:,.0f} MiB" if name.endswith("_bytes") else f"{value:,}"
+        print(f"{name:<22} {text}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Seconds from the call of ``fit`` to the first step, broken down, for the first fits of a session.
+
+    python -m benchmarks.start --model dense,torch --sessions 3 --json
+
+Each session is a Spark application of its own on ``local-cluster[2,2,1024]``, whose executors are
+up before the first call. Marks come from the driver (prepare: until the Spark job is about to be
+submitted), from Spark (when it launched the first task of a stage) and from each worker's model:
+unpickled (imported), given rows, bound, stepped. A phase is from the mark before it to its own, of
+the last worker; ``cpu_seconds`` are of the driver program and all below it, from call to summary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from benchmarks import start_models
+from benchmarks.sessions import local_cluster
+from sparkstrom import SharedTrainingMaster, SparkNetwork
+
+WORKERS = 4
+ROWS = 1437
+EPOCHS = 2
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+MODELS = {"dense": start_models.dense, "torch": start_models.torch}
+
+
+def main() -> int:
+    """Print one line per fit, and medians over the sessions."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="dense", help="dense, torch, by comma")
+    parser.add_argument("--sessions", type=int, default=3)
+    parser.add_argument("--fits", type=int, default=3, help="of a session")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    args = parser.parse_args()
+    for name in args.model.split(","):
+        results = [r for _ in range(args.sessions) for r in session_of(name, args.fits)]
+        for number in range(args.fits):
+            result = median([r for r in results if r["fit"] == number + 1])
+            print(json.dumps(result) if args.json else line(result), flush=True)
+    return 0
+
+
+def session_of(name: str, fits: int) -> Iterator[dict[str, Any]]:
+    """All fits of one application."""
+    with local_cluster(WORKERS) as session, TemporaryDirectory() as scratch:
+        marks = Path(scratch) / "marks"
+        await_executors(session)
+        chance = np.random.default_rng(0)
+        features = chance.random((ROWS, 64), np.float32)
+        rows = [(x, int(x[:10].argmax())) for x in features]
+        data = session.sparkContext.parallelize(rows, WORKERS)
+        model = MODELS[name]()
+        model.marks = marks
+        network = SparkNetwork(session, model, SharedTrainingMaster(), progress=False)
+        for number in range(fits):
+            yield {"model": name, "fit": number + 1} | one_fit(session, network, data, marks)
+        network.close()
+
+
+def one_fit(session: Any, network: Any, data: Any, marks: Path) -> dict[str, Any]:
+    """Its seconds, by phase."""
+    jobs = jobs_of(session)
+    marks.write_text("")
+    cpu_s, called_s, wall_s = cpu_seconds(), time.monotonic(), time.time()
+    summary = network.fit(data, epochs=EPOCHS, run_log="")
+    used_s = cpu_seconds() - cpu_s
+    told = [json.loads(line) for line in marks.read_text().splitlines()]
+    last = {
+        name: max(m["s"] for m in told if m["name"] == name and m["pid"] != os.getpid())
+        for name in ("imported", "rows", "bound", "step")
+    }
+    first_s = min(m["s"] for m in told if m["name"] == "step")
+    stages = [(m - wall_s * 1000) / 1000 for m in jobs_of(session)[len(jobs) :]]
+    phases, before_s = {}, 0.0
+    for name, s in [
+        ("prepare", summary.phase_seconds["prepare"]),
+        *((f"stage {i}", s) for i, s in enumerate(stages)),
+        *((name, s - called_s) for name, s in last.items()),
+    ]:
+        phases[name], before_s = round(s - before_s, 3), s
+    return {
+        "first_step": round(first_s - called_s, 3),
+        "last_step": round(last["step"] - called_s, 3),
+        "seconds": round(summary.seconds, 3),
+        "cpu_seconds": round(used_s, 2),
+        "phases": phases,
+    }
+
+
+def jobs_of(session: Any) -> list[int]:
+    """When Spark launched the first task of each stage so far, in ms since 1970, in order."""
+    context = session.sparkContext
+    quantiles = context._gateway.new_array(context._jvm.double, 0)
+    stages = context._jsc.sc().statusStore().stageList(None, False, False, quantiles, None)
+    found = [stages.apply(i).firstTaskLaunchedTime() for i in range(stages.size())]
+    return sorted(launch.get().getTime() for launch in found if launch.isDefined())
+
+
+def await_executors(session: Any) -> None:
+    """Both, but no Python worker of theirs."""
+    status = session.sparkContext._jsc.sc()
+    while status.getExecutorMemoryStatus().size() < 3:
+        time.sleep(0.1)
+
+
+def cpu_seconds() -> float:
+    """User and system time of this process and all below it, the ended ones included."""
+    table = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            fields = stat[stat.rindex(")") + 2 :].split()
+            table[int(entry.name)] = (int(fields[1]), sum(map(int, fields[11:15])))
+    ours = {os.getpid()}
+    while below := {pid for pid, (parent, _) in table.items() if parent in ours} - ours:
+        ours |= below
+    return sum(table[pid][1] for pid in ours) * TICK_S
+
+
+def median(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of each figure over the sessions."""
+    first = results[0]
+    numbers = [name for name in first if name not in ("model", "fit", "phases")]
+    return {
+        "model": first["model"],
+        "fit": first["fit"],
+        "sessions": len(results),
+        **{name: round(statistics.median(r[name] for r in results), 3) for name in numbers},
+        "first_steps": [r["first_step"] for r in results],
+        "phases": {
+            name: round(statistics.median(r["phases"][name] for r in results), 3)
+            for name in first["phases"]
+        },
+    }
+
+
+def line(result: dict[str, Any]) -> str:
+    """For people."""
+    phases = ", ".join(f"{name} {s:.2f}" for name, s in result["phases"].items())
+    return (
+        f"{result['model']}, fit {result['fit']}: first step after {result['first_step']:.2f} s "
+        f"(all {result['last_step']:.2f}), CPU {result['cpu_seconds']:.1f} s: {phases}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""Progress choice: which way a fit shows itself, by what a person asks for and what is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.observe.progress import PlainLines, ProgressLine
+
+WAYS = ("auto", "bar", "plain", "notebook")
+NEEDED = {"bar": "tqdm", "notebook": "IPython"}
+
+
+def check_progress(progress: bool | str) -> None:
+    """Raise UsageError for a way that there is not, or whose package is missing."""
+    if isinstance(progress, bool):
+        return
+    if progress not in WAYS:
+        known = ", ".join(map(repr, WAYS))
+        raise UsageError(f"progress={progress!r}: must be True, False or one of {known}")
+    package = NEEDED.get(progress)
+    if package is not None and not _is_there(package):
+        raise UsageError(
+            f"progress={progress!r} needs the package {package} on the driver: "
+            f"pip install {package.lower()}, or progress='plain'"
+        )
+
+
+def progress_for(progress: bool | str) -> ProgressLine:
+    """What draws; ``progress`` as ``check_progress`` lets it pass."""
+    if progress is False:
+        return ProgressLine()
+    way = "auto" if progress is True else progress
+    if way == "auto":
+        way = _usual_way()
+    if way == "bar":
+        from sparkstrom.observe.progress_bar import TerminalBar
+
+        return TerminalBar()
+    if way == "notebook":
+        from sparkstrom.observe.progress_notebook import NotebookBar
+
+        return NotebookBar()
+    return PlainLines()
+
+
+def _usual_way() -> str:
+    """A notebook's kernel, a terminal that can move its cursor, or neither."""
+    if _is_notebook():
+        return "notebook"
+    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return "bar" if is_terminal and _is_there(NEEDED["bar"]) else "plain"
+
+
+def _is_notebook() -> bool:
+    """Does a kernel run this code? IPython at a terminal has none."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def _is_there(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

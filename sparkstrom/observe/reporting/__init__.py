@@ -1,0 +1,1 @@
+"""What people read of a fit: the summary's page, and the report of a run log."""

@@ -1,0 +1,59 @@
+"""Task place: where a task runs, as Spark and the machine say."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkstrom.transport.aeron.processes import find_executor
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlace:
+    """Where this task runs."""
+
+    partition: int
+    attempt: int  # Spark's taskAttemptId
+    host: str
+    jvm: str  # names the executor's process among those of this host
+    scratch: Path
+    cpus: int = 1  # of the task
+    gpu: int | None = None  # the first that Spark assigned to the task
+
+
+def here() -> TaskPlace:
+    """Ask Spark and the machine."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "runs in a Spark task only"
+    jvm = find_executor()
+    host = socket.gethostname()
+    directories = os.environ.get("SPARK_LOCAL_DIRS", "/tmp").split(",")
+    return TaskPlace(
+        context.partitionId(),
+        context.taskAttemptId(),
+        host,
+        f"{jvm.pid}-{jvm.start_time}",
+        Path(directories[0]),
+        context.cpus(),
+        gpu_of(context.resources()),
+    )
+
+
+def gpu_of(resources: Mapping[str, Any]) -> int | None:
+    """The index of the first GPU that Spark assigned to the task, if there is one."""
+    addresses = resources["gpu"].addresses if "gpu" in resources else []
+    if not addresses:
+        return None
+    if addresses[0].isdigit():
+        return int(addresses[0])
+    log.warning("Spark calls its GPU %r, which is no index: choose device= yourself", addresses[0])
+    return None

@@ -1,0 +1,74 @@
+"""Disks that are really full, and really take no writes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
+from sparkstrom.checkpoint.checkpoint_file import Checkpoint
+from sparkstrom.checkpoint.checkpoint_writer import CheckpointWriter
+from tests.unit.checkpoint.writer_bench import wait_for
+
+Mounted = Callable[[str], Path]
+
+
+def sized(number: int, kib: int) -> Checkpoint:
+    return Checkpoint({"number": number}, {"theta": np.full(kib << 7, number, np.int64)})
+
+
+def test_a_full_disk_costs_checkpoints_and_is_told_once(mounted: Mounted) -> None:
+    path = mounted("size=1m")
+    said: list[str] = []
+    directory = CheckpointDirectory(path, 3)
+    directory.check()
+    writer = CheckpointWriter(directory, said.append)
+    for number, kib in enumerate((400, 800, 700, 1, 2000)):  # of 1024; 3000 is beyond in one array
+        writer.offer(lambda number=number, kib=kib: sized(number, kib), f"update {number}")
+        wait_for(writer)
+    writer.close(sized(9, 900))
+    assert [one.description["number"] for one in writer.written] == [0, 3]
+    assert sorted(file.name for file in path.iterdir()) == [
+        "checkpoint-000001.npz",
+        "checkpoint-000002.npz",
+    ]
+    assert len(writer.warnings) == 1
+    assert "update 1 not written" in said[0]
+    assert "(No space left on device): training goes on" in said[0]
+    assert writer.unsaved == (
+        f"what was learnt after {path}/checkpoint-000002.npz is not saved: "
+        "the end of the fit could not be written (No space left on device)"
+    )
+    newest = CheckpointDirectory(path).newest(said.append)
+    assert newest is not None
+    assert newest[1].description == {"number": 3}
+
+
+def test_a_file_system_that_turns_read_only_and_back(mounted: Mounted) -> None:
+    path = mounted("size=1m")
+    said: list[str] = []
+    writer = CheckpointWriter(CheckpointDirectory(path, 1), said.append)
+    for number, mode in enumerate(("rw", "ro", "ro", "rw")):
+        subprocess.run(["mount", "-o", f"remount,{mode}", str(path)], check=True)
+        writer.offer(lambda number=number: sized(number, 1), f"update {number}")
+        wait_for(writer)
+    writer.close(None)
+    assert [one.description["number"] for one in writer.written] == [0, 3]
+    assert len(said) == 2
+    assert "update 1 not written" in said[0]
+    assert "(Read-only file system)" in said[0]
+    assert "written again, after 2 that failed" in said[1]
+    assert writer.unsaved == ""
+
+
+def test_a_read_only_directory_is_found_before_any_work(mounted: Mounted) -> None:
+    path = mounted("ro")
+    for directory in (path, path / "new"):
+        with pytest.raises(SetupError, match=r"cannot be written \(Read-only file system\)"):
+            CheckpointDirectory(directory).check()
+    assert CheckpointDirectory(path).newest(print) is None

@@ -1,0 +1,155 @@
+"""Checkpoints in an object store: a real server, which goes away, is slow, or loses its client."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.checkpoint import folders
+from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory, open_checkpoint
+from sparkstrom.checkpoint.checkpoint_file import Checkpoint
+from sparkstrom.checkpoint.checkpoint_writer import CheckpointWriter
+from tests.integration.checkpoint.tcp_door import TcpDoor
+from tests.unit.checkpoint.writer_bench import wait_for
+
+URL = "s3://bucket/run/1"
+LARGE = 1_700_000  # float64: three parts of an upload
+HALF_OF_IT = 7 << 20
+
+# aiohttp's connections that the door has ended: asyncio tells of their last errors.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "PART_BYTES", 5 << 20)  # S3's smallest
+
+
+def numbered(number: int, size: int = 9) -> Checkpoint:
+    return Checkpoint({"number": number}, {"theta": np.full(size, float(number))})
+
+
+def test_small_and_large_ones_are_written_kept_and_read(s3: TcpDoor) -> None:
+    directory = CheckpointDirectory(URL, 2)
+    directory.check()
+    assert directory.newest(pytest.fail) is None
+    paths = []
+    for number, size in enumerate((9, LARGE, 9, LARGE)):
+        paths.append(directory.write(numbered(number, size)))
+        directory.remove_old()
+    assert paths[0] == f"{URL}/checkpoint-000001.npz"
+    newest = CheckpointDirectory(URL).newest(pytest.fail)
+    assert newest is not None
+    assert newest[0] == paths[3]
+    np.testing.assert_array_equal(newest[1].arrays["theta"], np.full(LARGE, 3.0))
+    assert open_checkpoint(paths[2], pytest.fail)[1].description == {"number": 2}
+    with pytest.raises(Exception, match="there is no checkpoint"):
+        open_checkpoint(paths[0], pytest.fail)
+
+
+def test_a_torn_object_falls_back(s3: TcpDoor) -> None:
+    import s3fs
+
+    directory = CheckpointDirectory(URL)
+    first, second = directory.write(numbered(1)), directory.write(numbered(2))
+    files = s3fs.S3FileSystem(skip_instance_cache=True)
+    files.pipe_file(second, files.cat_file(second)[:-7])
+    said: list[str] = []
+    newest = directory.newest(said.append)
+    assert newest is not None
+    assert newest[0] == first
+    assert said[0].startswith(f"{second} is damaged")
+
+
+def test_a_missing_bucket_is_found_before_any_work_and_not_made(s3: TcpDoor) -> None:
+    with pytest.raises(SetupError, match=r"'s3://bukket/run' cannot be written \(.*bucket"):
+        CheckpointDirectory("s3://bukket/run").check()
+
+
+def test_a_store_that_is_away_for_a_while_costs_checkpoints(s3: TcpDoor) -> None:
+    said: list[str] = []
+    directory = CheckpointDirectory(URL)
+    writer = CheckpointWriter(directory, said.append)
+    for number, is_away in enumerate((False, True, True, False)):
+        s3.shut() if is_away else s3.open()
+        writer.offer(lambda number=number: numbered(number), f"update {number}")
+        wait_for(writer)
+    s3.shut()
+    writer.close(numbered(9))
+    assert [one.description["number"] for one in writer.written] == [0, 3]
+    assert len(writer.warnings) == 1
+    assert "update 1 not written to s3://bucket/run/1 (" in said[0]
+    assert "written again, after 2 that failed" in said[1]
+    assert writer.unsaved.startswith(
+        f"what was learnt after {URL}/checkpoint-000002.npz is not saved: the end of the fit"
+    )
+    with pytest.raises(SetupError, match="wait until the store is back"):
+        directory.newest(pytest.fail)
+
+
+def test_an_upload_that_is_cut_leaves_no_object(s3: TcpDoor) -> None:
+    directory = CheckpointDirectory(URL)
+    directory.write(numbered(1))
+    cut = threading.Thread(target=_shut_after, args=(s3, HALF_OF_IT))
+    cut.start()
+    with pytest.raises(Exception, match=r"onnection"):
+        directory.write(numbered(2, LARGE))
+    cut.join()
+    s3.open()
+    newest = CheckpointDirectory(URL).newest(pytest.fail)
+    assert newest is not None
+    assert newest[1].description == {"number": 1}
+    assert directory.write(numbered(3)).endswith("checkpoint-000002.npz")
+
+
+def _shut_after(door: TcpDoor, passed_bytes: int) -> None:
+    end = door.passed_bytes + passed_bytes
+    with door.passed:
+        assert door.passed.wait_for(lambda: door.passed_bytes >= end, 60)
+    door.shut()
+
+
+WRITE = """
+import sys
+import numpy as np
+from sparkstrom.checkpoint import folders
+from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
+from sparkstrom.checkpoint.checkpoint_file import Checkpoint
+folders.PART_BYTES = 5 << 20
+CheckpointDirectory(sys.argv[1]).write(Checkpoint({"number": 2}, {"a": np.ones(int(sys.argv[2]))}))
+"""
+
+
+def test_a_writer_that_is_killed_in_an_upload_leaves_no_object(s3: TcpDoor) -> None:
+    CheckpointDirectory(URL).write(numbered(1))
+    end = s3.passed_bytes + (HALF_OF_IT)
+    with subprocess.Popen([sys.executable, "-c", WRITE, URL, str(LARGE)]) as writer:
+        with s3.passed:
+            assert s3.passed.wait_for(lambda: s3.passed_bytes >= end, 60)
+        writer.kill()
+    newest = CheckpointDirectory(URL).newest(pytest.fail)
+    assert newest is not None
+    assert newest[1].description == {"number": 1}
+
+
+def test_a_store_that_answers_slowly_is_not_waited_for(s3: TcpDoor) -> None:
+    writer = CheckpointWriter(CheckpointDirectory(URL), print)
+    writer.offer(lambda: numbered(1), "update 1")
+    wait_for(writer)
+    s3.delay_s = 1.0
+    writer.offer(lambda: numbered(2), "update 2")
+    assert writer.busy
+    writer.close(numbered(3), timeout_s=0.2)
+    assert writer.unsaved.startswith(
+        f"what was learnt after {URL}/checkpoint-000001.npz is not saved: writing update 2 takes"
+    )
+    s3.delay_s = 0.0
+    wait_for(writer)

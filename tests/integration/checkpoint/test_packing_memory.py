@@ -1,0 +1,49 @@
+"""What packing and reading a large checkpoint take of a process' memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import re, sys
+import numpy as np
+from sparkstrom.checkpoint.checkpoint_file import (
+    Checkpoint, pack_checkpoint, read_checkpoint_untrusted
+)
+
+def peak_mib():
+    return int(re.search(r"VmHWM:\\s*([0-9]+) kB", open("/proc/self/status").read())[1]) >> 10
+
+def pack(n_bytes):
+    with open(sys.argv[1], "wb") as file:
+        pack_checkpoint(Checkpoint({}, {"a": np.ones(n_bytes, np.uint8)}), file)
+
+def read():
+    with open(sys.argv[1], "rb") as file:
+        return read_checkpoint_untrusted(file, sys.argv[1])
+
+pack(1 << 20)
+read()
+before = peak_mib()
+pack(400 << 20)
+packed = peak_mib()
+read()
+print(packed - before, peak_mib() - before)
+"""
+
+
+@pytest.mark.slow
+def test_400_mib_take_a_chunk_more_to_pack_and_to_read(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "c")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    packed, there = map(int, done.stdout.split())
+    assert 390 <= packed <= 404  # imports had some MiB more than stayed
+    assert 390 <= there <= 404

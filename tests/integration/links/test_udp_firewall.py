@@ -1,0 +1,108 @@
+"""A firewall that drops UDP in one direction, and a link that carries no long datagrams.
+
+Real hosts as network namespaces; what the doctor's probe measures between them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.hosts import Hosts, lacking
+from sparkstrom.spark.doctor.findings import Level
+from sparkstrom.spark.doctor.udp_checks import matrix_of, udp_findings
+from sparkstrom.transport.udp_probe import HeardOf
+
+pytestmark = pytest.mark.skipif((reason := lacking()) is not None, reason=reason or "")
+
+PORT = 40123
+SECONDS = 4.0
+PROBE = """
+import json, sys
+from dataclasses import asdict
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.transport.udp_probe import ProbeGroup, UdpProbe
+
+own, seconds, *hosts = sys.argv[1:]
+endpoints = tuple(Endpoint(host, 40123) for host in hosts)
+group = ProbeGroup(endpoints, b"sixteen bytes...", float(seconds))
+with UdpProbe(group, int(own), lambda endpoint: 1408) as probe:
+    print(json.dumps({peer: asdict(one) for peer, one in probe.run().items()}))
+"""
+# Incoming UDP of host 0 finds no way to the local addresses: dropped without a word.
+DROP_UDP = (
+    "ip rule add pref 100 lookup local",
+    "ip rule add pref 50 from 10.77.0.1 ipproto udp blackhole",
+    "ip rule del pref 0",
+)
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    with Hosts(2, "20mbit") as made:
+        yield made
+
+
+def heard_on(hosts: Hosts) -> dict[int, dict[int, HeardOf]]:
+    """What both hear of one another."""
+    addresses = [hosts.address(host) for host in range(hosts.count)]
+    programs = [
+        hosts.run(
+            host,
+            [sys.executable, "-c", PROBE, str(host), str(SECONDS), *addresses],
+            output=subprocess.PIPE,
+        )
+        for host in range(hosts.count)
+    ]
+    said = [program.communicate(timeout=120)[0].decode().splitlines() for program in programs]
+    told: list[dict[str, Any]] = [json.loads(lines[-1]) for lines in said]
+    return {
+        host: {int(peer): HeardOf(**one) for peer, one in peers.items()}
+        for host, peers in enumerate(told)
+    }
+
+
+def test_an_open_link_and_its_rate(hosts: Hosts) -> None:
+    matrix = matrix_of(["driver", "host1"], heard_on(hosts))
+    there, back = matrix["driver"]["host1"], matrix["host1"]["driver"]
+    assert there.heard
+    assert there.whole
+    assert back.heard
+    assert there.round_trip_ms is not None
+    rates = [way.bytes_s for way in (there, back) if way.bytes_s is not None]
+    assert rates
+    assert all(0.2e6 < rate < 4e6 for rate in rates)  # 20 Mbit/s; a burst goes through at once
+
+
+def test_a_firewall_is_seen_in_its_direction(hosts: Hosts) -> None:
+    for command in DROP_UDP:
+        hosts._in(1, command)
+    began_s = time.monotonic()
+    matrix = matrix_of(["driver", "host1"], heard_on(hosts))
+    assert time.monotonic() - began_s < 10 * SECONDS
+    assert not matrix["driver"]["host1"].heard
+    assert matrix["host1"]["driver"].heard
+    (found,) = udp_findings(matrix, {"driver": PORT, "host1": PORT})
+    assert found.level is Level.FAILURE
+    assert found.where == "host1"
+    assert "hears nothing at port 40123 from driver" in found.found
+    assert "open UDP to port 40123 of host1" in found.remedy
+
+
+def test_a_path_that_cuts_datagrams_up(hosts: Hosts) -> None:
+    hosts._in(0, "ip link set eth0 mtu 1300")
+    matrix = matrix_of(["driver", "host1"], heard_on(hosts))
+    way = matrix["driver"]["host1"]
+    assert way.heard
+    assert way.pieces
+    assert not way.whole
+    found = udp_findings(matrix, {"driver": PORT, "host1": PORT})
+    warned = [each for each in found if each.level is Level.WARNING]
+    (cut,) = [each for each in warned if each.check == "path mtu"]
+    assert "driver to host1" in cut.found

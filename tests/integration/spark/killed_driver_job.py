@@ -1,0 +1,83 @@
+"""A driver program that somebody kills: trains digits, twice, with checkpoints.
+
+Argument: the checkpoint directory. Prints BEGIN as each fit begins, and at the end one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+from pyspark.sql import SparkSession
+from sklearn.datasets import load_digits
+
+from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom.listeners import TrainingListener
+from sparkstrom.models import Adam, DenseNetwork
+
+EPOCHS = (12, 3)  # of the two fits
+BATCH = 32
+SLEEP_MS = 5  # in each step: time to be killed in
+
+
+class Begins(TrainingListener):
+    """Says that a fit has begun, and that training has."""
+
+    def __init__(self) -> None:
+        self._trains = False
+
+    def on_fit_begin(self, event: object) -> None:
+        print("BEGIN", flush=True)
+
+    def on_iteration(self, event: object) -> None:
+        if not self._trains:
+            self._trains = True
+            print("TRAINING", flush=True)
+
+
+def main(directory: str) -> None:
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    table = load_digits()
+    features = (table.data / 16).astype(np.float32)
+    rows = [(x, int(y)) for x, y in zip(features, table.target, strict=True)]
+    data = spark.sparkContext.parallelize(rows, 2)
+    master = SharedTrainingMaster(
+        batch_size_per_worker=BATCH,
+        debug_longer_iterations=SLEEP_MS,
+        checkpoint_directory=directory,
+        checkpoint_every="0.2 s",
+        keep_last=10_000,
+    )
+    model = DenseNetwork([64, 32, 10], hidden="relu", loss="cross_entropy", updater=Adam(3e-3))
+    network = SparkNetwork(spark, model, master, keep=False)
+    fits = []
+    for epochs in EPOCHS:
+        summary = network.fit(data, epochs=epochs, listeners=[Begins()])
+        fits.append(
+            {
+                "resumed_from": summary.resumed_from,
+                "minibatches": summary.minibatches,
+                "expected": summary.minibatches_expected,
+                "resumed": summary.minibatches_resumed,
+                "examples": summary.examples,
+                "equal": summary.replicas_equal,
+                "epochs": [epoch.epoch for epoch in summary.history],
+                "warnings": summary.warnings,
+            }
+        )
+    hits = network.predict(features).argmax(axis=1) == table.target
+    accuracy = float(hits.mean())
+    network.close()
+    spark.stop()
+    print(json.dumps({"fits": fits, "accuracy": accuracy}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

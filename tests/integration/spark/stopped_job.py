@@ -1,0 +1,70 @@
+"""A program that fits and stops Spark; it prints which media drivers there were, and are.
+
+Media drivers stay in their starter's session, so this program's are those of its own session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import numpy as np
+from pyspark.sql import SparkSession
+
+from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom.models import DenseNetwork, Sgd
+
+OURS = re.compile(rb"/sparkstrom-\d+-[0-9a-f]{16}-(driver|\d+-\d+)")
+
+
+def media_drivers() -> list[str]:
+    """Of this session, by role."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and os.getsid(int(entry.name)) == os.getsid(0):
+                match = OURS.search((entry / "cmdline").read_bytes())
+                found += [match[1].decode().split("-")[0]] if match else []
+        except OSError:
+            continue
+    return sorted(found)
+
+
+class Looking:
+    """A listener that looks while the fit runs."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def on_iteration(self, event: object) -> None:
+        self.seen = max(self.seen, media_drivers(), key=len)
+
+
+def main() -> None:
+    spark = (
+        SparkSession.builder.master("local-cluster[2,1,1024]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    chance = np.random.default_rng(0)
+    rows = [(x, int(x.argmax() % 4)) for x in chance.random((256, 8), np.float32)]
+    model = DenseNetwork([8, 16, 4], updater=Sgd(0.1), seed=1)
+    network = SparkNetwork(spark, model, SharedTrainingMaster(), progress=False, keep=False)
+    looking = Looking()
+    network.fit(spark.sparkContext.parallelize(rows), 20, listeners=[looking], run_log="")
+    after_fit = media_drivers()
+    spark.stop()
+    after_stop, began_s = media_drivers(), time.monotonic()
+    while media_drivers() and time.monotonic() - began_s < 10:
+        time.sleep(0.01)
+    gone_s = time.monotonic() - began_s
+    print(json.dumps([looking.seen, after_fit, after_stop, gone_s]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Each worker's own optimizer state in a checkpoint, and back with its own partition's worker."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from pyspark import TaskContext, cloudpickle
+
+from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom.models import Adam, DenseNetwork
+from sparkstrom.models.base import State
+from sparkstrom.runtime.lent_state import updater_in
+
+WORKERS, EPOCHS = 2, 15
+
+
+def digest(state: State) -> str:
+    """Of means and squares, and after how many steps."""
+    content = np.asarray(state["mean"]).tobytes() + np.asarray(state["square"]).tobytes()
+    return f"{state['steps']} {hashlib.sha256(content).hexdigest()}"
+
+
+class Telling(DenseNetwork):
+    """Writes down which state it goes on with, and in which partition."""
+
+    folder: ClassVar[str]  # of the class, which travels by value
+
+    def load_updater_state(self, state: State) -> None:
+        super().load_updater_state(state)
+        context = TaskContext.get()
+        if context is not None:
+            (Path(self.folder) / f"{context.partitionId()}").write_text(
+                digest(self.updater_state())
+            )
+
+
+@pytest.fixture
+def _by_value() -> Iterator[None]:
+    """The class travels as those of a script do: executors cannot import it."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    yield
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def telling(folder: Path) -> Telling:
+    folder.mkdir()
+    Telling.folder = str(folder)
+    return Telling([64, 32, 10], hidden="relu", loss="cross_entropy", updater=Adam(3e-3), seed=1)
+
+
+def loaded(folder: Path) -> dict[int, str]:
+    return {int(path.name): path.read_text() for path in folder.iterdir()}
+
+
+def saved(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
+    """What plain NumPy finds: the description, and a digest of each array of a state."""
+    with np.load(path) as file:
+        said = json.loads(file["description.json"])["description"]
+        names = [name for name in file.files if name.startswith("state")]
+        return said, {name: digest(updater_in(file[name].tobytes())) for name in names}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_by_value")
+@pytest.mark.flips("SharedTrainingMaster.checkpoint_updaters")
+def test_each_partition_goes_on_with_its_own_workers_state(spark, digits, tmp_path):
+    """Their rows are their own, so that their means and squares of gradients are, too."""
+    data = spark.sparkContext.parallelize(digits.rows(), WORKERS)
+    files = {}
+    for updaters in ("all", "one"):
+        directory = tmp_path / updaters
+        master = SharedTrainingMaster(
+            workers_per_node=1,
+            debug_longer_iterations=10,
+            checkpoint_directory=str(directory),
+            checkpoint_every="0.5 s",
+            checkpoint_updaters=updaters,
+            keep_last=1000,
+        )
+        network = SparkNetwork(spark, telling(tmp_path / f"begun {updaters}"), master, keep=False)
+        assert network.fit(data, epochs=EPOCHS).replicas_equal
+        network.close()
+        files[updaters] = sorted(directory.iterdir())
+
+    whole = [path for path in files["all"] if len(saved(path)[0]["updaters"]["own"]) == WORKERS]
+    midway = [path for path in whole if saved(path)[0]["epochs_done"] is None]
+    said, states = saved(midway[-1])
+    own = {int(index): states[name] for index, name in said["updaters"]["own"].items()}
+    assert len(states) == WORKERS  # each once
+    assert len(set(own.values())) == WORKERS
+    assert said["updaters"]["left_out"] == []
+    for index, (epoch, batch, _, _, per_epoch) in enumerate(said["partitions"]):
+        steps = int(own[index].split()[0])
+        assert steps > (epoch * per_epoch + batch) / 2  # it is not the first checkpoint's
+    assert resumed(spark, midway[-1], data, tmp_path / "all again") == own
+
+    of_one = [path for path in files["one"] if saved(path)[0]["epochs_done"] is None][-1]
+    said, states = saved(of_one)
+    assert said["updaters"] == {"wanted": "one", "own": {}, "left_out": []}
+    found = resumed(spark, of_one, data, tmp_path / "one again")
+    assert found == dict.fromkeys(range(WORKERS), states["state"])
+
+    # others have other rows: all begin with the one
+    spread = spark.sparkContext.parallelize(digits.rows(), 2 * WORKERS)
+    said, states = saved(midway[-1])
+    found = resumed(spark, midway[-1], spread, tmp_path / "more", workers_per_node=2)
+    assert found == dict.fromkeys(range(2 * WORKERS), states["state"])
+
+
+def resumed(
+    spark: Any, path: Path, data: Any, folder: Path, workers_per_node: int = 1
+) -> dict[int, str]:
+    """What the workers of a program that goes on from the file begin with."""
+    master = SharedTrainingMaster(workers_per_node=workers_per_node)
+    network = SparkNetwork(spark, telling(folder), master, keep=False)
+    network.restore(path)
+    summary = network.fit(data, epochs=EPOCHS)
+    network.close()
+    assert summary.resumed_from == str(path)
+    assert summary.replicas_equal
+    return loaded(folder)

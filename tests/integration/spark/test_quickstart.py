@@ -1,0 +1,45 @@
+"""docs/quickstart.md runs word by word, as a program of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/quickstart.md"
+# As in conf/laptop.conf: a JVM that does not compile for hours to come.
+JVM = {"JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"}
+SAYS = re.compile(r"^print\(.*\)  # (True)", re.MULTILINE)
+
+
+def program() -> str:
+    """The page's Python blocks, one after the other."""
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M))
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs_and_says_what_it_promises(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(program())
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=os.environ | JVM | {"PYTHONPATH": str(ROOT), "SPARKSTROM_RUNS": ""},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-4_000:]
+    promised = len(SAYS.findall(program()))
+    assert promised == 3
+    assert done.stdout.splitlines().count("True") == promised, done.stdout
+    assert (tmp_path / "digits.npz").exists()
+
+
+def test_the_readme_names_the_same_script() -> None:
+    assert "scripts/quickstart" in PAGE.read_text()
+    assert (ROOT / "scripts/quickstart").is_file()

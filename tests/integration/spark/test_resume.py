@@ -1,0 +1,80 @@
+"""Resume: a driver program is killed at seeded moments, and the same command run again goes on.
+
+``SPARKSTROM_KILLS=20`` kills twenty; the suite kills a few.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.checkpoint.contained import contained
+from tests.integration.spark.killed_driver_job import BATCH, EPOCHS
+
+JOB = Path(__file__).parent / "killed_driver_job.py"
+KILLS = int(os.environ.get("SPARKSTROM_KILLS", "3"))
+LIMIT_S = 240.0
+ROWS = 1797
+
+
+def start(directory: Path, said: Path) -> subprocess.Popen[str]:
+    with said.open("a") as stderr:
+        return subprocess.Popen(
+            [sys.executable, str(JOB), str(directory)],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            cwd=directory.parent,
+            env=os.environ | {"SPARKSTROM_RUNS": "", "OMP_NUM_THREADS": "1"},
+        )
+
+
+def kill_after(program: subprocess.Popen[str], word: str, seconds: float) -> None:
+    """So long after it said the word; it may have come to its end before."""
+    with program:  # waits for its end
+        assert program.stdout is not None
+        while (line := program.stdout.readline()) and word not in line:
+            pass
+        time.sleep(seconds)  # a moment; nothing waits for it
+        program.send_signal(signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60 * KILLS + 300)
+def test_a_killed_driver_goes_on_where_it_was_saved(tmp_path):
+    chance = random.Random(KILLS)
+    directory, said = tmp_path / "checkpoints", tmp_path / "stderr"
+    for _ in range(KILLS):
+        word, most_s = chance.choice((("BEGIN", 4.0), ("TRAINING", 3.0), ("TRAINING", 1.0)))
+        kill_after(start(directory, said), word, chance.uniform(0.0, most_s))
+    newest = max(directory.glob("*.npz"), default=None)
+    with start(directory, said) as last:
+        rest, _ = last.communicate(timeout=LIMIT_S)
+    assert last.returncode == 0, said.read_text()
+    found = json.loads(rest.splitlines()[-1])
+    print(found, said.read_text())
+    number = 0
+    if newest is not None:
+        saved = contained(str(newest), BATCH)
+        number = saved.fit
+        fit = found["fits"][number - 1]
+        assert fit["resumed_from"] == str(newest)
+    for index, (fit, epochs) in enumerate(zip(found["fits"], EPOCHS, strict=True), 1):
+        assert fit["minibatches"] == fit["expected"]
+        assert fit["equal"]
+        assert len(fit["epochs"]) == epochs
+        if index == number:
+            assert fit["resumed"] == saved.minibatches
+            assert fit["examples"] == epochs * ROWS - saved.examples  # the rest, each once
+        elif index > number:
+            assert fit["resumed_from"] is None
+            assert fit["examples"] == epochs * ROWS
+    assert found["accuracy"] > 0.93

@@ -1,0 +1,33 @@
+"""Media drivers do not outlive Spark: looked for when ``spark.stop()`` returns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+JOB = Path(__file__).parent / "stopped_job.py"
+LIMIT_S = 300.0
+
+
+@pytest.mark.slow
+def test_no_media_driver_outlives_spark(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(JOB)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=LIMIT_S,
+        start_new_session=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen, after_fit, after_stop, gone_s = json.loads(done.stdout.splitlines()[-1])
+    print(seen, after_fit, after_stop, gone_s)
+    assert "driver" in seen
+    assert len(seen) == 3  # and one of each executor
+    assert "driver" not in after_fit  # the driver program's goes with its fit
+    assert after_stop == []

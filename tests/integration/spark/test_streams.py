@@ -1,0 +1,162 @@
+"""Structured Streaming: each micro-batch is a fit of one network, in Spark's thread."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom.models import DenseNetwork, Nesterov
+from sparkstrom.spark.driver import fit_checkpoints
+from sparkstrom.streams import each_batch
+
+SCHEMA = "features array<float>, label int"
+LIMIT_S = 300
+
+
+class Stream:
+    """A folder that files come into, and a query that reads one of them for each micro-batch."""
+
+    def __init__(self, spark: Any, folder: Path) -> None:
+        self._spark, self._folder, self._files = spark, folder, 0
+        (folder / "arriving").mkdir()
+
+    def put(self, rows: list[tuple[list[float], int]]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        features, labels = zip(*rows, strict=True) if rows else ((), ())
+        table = pa.table(
+            {
+                "features": pa.array(features, pa.list_(pa.float32())),
+                "label": pa.array(labels, pa.int32()),
+            }
+        )
+        pq.write_table(table, self._folder / f"{self._files}.parquet")
+        (self._folder / f"{self._files}.parquet").rename(
+            self._folder / f"arriving/{self._files}.parquet"
+        )
+        self._files += 1
+
+    def run(self, call: Callable[[Any, int], None]) -> Any:
+        """Until all files have been read, or the query has failed."""
+        query = (
+            self._spark.readStream.schema(SCHEMA)
+            .option("maxFilesPerTrigger", 1)
+            .parquet(str(self._folder / "arriving"))
+            .writeStream.foreachBatch(call)
+            .option("checkpointLocation", str(self._folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(LIMIT_S), "the query takes too long"
+        finally:
+            query.stop()
+        return query
+
+
+class Hearing:
+    """A listener."""
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def on_fit_begin(self, event: Any) -> None:
+        self.heard.append("begin")
+
+    def on_fit_end(self, event: Any) -> None:
+        self.heard.append("end")
+
+
+@pytest.fixture
+def stream(spark: Any, tmp_path: Path) -> Stream:
+    return Stream(spark, tmp_path)
+
+
+def some(rows: int, seed: int) -> list[tuple[list[float], int]]:
+    chance = np.random.default_rng(seed)
+    features = chance.random((rows, 8), np.float32)
+    return [(x.tolist(), int(x.argmax() % 4)) for x in features]
+
+
+def small(spark: Any, **options: Any) -> SparkNetwork:
+    model = DenseNetwork([8, 16, 4], updater=Nesterov(0.1), seed=1)
+    return SparkNetwork(spark, model, SharedTrainingMaster(**options), progress=False)
+
+
+@pytest.mark.slow
+def test_each_micro_batch_is_a_fit_that_goes_on_where_the_last_one_ended(
+    spark: Any, stream: Stream
+) -> None:
+    for seed, rows in enumerate((64, 96, 0, 32)):
+        stream.put(some(rows, seed))
+    network, hearing = small(spark), Hearing()
+    told: list[tuple[int, int, int]] = []
+    parameters, threads = [network.parameters], set()
+
+    def tell(batch: int, summary: Any) -> None:
+        told.append((batch, summary.rows, summary.grants))
+        parameters.append(network.parameters)
+        threads.add(threading.current_thread())
+        assert summary.replicas_equal
+
+    stream.run(each_batch(network, tell, epochs=2, listeners=[hearing], run_log=""))
+    network.close()
+    # The third has no rows, and is no fit; residuals and momentum are taken over by later ones.
+    assert told == [(0, 64, 0), (1, 96, 4), (3, 32, 4)]
+    assert hearing.heard == ["begin", "end"] * 3
+    assert threading.main_thread() not in threads
+    for before, after in itertools.pairwise(parameters):
+        assert np.abs(after - before).max() > 0
+
+
+@pytest.mark.slow
+def test_a_fit_that_fails_ends_the_query_with_its_words(spark: Any, stream: Stream) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    stream.put(some(32, 0))
+    stream.put([([0.5] * 8, 7)])
+    network = small(spark)
+    fits: list[int] = []
+    call = each_batch(network, lambda batch, summary: fits.append(batch), run_log="")
+    with pytest.raises(StreamingQueryException, match="label"):
+        stream.run(call)
+    assert fits == [0]
+    network.close()
+
+
+@pytest.mark.slow
+def test_a_micro_batch_that_is_given_again_is_trained_once_where_checkpoints_are(
+    spark: Any, stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program ended after the fit, and before Spark had noted that the micro-batch is done."""
+    directory = str(tmp_path / "checkpoints")
+    for seed in range(2):
+        stream.put(some(64, seed))
+    first = small(spark, checkpoint_directory=directory)
+    stream.run(each_batch(first, epochs=2, run_log=""))
+    learnt = first.parameters
+    first.close()
+    for name in ("1", ".1.crc"):
+        (tmp_path / "checkpoint" / "commits" / name).unlink()
+    stream.put(some(64, 2))
+    told: list[tuple[int, bool]] = []
+
+    def tell(batch: int, summary: Any) -> None:
+        told.append((batch, summary.resumed_from is not None))
+        if batch == 1:
+            np.testing.assert_array_equal(again.parameters, learnt)
+
+    monkeypatch.setattr(fit_checkpoints, "_claims", {})  # another program
+    again = small(spark, checkpoint_directory=directory)
+    stream.run(each_batch(again, tell, epochs=2, run_log=""))
+    assert told == [(1, True), (2, False)]
+    assert np.abs(again.parameters - learnt).max() > 0
+    again.close()

@@ -1,0 +1,39 @@
+"""A driver program with a fit for somebody to watch: rows of two classes, four workers' worth.
+
+Run as a program it takes the number of epochs; a notebook calls ``fit``.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from pyspark.sql import SparkSession
+
+from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom.models import DenseNetwork, Sgd
+
+
+def fit(epochs: int) -> None:
+    """Two workers in one executor; Spark's own bar is on."""
+    spark = (
+        SparkSession.builder.master("local-cluster[1,2,1024]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "true")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    features = np.random.default_rng(0).normal(size=(400, 8)).astype(np.float32)
+    data = spark.sparkContext.parallelize([(x, int(x[0] > 0)) for x in features], 2)
+    master = SharedTrainingMaster(debug_longer_iterations=10, batch_size_per_worker=10)
+    model = DenseNetwork([8, 4, 2], updater=Sgd(0.1), seed=1)
+    network = SparkNetwork(spark, model, master)
+    network.fit(data, epochs=epochs)
+    network.close()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    fit(int(sys.argv[1]))
+    print("all done")

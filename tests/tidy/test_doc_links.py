@@ -1,0 +1,53 @@
+"""Links between our Markdown files lead somewhere, also where no site is built: on GitHub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`[^`\n]*`")
+
+
+def slugs(page: Path) -> set[str]:
+    """Anchors that GitHub gives the headings of a page, and so does the site."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+def broken(page: Path) -> list[str]:
+    text = CODE.sub("", FENCE.sub("", page.read_text()))
+    out = []
+    for link in LINK.findall(text):
+        path, _, anchor = link.partition("#")
+        if "://" in link:
+            continue
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in slugs(target)):
+            out.append(link)
+    return out
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_what_leads_nowhere_is_found(tmp_path: Path) -> None:
+    (tmp_path / "b.md").write_text("# What is *it*, then?\n")
+    page = tmp_path / "a.md"
+    page.write_text("[1](b.md#what-is-it-then) [2](b.md#else) [3](c.md) [4](#here)\n`[5](d.md)`\n")
+    assert broken(page) == ["b.md#else", "c.md", "#here"]
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs/pictures").glob("*.svg")), ids=str)
+def test_every_picture_is_shown_and_loads_nothing(picture: Path) -> None:
+    shown = "".join(page.read_text() for page in PAGES)
+    assert f"pictures/{picture.name})" in shown
+    assert "http" not in picture.read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")

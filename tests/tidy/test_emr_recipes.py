@@ -1,0 +1,161 @@
+"""conf/emr: JSON of the shape that EMR takes, sizes from `sparkstrom plan`, and containers fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom.cli.main import main
+from sparkstrom.spark.driver.cluster import parse_bytes
+from sparkstrom.spark.driver.fit_plan import mib
+from sparkstrom.spark.driver.settings import resolve
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+
+ROOT = Path(__file__).parents[2]
+EMR = ROOT / "conf/emr"
+PLANNED = "plan --params 5000000 --workers 16 --workers-per-node 4"  # as docs/emr.md has it
+INSTANCE_MIB = 16_384  # m5.xlarge, and of the other instances in the fleets
+ALLOCATION_MIB = 1024  # YARN's: containers are multiples of it, unless it is set lower
+
+
+def of(name: str) -> Any:
+    return json.loads((EMR / name).read_text())
+
+
+def classes() -> dict[str, dict[str, str]]:
+    return {entry["Classification"]: entry["Properties"] for entry in of("configurations.json")}
+
+
+def shaped(configurations: list[dict[str, Any]]) -> None:
+    for entry in configurations:
+        assert entry.keys() <= {"Classification", "Properties", "Configurations"}
+        assert isinstance(entry["Classification"], str)
+        assert all(isinstance(value, str) for value in entry["Properties"].values()), entry
+        shaped(entry.get("Configurations", []))
+
+
+def test_configurations_have_the_shape_of_classifications() -> None:
+    shaped(of("configurations.json"))
+    assert classes().keys() == {"spark-defaults", "spark-env", "yarn-site"}
+    (exported,) = [e for e in of("configurations.json") if e["Classification"] == "spark-env"]
+    assert [inner["Classification"] for inner in exported["Configurations"]] == ["export"]
+
+
+@pytest.mark.parametrize("fleets", ["instance-fleets.json", "instance-fleets-spot.json"])
+def test_emrs_own_model_takes_what_the_files_say(fleets: str) -> None:
+    """By the description of RunJobFlow that every SDK of AWS is made from."""
+    session = pytest.importorskip("botocore.session").get_session()
+    from botocore.validate import ParamValidator
+
+    actions, steps = of("bootstrap-actions.json"), of("steps.json")
+    request = {
+        "Name": "sparkstrom",
+        "Configurations": of("configurations.json"),
+        "Instances": {"InstanceFleets": of(fleets)},
+        "BootstrapActions": [
+            {
+                "Name": action["Name"],
+                "ScriptBootstrapAction": {"Path": action["Path"], "Args": action["Args"]},
+            }
+            for action in actions
+        ],
+        "Steps": [
+            {
+                "Name": step["Name"],
+                "ActionOnFailure": step["ActionOnFailure"],
+                "HadoopJarStep": {"Jar": step["Jar"], "Args": step["Args"]},
+            }
+            for step in steps
+        ],
+    }
+    shape = session.get_service_model("emr").operation_model("RunJobFlow").input_shape
+    assert ParamValidator().validate(request, shape).generate_report() == ""
+    ingress = session.get_service_model("ec2").operation_model("AuthorizeSecurityGroupIngress")
+    rule = {"GroupId": "GROUP", "IpPermissions": of("udp-rule.json")}
+    assert ParamValidator().validate(rule, ingress.input_shape).generate_report() == ""
+
+
+def test_sizes_are_what_the_plan_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*PLANNED.split(), "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["conf"]
+    expected = dict(line.removeprefix("--conf ").split("=", 1) for line in planned)
+    found = classes()["spark-defaults"]
+    assert {key: found.get(key) for key in expected if key in found} == {
+        key: value for key, value in expected.items() if key in found
+    }
+    assert expected.keys() - found.keys() == {"spark.sparkstrom.mesh_build_mode"}  # the default
+
+
+@pytest.mark.parametrize("page", ["emr", "kubernetes", "standalone"])
+def test_the_pages_have_that_plan_and_its_sizes(
+    page: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text()
+    assert f"sparkstrom {PLANNED}" in text
+    assert main([*PLANNED.split(), "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    if page == "standalone":  # where nobody enforces an overhead
+        assert f"{mib(plan['executor_overhead_bytes']):,} MiB" in text
+    else:
+        overheads = [line for line in plan["conf"] if "memoryOverhead" in line]
+        assert len(overheads) == 2
+        assert all(line in text for line in overheads)
+    if page != "emr":
+        for where in ("executor", "driver"):
+            assert f"{mib(plan['shared_memory_bytes'][where])} MiB" in text
+
+
+def test_the_network_policy_opens_the_ports_that_the_command_names() -> None:
+    yaml = pytest.importorskip("yaml")
+    text = (ROOT / "docs/kubernetes.md").read_text()
+    policy = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])
+    (rule,) = policy["spec"]["ingress"]
+    (udp,) = [port for port in rule["ports"] if port["protocol"] == "UDP"]
+    assert f"port_range={udp['port']}-{udp['endPort']}" in text
+    assert rule["from"] == [{"podSelector": policy["spec"]["podSelector"]}]
+
+
+def container_mib(who: str) -> int:
+    found = classes()["spark-defaults"]
+    size = sum(parse_bytes(found[f"spark.{who}.{part}"]) for part in ("memory", "memoryOverhead"))
+    return -(-(size >> 20) // ALLOCATION_MIB) * ALLOCATION_MIB
+
+
+def test_an_executor_and_the_application_master_fit_one_instance() -> None:
+    yarn = classes()["yarn-site"]
+    room = int(yarn["yarn.nodemanager.resource.memory-mb"])
+    assert container_mib("executor") + container_mib("driver") <= room < INSTANCE_MIB
+    assert container_mib("executor") <= int(yarn["yarn.scheduler.maximum-allocation-mb"])
+    cores = int(classes()["spark-defaults"]["spark.executor.cores"])
+    assert cores + 1 <= int(yarn["yarn.nodemanager.resource.cpu-vcores"])
+
+
+@pytest.mark.parametrize("fleets", ["instance-fleets.json", "instance-fleets-spot.json"])
+def test_there_is_an_instance_for_each_executor(fleets: str) -> None:
+    workers = [fleet for fleet in of(fleets) if fleet["InstanceFleetType"] != "MASTER"]
+    targets = ("TargetOnDemandCapacity", "TargetSpotCapacity")
+    instances = sum(fleet.get(target, 0) for fleet in workers for target in targets)
+    assert str(instances) == classes()["spark-defaults"]["spark.executor.instances"]
+    kinds = [each["InstanceType"] for fleet in of(fleets) for each in fleet["InstanceTypeConfigs"]]
+    assert [kind for kind in kinds if kind.partition(".")[0].endswith(("g", "gd"))] == []  # arm64
+
+
+def test_the_rule_opens_the_ports_of_the_configuration() -> None:
+    void = resolve(SharedTrainingMaster(), classes()["spark-defaults"], {}).void
+    (rule,) = of("udp-rule.json")
+    assert rule["IpProtocol"] == "udp"
+    assert (rule["FromPort"], rule["ToPort"]) == void.port_range
+    assert rule["FromPort"] <= (void.unicast_port or 0) <= rule["ToPort"]
+
+
+def test_driver_and_executors_have_the_python_that_the_bootstrap_action_makes() -> None:
+    words = (EMR / "bootstrap.sh").read_text()
+    home = next(w for w in words.split() if w.startswith("home=")).removeprefix("home=")
+    exported = of("configurations.json")[1]["Configurations"][0]["Properties"]
+    paths = [*exported.values()]
+    paths += [v for k, v in classes()["spark-defaults"].items() if "python" in k.lower()]
+    assert len(paths) == 6
+    assert set(paths) == {f"{home}/bin/python"}

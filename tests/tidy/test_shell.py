@@ -1,0 +1,51 @@
+"""Shell files: shellcheck has nothing to say about any of them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCED = ROOT / "scripts/environment"  # by the other scripts: it names no shell
+
+
+def is_shell(path: Path) -> bool:
+    first = path.read_bytes().partition(b"\n")[0]
+    return path == SOURCED or (first.startswith(b"#!") and first.endswith((b"/sh", b"/bash")))
+
+
+FOLDERS = (".ci", "scripts", "conf/emr")
+FILES = sorted(
+    path
+    for folder in FOLDERS
+    for path in (ROOT / folder).iterdir()
+    if path.is_file() and is_shell(path)
+)
+
+
+def complaints(path: Path, *options: str) -> str:
+    beside = Path(sys.executable).parent / "shellcheck"
+    tool = str(beside) if beside.exists() else shutil.which("shellcheck")
+    if tool is None:
+        pytest.skip("shellcheck is not here: the tests' extra has it")
+    command = [tool, "--external-sources", "--source-path=SCRIPTDIR", *options, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shellcheck_has_nothing_to_say(path: Path) -> None:
+    assert complaints(path, *(["--shell=sh"] if path == SOURCED else [])) == ""
+
+
+def test_the_bootstrap_action_and_the_scripts_are_among_them() -> None:
+    names = {str(path.relative_to(ROOT)) for path in FILES}
+    assert {".ci/run", "scripts/test", "scripts/environment", "conf/emr/bootstrap.sh"} <= names
+
+
+def test_what_shellcheck_complains_of_is_found(tmp_path: Path) -> None:
+    (tmp_path / "bad").write_text("#!/bin/sh\nrm -r $1/*\n")
+    assert "SC2086" in complaints(tmp_path / "bad")

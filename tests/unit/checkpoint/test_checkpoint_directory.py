@@ -1,0 +1,326 @@
+"""A checkpoint directory on two kinds of file systems: numbers, what stays, and what is newest."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import CheckpointDamaged, SetupError, UsageError
+from sparkstrom.checkpoint import checkpoint_file
+from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory, open_checkpoint
+from sparkstrom.checkpoint.checkpoint_file import Checkpoint
+from sparkstrom.checkpoint.folders import RemoteFolder, folder_of, unfinished
+
+FRESH = itertools.count()
+
+
+def numbered(number: int) -> Checkpoint:
+    return Checkpoint({"number": number}, {"theta": np.full(9, number)})
+
+
+def silent(text: str) -> None:
+    raise AssertionError(f"nothing was to be said: {text}")
+
+
+@pytest.fixture(params=["local", "memory"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "a" / "b") if request.param == "local" else f"memory://{next(FRESH)}/b"
+
+
+def names(url: str) -> list[str]:
+    files, path = fsspec.core.url_to_fs(url)
+    return sorted(found.rsplit("/", 1)[-1] for found in files.ls(path, detail=False))
+
+
+def change(path: str, how: Callable[[bytes], bytes]) -> None:
+    with fsspec.open(path, "rb") as file:
+        content = file.read()
+    with fsspec.open(path, "wb") as file:
+        file.write(how(content))
+
+
+def test_names_sort_in_the_order_of_writing_also_after_a_restart(url: str) -> None:
+    directory = CheckpointDirectory(url, 9)
+    assert directory.newest(silent) is None
+    paths = [directory.write(numbered(number)) for number in range(9)]
+    paths += [CheckpointDirectory(url, 9).write(numbered(number)) for number in (9, 10)]
+    assert paths == sorted(paths)
+    assert [path.rsplit("/", 1)[1] for path in paths[-2:]] == [
+        "checkpoint-000010.npz",
+        "checkpoint-000011.npz",
+    ]
+    newest = directory.newest(silent)
+    assert newest is not None
+    assert newest[0] == paths[-1]
+    assert newest[1].description == {"number": 10}
+
+
+def test_numbers_beyond_six_digits_are_newer(url: str) -> None:
+    directory = CheckpointDirectory(url, 9)
+    first = directory.write(numbered(0))
+    files, _ = fsspec.core.url_to_fs(url)
+    files.mv(first, first.replace("000001", "999999"))
+    assert directory.write(numbered(1)).endswith("checkpoint-1000000.npz")
+    assert directory.write(numbered(2)).endswith("checkpoint-1000001.npz")
+    newest = directory.newest(silent)
+    assert newest is not None
+    assert newest[1].description == {"number": 2}
+
+
+@pytest.mark.parametrize("keep_last", [1, 3])
+def test_so_many_whole_ones_stay(url: str, keep_last: int) -> None:
+    for number in range(6):
+        directory = CheckpointDirectory(url, keep_last)  # a restart each time
+        directory.write(numbered(number))
+        directory.remove_old()
+    kept = range(7 - keep_last, 7)
+    assert names(url) == [f"checkpoint-{number:06d}.npz" for number in kept]
+
+
+def test_what_is_not_ours_stays(url: str) -> None:
+    files, path = fsspec.core.url_to_fs(url)
+    files.makedirs(path)
+    others = ["checkpoint-1.npz", "checkpoint-000001.npz.json", "notes.txt", ".other.tmp"]
+    for other in others:
+        files.pipe_file(f"{path}/{other}", b"mine")
+    directory = CheckpointDirectory(url, 1)
+    assert directory.newest(silent) is None
+    for number in range(3):
+        directory.write(numbered(number))
+        directory.remove_old()
+    assert names(url) == sorted([*others, "checkpoint-000003.npz"])
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda content: b"",
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-1],
+        lambda content: content[:100] + bytes([content[100] ^ 4]) + content[101:],
+    ],
+)
+def test_a_damaged_newest_falls_back_and_says_so(url: str, harm: Callable[[bytes], bytes]) -> None:
+    directory = CheckpointDirectory(url, 2)
+    paths = [directory.write(numbered(number)) for number in range(3)]
+    for path in paths[1:]:
+        change(path, harm)
+    said: list[str] = []
+    newest = CheckpointDirectory(url, 2).newest(said.append)
+    assert newest is not None
+    assert newest[0] == paths[0]
+    assert newest[1].description == {"number": 0}
+    assert [text.split(" is damaged: ")[0] for text in said] == [paths[2], paths[1]]
+    assert all(text.endswith("; the checkpoint before it is taken") for text in said)
+
+
+def test_damaged_ones_stay_and_count_for_nothing_but_their_numbers(url: str) -> None:
+    directory = CheckpointDirectory(url, 2)
+    paths = [directory.write(numbered(number)) for number in range(3)]
+    change(paths[1], lambda content: content[:-1])
+    directory = CheckpointDirectory(url, 2)
+    assert directory.newest(silent) is not None  # the damaged one is older, nobody has read it
+    for number in range(3, 7):
+        directory.write(numbered(number))
+        directory.remove_old()
+        kept = {f"checkpoint-{number + add:06d}.npz" for add in (0, 1)}
+        assert set(names(url)) == kept | {"checkpoint-000002.npz"}
+
+
+def test_the_number_of_a_damaged_newest_is_not_used_again(url: str) -> None:
+    directory = CheckpointDirectory(url)
+    change(directory.write(numbered(0)), lambda content: b"")
+    assert CheckpointDirectory(url).write(numbered(1)).endswith("checkpoint-000002.npz")
+
+
+def test_where_all_are_damaged_there_is_none(url: str) -> None:
+    directory = CheckpointDirectory(url)
+    change(directory.write(numbered(0)), lambda content: b"")
+    said: list[str] = []
+    assert directory.newest(said.append) is None
+    assert len(said) == 1
+
+
+def test_a_newer_format_is_not_passed_over(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = CheckpointDirectory(url)
+    directory.write(numbered(0))
+    with monkeypatch.context() as newer:
+        newer.setattr(checkpoint_file, "FORMAT", 2)
+        directory.write(numbered(1))
+    with pytest.raises(UsageError, match=r"checkpoint-000002.npz has checkpoint format 2"):
+        directory.newest(silent)
+
+
+def test_two_writers_of_a_local_directory_lose_nothing(tmp_path: Path) -> None:
+    written: list[tuple[str, int]] = []
+
+    def write(first: int) -> None:
+        directory = CheckpointDirectory(tmp_path, 99)
+        written.extend((directory.write(numbered(n)), n) for n in range(first, first + 20))
+
+    writers = [threading.Thread(target=write, args=(first,)) for first in (0, 100)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert len({path for path, _ in written}) == 40
+    for path, number in written:
+        assert open_checkpoint(path, silent)[1].description == {"number": number}
+    assert len(names(str(tmp_path))) == 40
+
+
+def test_a_dead_writers_file_goes_and_a_living_ones_stays(tmp_path: Path) -> None:
+    dead = tmp_path / unfinished("checkpoint-000001.npz")
+    dead.write_bytes(b"half")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def fill(file: Any) -> None:
+        begun.set()
+        assert go_on.wait(60)
+        file.write(b"whole")
+
+    folder = folder_of(tmp_path)
+    writer = threading.Thread(target=folder.put, args=("checkpoint-000007.npz", fill))
+    writer.start()
+    assert begun.wait(60)
+    CheckpointDirectory(tmp_path).write(numbered(0))
+    left = names(str(tmp_path))
+    go_on.set()
+    writer.join()
+    assert left == [unfinished("checkpoint-000007.npz"), "checkpoint-000001.npz"]
+    assert (tmp_path / "checkpoint-000007.npz").read_bytes() == b"whole"
+
+
+def test_what_a_dead_writer_left_elsewhere_goes_with_the_next_write() -> None:
+    url = f"memory://{next(FRESH)}"
+    files, path = fsspec.core.url_to_fs(url)
+    files.pipe_file(f"{path}/{unfinished('checkpoint-000001.npz.ab')}", b"half")
+    CheckpointDirectory(url).write(numbered(0))
+    assert names(url) == ["checkpoint-000001.npz"]
+
+
+def failing(file: Any) -> None:
+    file.write(b"half")
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_write_that_fails_leaves_nothing(url: str) -> None:
+    folder = folder_of(url)
+    folder.make()
+    with pytest.raises(OSError, match="No space left"):
+        folder.put("x", failing)
+    assert names(url) == []
+
+
+def test_a_store_gets_no_object_from_a_write_that_fails() -> None:
+    discarded: list[str] = []
+
+    class Upload:
+        def write(self, data: bytes) -> int:
+            return len(data)
+
+        def discard(self) -> None:
+            discarded.append("upload")
+            raise ConnectionError("the store is away")
+
+        def close(self) -> None:
+            raise AssertionError("closing completes it")
+
+    class Store:
+        def invalidate_cache(self, path: str) -> None: ...
+        def exists(self, path: str) -> bool:
+            return False
+
+        def open(self, path: str, mode: str, block_size: int) -> Upload:
+            return Upload()
+
+    with pytest.raises(OSError, match="No space left"):
+        RemoteFolder(Store(), "bucket/x", appears_whole=True).put("x", failing)
+    assert discarded == ["upload"]
+
+
+def test_one_file_by_its_name_and_the_newest_of_a_directory(url: str) -> None:
+    directory = CheckpointDirectory(url)
+    first, second = directory.write(numbered(1)), directory.write(numbered(2))
+    for path, want in ((first, 1), (second, 2), (url, 2), (url + "/", 2)):
+        found, checkpoint = open_checkpoint(path, silent)
+        assert found == (first if want == 1 else second)
+        assert checkpoint.description == {"number": want}
+    change(first, lambda content: content[:-3])
+    with pytest.raises(CheckpointDamaged, match=r"checkpoint-000001.npz is damaged"):
+        open_checkpoint(first, silent)
+
+
+def test_paths_are_taken_from_where_the_program_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = CheckpointDirectory("here").write(numbered(1))
+    assert path == str(tmp_path / "here" / "checkpoint-000001.npz")
+    monkeypatch.chdir(tmp_path / "here")
+    for named in ("checkpoint-000001.npz", Path("../here"), f"file://{path}"):
+        assert open_checkpoint(named, silent)[0] == path
+
+
+def test_where_there_is_no_checkpoint_the_call_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"has no checkpoint: name a file"):
+        open_checkpoint(tmp_path, silent)
+    for missing in (tmp_path / "x.npz", "memory://nothing/x.npz"):
+        with pytest.raises(UsageError, match=r"there is no checkpoint '.*x.npz'"):
+            open_checkpoint(missing, silent)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("", "a path or a URL, and '' is neither"),
+        ("nfs4x://host/x", r"'nfs4x://host/x' is of no file system that fsspec knows \(.*nfs4x\)"),
+        ("gs://bucket/x", r"'gs://bucket/x' needs a package .*pip install"),
+    ],
+)
+def test_a_directory_of_no_known_file_system_is_refused(
+    url: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(UsageError, match=words):
+        CheckpointDirectory(url)
+
+
+def test_nothing_to_keep_is_refused() -> None:
+    with pytest.raises(UsageError, match="keep_last is 0"):
+        CheckpointDirectory("x", 0)
+
+
+def test_the_check_makes_the_directory_and_leaves_nothing(url: str) -> None:
+    CheckpointDirectory(url).check()
+    assert names(url) == []
+
+
+def test_a_directory_that_is_a_file_is_found_before_any_work(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("a file")
+    for path in (tmp_path / "x", tmp_path / "x" / "y"):
+        with pytest.raises(SetupError, match=r"checkpoint directory '.*' cannot be written \("):
+            CheckpointDirectory(path).check()
+    with pytest.raises(SetupError, match=r"cannot be read \(Not a directory\)"):
+        CheckpointDirectory(tmp_path / "x").newest(silent)
+
+
+def test_a_name_that_is_taken_is_not_written_over(url: str) -> None:
+    folder = folder_of(url)
+    folder.make()
+    folder.put("x", lambda file: file.write(b"first"))
+    with pytest.raises(FileExistsError):
+        folder.put("x", lambda file: file.write(b"second"))
+    with folder.open("x") as file:
+        assert file.read() == b"first"
+    assert names(url) == ["x"]

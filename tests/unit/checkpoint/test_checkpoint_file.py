@@ -1,0 +1,205 @@
+"""A checkpoint file is read as it was written, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import tracemalloc
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays_of
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import CheckpointDamaged, UsageError
+from sparkstrom.checkpoint import checkpoint_file
+from sparkstrom.checkpoint.checkpoint_file import (
+    CHUNK_BYTES,
+    DIGITS,
+    SEALED,
+    Checkpoint,
+    check_whole,
+    pack_checkpoint,
+    read_checkpoint_untrusted,
+)
+
+SMALL = Checkpoint(
+    {"epoch": 3, "positions": {"0": 17}},
+    {"theta": np.arange(5, dtype=np.float32), "updater/0": np.zeros((), np.int64)},
+)
+
+
+def packed(checkpoint: Checkpoint) -> bytes:
+    file = io.BytesIO()
+    pack_checkpoint(checkpoint, file)
+    return file.getvalue()
+
+
+def read(content: bytes) -> Checkpoint:
+    return read_checkpoint_untrusted(io.BytesIO(content), "x.npz")
+
+
+def resealed(content: bytes) -> bytes:
+    """The content with the digest that a forger would give it."""
+    return content[:-DIGITS] + hashlib.sha256(content[:-DIGITS]).hexdigest().encode()
+
+
+def test_arrays_that_are_larger_than_a_chunk_come_back() -> None:
+    numbers = np.arange(CHUNK_BYTES // 2 + 7, dtype=np.int64)
+    found = read(packed(Checkpoint({}, {"a": numbers, "b": numbers[::-3]})))
+    np.testing.assert_array_equal(found.arrays["a"], numbers)
+    np.testing.assert_array_equal(found.arrays["b"], numbers[::-3])
+
+
+@given(
+    st.dictionaries(
+        st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=8),
+        arrays_of.arrays(
+            st.one_of(
+                arrays_of.boolean_dtypes(),
+                arrays_of.integer_dtypes(endianness="?"),
+                arrays_of.floating_dtypes(endianness="?"),
+                arrays_of.byte_string_dtypes(),
+            ),
+            arrays_of.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),
+        ),
+        max_size=3,
+    ),
+    st.sampled_from(["as it is", "turned", "every second"]),
+)
+def test_every_array_comes_back_here_and_in_plain_numpy(
+    arrays: dict[str, NDArray[Any]], lying: str
+) -> None:
+    views = {"as it is": np.asarray, "turned": np.transpose, "every second": lambda a: a[..., ::2]}
+    given = {name: views[lying](array) if array.ndim else array for name, array in arrays.items()}
+    content = packed(Checkpoint({"name": "ä"}, given))
+    found = read(content)
+    assert found.description == {"name": "ä"}
+    assert list(found.arrays) == list(given)
+    with np.load(io.BytesIO(content), allow_pickle=False) as plain:
+        assert json.loads(plain["description.json"])["description"] == {"name": "ä"}
+        for name, array in given.items():
+            for back in (found.arrays[name], plain[name]):
+                assert (back.dtype, back.shape) == (array.dtype, array.shape)
+                assert back.tobytes() == array.tobytes()
+
+
+def test_equal_checkpoints_are_equal_files() -> None:
+    assert packed(SMALL) == packed(SMALL)
+
+
+def test_a_file_that_is_cut_at_any_byte_is_recognised() -> None:
+    content = packed(SMALL)
+    for size in range(len(content)):
+        with pytest.raises(CheckpointDamaged, match=r"^x.npz is damaged: its end is missing"):
+            read(content[:size])
+
+
+def test_a_byte_more_is_recognised() -> None:
+    with pytest.raises(CheckpointDamaged):
+        read(packed(SMALL) + b"\0")
+
+
+@given(st.sets(st.integers(0, 8 * len(packed(SMALL)) - 1), min_size=1, max_size=3))
+def test_flipped_bits_are_recognised(flipped: set[int]) -> None:
+    content = bytearray(packed(SMALL))
+    for bit in flipped:
+        content[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(CheckpointDamaged):
+        read(bytes(content))
+    with pytest.raises(CheckpointDamaged):
+        check_whole(io.BytesIO(content), "x.npz")
+
+
+@given(st.data())
+def test_bytes_with_a_forged_digest_are_a_checkpoint_or_damaged(data: st.DataObject) -> None:
+    content = bytearray(packed(SMALL))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(content) - len(SEALED) - DIGITS - 1))
+        content[at] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(CheckpointDamaged, UsageError):  # of a newer format, by a flip in it
+        assert isinstance(read(resealed(bytes(content))), Checkpoint)
+
+
+def npy(dtype: str, shape: str) -> bytes:
+    header = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}"
+    return b"\x93NUMPY\x01\x00v\x00" + header.ljust(117).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("description.json", b"[]"),
+        ("description.json", b"{" * 100_000),
+        ("theta.npy", b"no array"),
+        ("theta.npy", npy("|O", "(1,)")),
+        ("theta.npy", npy("<f8", "(10**15,)")),
+        ("theta.npy", npy("<f8", "(999999999999,)")),
+        ("theta.npy", npy("<f8", "(0, -1)")),
+        ("theta.npy", npy("<f8", "('a',)")),
+    ],
+)
+def test_what_somebody_else_has_made_is_damaged(name: str, content: bytes) -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as npz:
+        npz.writestr(name, content)
+        if name != "description.json":
+            about = {"format": 1, "sparkstrom": "0.1.0", "description": {}}
+            npz.writestr("description.json", json.dumps(about))
+        npz.comment = SEALED + b"0" * DIGITS
+    with pytest.raises(CheckpointDamaged, match="it is no checkpoint"):
+        read(resealed(file.getvalue()))
+
+
+def test_a_packed_member_of_great_length_is_not_unpacked() -> None:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as npz:
+        about = {"format": 1, "sparkstrom": "0.1.0", "description": {}}
+        npz.writestr("description.json", json.dumps(about))
+        with npz.open("theta.npy", "w") as member:
+            np.lib.format.write_array(member, np.zeros(1_000_000), allow_pickle=False)
+        npz.comment = SEALED + b"0" * DIGITS
+    with pytest.raises(CheckpointDamaged, match="it is no checkpoint"):
+        read(resealed(file.getvalue()))
+
+
+def test_a_newer_format_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr(checkpoint_file, "FORMAT", 2)
+        newer.setattr(checkpoint_file, "__version__", "9.1")
+        content = packed(SMALL)
+    with pytest.raises(UsageError, match=r"x.npz has checkpoint format 2, written by sparkstrom 9"):
+        read(content)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_writing_and_reading_hold_a_chunk_beside_the_arrays(tmp_path: Path, turned: bool) -> None:
+    numbers = np.ones((40, CHUNK_BYTES // 8))
+    checkpoint = Checkpoint({}, {"a": numbers[:, ::2] if turned else numbers})
+    tracemalloc.start()
+    try:
+        with (tmp_path / "c").open("wb") as out:
+            pack_checkpoint(checkpoint, out)
+        written = tracemalloc.get_traced_memory()[1]
+        tracemalloc.reset_peak()
+        with (tmp_path / "c").open("rb") as file:
+            found = read_checkpoint_untrusted(file, "c")
+        there = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert written < 4 * CHUNK_BYTES
+    assert there < found.arrays["a"].nbytes + 4 * CHUNK_BYTES
+
+
+def test_an_array_of_objects_and_one_without_a_name_are_no_content() -> None:
+    with pytest.raises(AssertionError, match="array a is of object"):
+        Checkpoint({}, {"a": np.array([None])})
+    with pytest.raises(AssertionError, match="without a name"):
+        Checkpoint({}, {"": np.zeros(1)})

@@ -1,0 +1,59 @@
+"""`sparkstrom doctor`: a wrong call is refused before anything is started."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sparkstrom.cli.main import main
+from sparkstrom.spark.doctor import examining
+from sparkstrom.spark.doctor.findings import Report, failure, good, warning
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--conf", "spark.sparkstrom.lease_s"), "--conf 'spark.sparkstrom.lease_s': write a key"),
+        (("--conf", "lease_s=3"), "--conf 'lease_s=3'"),
+        (("--conf", "spark.sparkstrom.leases=3"), "did you mean lease_s?"),
+        (("--conf", "spark.sparkstrom.network_mask=10.0.0.1"), "write the network, such as"),
+        (("--wait", "0"), "--wait 0.0"),
+    ],
+)
+def test_misuse(capsys: pytest.CaptureFixture[str], flags: Any, words: str) -> None:
+    assert main(["doctor", *flags]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("sparkstrom doctor: ")
+    assert words in said
+
+
+@pytest.mark.parametrize(
+    ("finding", "code"),
+    [
+        (good("java", "driver", "17"), 0),
+        (warning("java", "driver", "11", "install 17"), 0),
+        (failure("java", "driver", "none", "install 17"), 1),
+    ],
+)
+def test_exit_codes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, finding: Any, code: int
+) -> None:
+    monkeypatch.setattr(examining, "examine", lambda call, say: Report([finding]))
+    assert main(["doctor", "--json"]) == code
+    document = json.loads(capsys.readouterr().out)
+    assert document["ok"] == (code == 0)
+    assert document["findings"][0]["remedy"] == finding.remedy
+    assert document["matrix"] == {}
+
+
+def test_a_machine_without_java_is_told_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    assert main(["doctor", "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)["findings"]
+    assert (found["check"], found["level"]) == ("java", "failure")
+    assert "/nowhere/bin/java (JAVA_HOME)" in found["found"]
+    assert "openjdk-17" in found["remedy"]

@@ -1,0 +1,65 @@
+"""`sparkstrom plan`: its flags arrive, and what is wrong is refused with one message and code 2."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from sparkstrom.cli.main import main
+
+ASKED = ["plan", "--params", "1000000", "--workers", "8"]
+
+
+def planned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert main([*ASKED, *flags, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--workers-per-node", "2"),
+        ("--executors-per-host", "2"),
+        ("--optimizer", "sgd"),
+        ("--library", "dense"),
+        ("--buffers", "10m"),
+        ("--batch-memory", "64m"),
+        ("--log", "100m"),
+        ("--window", "4m"),
+        ("--train-on", "replica"),
+        ("--mesh", "mesh"),
+        ("--mesh", "mesh", "--fan-out", "4"),
+        ("--port", "5000"),
+    ],
+)
+def test_every_flag_changes_the_plan(capsys: pytest.CaptureFixture[str], flags: Any) -> None:
+    assert planned(capsys, *flags) != planned(capsys)
+
+
+def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(ASKED) == 0
+    assert "beside an executor's heap" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--params", "-1"), "params=-1: must be a whole number of at least 1"),
+        (("--workers", "0"), "workers=0"),
+        (("--optimizer", "adamant"), "optimizer='adamant': must be one of"),
+        (("--log", "lots"), "--log 'lots': write a size such as 512m"),
+        (("--log", "1m"), "log_bytes"),
+        (("--batch-memory", "1"), "batch_memory_bytes=1"),
+        (("--mesh", "star"), "mesh_build_mode='star'"),
+        (("--mesh", "mesh", "--fan-out", "0"), "mesh_fan_out=0"),
+        (("--port", "0"), "unicast_port=0"),
+    ],
+)
+def test_misuse(capsys: pytest.CaptureFixture[str], flags: Any, words: str) -> None:
+    assert main([*ASKED, *flags]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("sparkstrom plan: ")
+    assert words in said

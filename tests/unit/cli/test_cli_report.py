@@ -1,0 +1,80 @@
+"""``sparkstrom report``: writes the page, takes the newest log, and refuses what cannot work."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sparkstrom.cli.main import main
+from tests.unit.observe.run_logs import REAL, real, written
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return Path(shutil.copy(REAL, tmp_path / "run.jsonl"))
+
+
+def test_the_page_is_written_where_it_is_wanted(
+    log: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    assert main(["report", str(log), "-o", str(page)]) == 0
+    assert capsys.readouterr().out == f"{page}\n"
+    assert page.read_text().startswith("<!DOCTYPE html>")
+    assert main(["report", str(log)]) == 0
+    assert log.with_suffix(".html").read_text() == page.read_text()
+
+
+def test_of_a_directory_the_newest_log_is_taken(
+    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = written(tmp_path / "older.jsonl", real()[:5])
+    os.utime(older, (1, 1))
+    assert main(["report", str(tmp_path)]) == 0
+    assert log.with_suffix(".html").exists()
+    log.with_suffix(".html").unlink()
+    monkeypatch.setenv("SPARKSTROM_RUNS", str(tmp_path))
+    assert main(["report"]) == 0
+    assert log.with_suffix(".html").exists()
+
+
+def test_one_fit_of_several(tmp_path: Path) -> None:
+    log = written(tmp_path / "run.jsonl", real() * 2)
+    assert main(["report", str(log), "--fit", "1"]) == 0
+    page = log.with_suffix(".html").read_text()
+    assert "Fit 1:" in page
+    assert "Fit 2:" not in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["none.jsonl"], "none.jsonl cannot be read"),
+        (["empty.jsonl"], "empty.jsonl is empty"),
+        (["."], "holds no run log"),
+        (["run.log", "-o", "run.log"], "is the log itself"),
+        (["run.log", "-o", "nowhere/page.html"], "cannot be written"),
+        (["run.log", "--fit", "2"], "has 1 fit"),
+    ],
+)
+def test_what_cannot_work_is_one_message_and_code_2(
+    arguments: list[str],
+    why: str,
+    log: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(log.parent)
+    Path("empty.jsonl").touch()
+    log.rename("run.log")
+    if arguments == ["."]:
+        Path("empty.jsonl").unlink()
+    before = Path("run.log").read_bytes()
+    assert main(["report", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("sparkstrom report: ")
+    assert why in said
+    assert Path("run.log").read_bytes() == before

@@ -1,0 +1,304 @@
+"""LightningModel trains as Lightning's own Trainer does, step by step, on one worker."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch, Epochal, Share
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
+)
+pl = pytest.importorskip("pytorch_lightning", reason="pip install 'sparkstrom[lightning]'")
+cloudpickle = pytest.importorskip("pyspark.cloudpickle", reason="what ships is pickled by Spark's")
+from torch import nn, optim  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
+from torchmetrics.classification import MulticlassAccuracy  # noqa: E402
+
+from sparkstrom.models.lightning import LightningModel  # noqa: E402
+
+CHANCE = np.random.default_rng(3)
+ROWS = CHANCE.normal(size=(48, 6)).astype(np.float32)
+CLASSES = CHANCE.integers(0, 3, 48)
+BATCH, BATCHES, EPOCHS = 8, 6, 3
+
+
+class Net(pl.LightningModule):
+    """Usual code: hyperparameters, BatchNorm, a metric, logging, a schedule."""
+
+    def __init__(self, width: int = 5, optimization: Any = None) -> None:
+        super().__init__()
+        self.save_hyperparameters("width")
+        self.first, self.norm = nn.Linear(6, self.hparams.width), nn.BatchNorm1d(width)
+        self.last = nn.Linear(width, 3)
+        self.accuracy = MulticlassAccuracy(3)
+        self.optimization = optimization
+        self.seen: list[Any] = []
+
+    def forward(self, x: Any) -> Any:
+        return self.last(torch.relu(self.norm(self.first(x))))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        assert x.device == self.device
+        logits = self(x)
+        loss = functional.cross_entropy(logits, y)
+        self.accuracy(logits, y)
+        self.log_dict({"loss": loss, "accuracy": self.accuracy}, prog_bar=True)
+        self.seen.append((self.current_epoch, batch_idx, self.global_step))
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_loss", functional.cross_entropy(self(x), y), on_epoch=True)
+
+    def configure_optimizers(self) -> Any:
+        if self.optimization is not None:
+            return self.optimization(self.parameters())
+        return optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+
+
+def sgd(parameters: Any) -> Any:
+    return optim.SGD(parameters, lr=0.5)
+
+
+def halved(made: Any, every: int = 1) -> Any:
+    return optim.lr_scheduler.StepLR(made, every, gamma=0.5)
+
+
+def by_epoch(parameters: Any) -> Any:
+    made = sgd(parameters)
+    return [made], [halved(made)]
+
+
+def by_step(parameters: Any) -> Any:
+    made = sgd(parameters)
+    scheduler = {"scheduler": halved(made, 2), "interval": "step", "name": "lr"}
+    return {"optimizer": made, "lr_scheduler": scheduler}
+
+
+def by_other_steps(parameters: Any) -> Any:
+    made = sgd(parameters)
+    scheduler = {"scheduler": halved(made), "interval": "step", "frequency": 3}
+    return {"optimizer": made, "lr_scheduler": scheduler}
+
+
+def by_other_epoch(parameters: Any) -> Any:
+    made = sgd(parameters)
+    return [made], [{"scheduler": halved(made), "frequency": 2}]
+
+
+def lightnings_own(net: Any, **options: Any) -> Any:
+    """What Lightning's Trainer makes of it, batch after batch in the rows' order."""
+    data = TensorDataset(torch.from_numpy(ROWS), torch.from_numpy(CLASSES))
+    quiet = {f"enable_{what}": False for what in ("checkpointing", "progress_bar", "model_summary")}
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, max_epochs=EPOCHS, logger=False, **quiet, **options
+    )
+    trainer.fit(net, DataLoader(data, BATCH))
+    return net
+
+
+def batch_at(index: int) -> Batch:
+    cut = slice(index * BATCH, (index + 1) * BATCH)
+    return Batch(ROWS[cut], CLASSES[cut])
+
+
+def steps(model: LightningModel, told: Callable[[int], None] = lambda done: None) -> None:
+    """The same minibatches as a worker takes them."""
+    assert isinstance(model, Epochal)
+    for done in range(EPOCHS * BATCHES):
+        epoch, index = divmod(done, BATCHES)
+        model.stand_at(epoch, index, BATCHES)
+        told(done)
+        model.step(batch_at(index))
+
+
+def travelled(model: LightningModel) -> tuple[LightningModel, np.ndarray]:
+    """The model as it is on an executor, and the memory that it is bound to."""
+    twin, params = cloudpickle.loads(cloudpickle.dumps(model)), model.initial()
+    twin.place(Share(threads=1, gpu=None, seed=1))
+    twin.bind(params)
+    return twin, params
+
+
+def made(optimization: Any = None) -> Net:
+    torch.manual_seed(0)
+    return Net(optimization=optimization)
+
+
+@pytest.mark.parametrize(
+    ("optimization", "options", "trainers"),
+    [
+        (None, {}, {}),
+        (sgd, {}, {}),
+        (by_epoch, {}, {}),
+        (by_step, {}, {}),
+        (by_other_steps, {}, {}),
+        (by_other_epoch, {}, {}),
+        (sgd, {"clip_norm": 0.05}, {"gradient_clip_val": 0.05}),
+        (sgd, {"autocast": "bfloat16"}, {"precision": "bf16-mixed"}),
+        (partial(optim.AdamW, lr=0.01), {}, {}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_each_step_is_lightnings_own(optimization: Any, options: Any, trainers: Any) -> None:
+    alone = lightnings_own(made(optimization), **trainers)
+    for fit_tells in (True, False):
+        model, params = travelled(LightningModel(made(optimization), **options))
+        steps(model, lambda n, m=model, t=fit_tells: m.keep_pace(1, n, n) if t else None)
+        wanted = np.concatenate([p.detach().numpy().reshape(-1) for p in alone.parameters()])
+        np.testing.assert_allclose(params, wanted, rtol=1e-5, atol=1e-6)
+        for name, buffer in alone.named_buffers():
+            np.testing.assert_allclose(model.module.get_buffer(name), buffer, rtol=1e-5, atol=1e-6)
+        assert model.module.seen == alone.seen
+
+
+def test_the_module_comes_back_with_what_it_learnt_and_without_us() -> None:
+    net = made()
+    model = LightningModel(net)
+    params = model.initial()
+    model.bind(params)
+    model.step(batch_at(0))
+    assert model.module is net
+    np.testing.assert_array_equal(params[:30], net.first.weight.detach().numpy().reshape(-1))
+    assert net.hparams.width == 5
+    assert net._trainer is None
+    assert "log" not in vars(net)
+    assert model.describe()["kind"] == "lightning"
+    assert model.layer_of(0) == "first.weight"
+    with pytest.raises(UsageError, match=r"Net was saved without its code.*LightningModel"):
+        LightningModel.from_description(model.describe())
+
+
+def test_momentum_counts_the_minibatches_of_all_workers() -> None:
+    model, params = travelled(LightningModel(made()))
+    alone, own = travelled(LightningModel(made()))
+    for model_, workers in ((model, 4), (alone, 1)):
+        for n in range(3):
+            model_.keep_pace(workers, n * workers, n * workers)
+            model_.step(batch_at(n))
+    assert model.horizons(4)["momentum"] == "0.9 -> 0.6561"
+    assert not np.allclose(params, own)
+
+
+@pytest.mark.parametrize(
+    ("optimization", "what"), [(by_epoch, "by epochs"), (by_step, "by the fit's minibatches")]
+)
+def test_what_a_schedule_follows_is_told(optimization: Any, what: str) -> None:
+    model, _ = travelled(LightningModel(made(optimization)))
+    assert what in model.horizons(2)["scheduler"]
+
+
+def test_the_optimizers_state_goes_on_with_another_worker() -> None:
+    (model, params), (other, others) = (travelled(LightningModel(made(by_step))) for _ in "ab")
+    for n in range(3):
+        model.step(batch_at(n))
+    np.copyto(others, params)
+    other.load_updater_state(model.updater_state())
+    other.load_buffers_bytes(model.buffers_bytes())
+    for one in (model, other):
+        one.keep_pace(1, 3, 3)
+        one.step(batch_at(3))
+    np.testing.assert_array_equal(params, others)
+
+
+# -- batches, measuring, predicting ----------------------------------------------------------------
+
+
+class Dicts(Net):
+    def training_step(self, batch: Any) -> Any:
+        return {"loss": functional.cross_entropy(self(batch["x"]), batch["y"])}
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch["x"]).softmax(dim=1)
+
+
+class Weighted(Net):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y, weights = batch
+        losses = functional.cross_entropy(self(x), y, reduction="none")
+        return (losses * weights).sum() / weights.sum()
+
+
+def test_columns_come_as_the_step_wants_them() -> None:
+    torch.manual_seed(0)
+    model, params = travelled(LightningModel(Dicts(), outputs="probabilities"))
+    plain, others = travelled(LightningModel(made()))
+    features, labels, _ = batch_at(0)
+    model.step(Batch({"x": features}, {"y": labels}))
+    plain.step(Batch(features, labels))
+    np.testing.assert_array_equal(params, others)
+    rows = model.predict({"x": ROWS})
+    assert rows.shape == (48, 3)
+    np.testing.assert_allclose(rows.sum(axis=1), 1, rtol=1e-5)
+    assert (model.outputs, plain.outputs) == ("probabilities", "logits")
+    with pytest.raises(UsageError, match="x among features and labels"):
+        model.step(Batch({"x": features}, {"x": labels}))
+
+
+def test_a_function_makes_other_batches_of_the_columns() -> None:
+    weights = np.arange(8, dtype=np.float32)
+    torch.manual_seed(0)
+    model, params = travelled(LightningModel(Weighted(), batch=tuple))
+    before = params.copy()
+    model.step(batch_at(0)._replace(weights=weights))
+    assert not np.array_equal(params, before)
+    with pytest.raises(UsageError, match=r"rows have weights.*batch="):
+        travelled(LightningModel(made()))[0].step(batch_at(0)._replace(weights=weights))
+
+
+def test_held_out_rows_are_measured_by_what_validation_logs() -> None:
+    model, _ = travelled(LightningModel(made()))
+    model.step(batch_at(0))
+    total, weight = model.loss(Batch(ROWS, CLASSES))
+    logits = torch.from_numpy(model.predict(ROWS))
+    wanted = functional.cross_entropy(logits, torch.from_numpy(CLASSES)).item()
+    assert total / weight == pytest.approx(wanted, rel=1e-5)
+    assert weight == len(ROWS)
+    other, _ = travelled(LightningModel(made(), monitor="val_acc"))
+    with pytest.raises(UsageError, match=r"logs val_loss, but not 'val_acc': log it with"):
+        other.loss(batch_at(0))
+
+
+def test_what_cannot_be_measured_is_said_before_the_fit() -> None:
+    class Blind(Net):
+        validation_step = pl.LightningModule.validation_step
+
+    class Late(Net):
+        def on_validation_epoch_end(self) -> None: ...
+
+    class Metric(Net):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_loss", self.accuracy)
+
+    with pytest.raises(UsageError, match="Blind has no validation_step"):
+        LightningModel(Blind()).need_loss()
+    with pytest.raises(UsageError, match=r"Late.on_validation_epoch_end would not be called"):
+        LightningModel(Late()).need_loss()
+    with pytest.raises(UsageError, match=r"logs val_loss as a MulticlassAccuracy"):
+        travelled(LightningModel(Metric()))[0].loss(batch_at(0))
+
+
+def test_metrics_begin_anew_with_each_epoch() -> None:
+    model, _ = travelled(LightningModel(made()))
+    steps(model)
+    assert int(model.module.accuracy.update_count) == BATCHES
+    assert copy.deepcopy(model).n_params == model.n_params
+
+
+def test_a_device_is_demanded() -> None:
+    share = Share(threads=1, gpu=None, seed=0)
+    LightningModel(made(), device="cpu").place(share)
+    if not torch.cuda.is_available():
+        with pytest.raises(UsageError, match="device='cuda'"):
+            LightningModel(made(), device="cuda").place(share)

@@ -1,0 +1,228 @@
+"""What of a LightningModule would not be done here is refused by name, before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
+)
+pl = pytest.importorskip("pytorch_lightning", reason="pip install 'sparkstrom[lightning]'")
+from torch import nn, optim  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from sparkstrom.models.lightning import LightningModel  # noqa: E402
+from sparkstrom.models.lightning.module_hooks import (  # noqa: E402
+    REFUSED,
+    REFUSED_IN_VALIDATION,
+    base_of,
+)
+
+ROWS, CLASSES = np.ones((4, 2), np.float32), np.array([0, 1, 0, 1])
+
+
+class Net(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return optim.SGD(self.parameters(), lr=0.1)
+
+
+def having(**methods: Any) -> Net:
+    """A module with these methods of its own."""
+    return type("Odd", (Net,), methods)()
+
+
+def manual() -> Net:
+    net = Net()
+    net.automatic_optimization = False
+    return net
+
+
+def averaged() -> Net:
+    net = Net()
+    net.ema = optim.swa_utils.AveragedModel(net.layer)
+    return net
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: nn.Linear(2, 2), "module is a Linear: pass a LightningModule"),
+        (lambda: 3, "module is a int: pass a LightningModule"),
+        (manual, r"automatic_optimization is False.*TorchModel\(module, None, optimizer, step="),
+        (averaged, "ema is an AveragedModel"),
+        (lambda: having(training_step=pl.LightningModule.training_step), "no training_step"),
+        (
+            lambda: having(configure_optimizers=pl.LightningModule.configure_optimizers),
+            "no configure_optimizers",
+        ),
+        (lambda: having(training_step=lambda self: 0), "must be .batch, batch_idx."),
+        (lambda: having(training_step=lambda self, dataloader_iter: 0), "takes a dataloader_iter"),
+        (lambda: having(validation_step=lambda self, a, b, c: 0), "missing a required argument"),
+    ],
+)
+def test_modules(make: Callable[[], Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        LightningModel(make())
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_hooks_that_nobody_would_call(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"Odd\.{name} would not be called here: "):
+        LightningModel(having(**{name: lambda self, *given: None}))
+
+
+@pytest.mark.parametrize("name", REFUSED_IN_VALIDATION)
+def test_hooks_that_nobody_would_call_with_held_out_rows(name: str) -> None:
+    step: Any = {"validation_step": lambda self, batch, index: None}
+    model = LightningModel(having(**{name: lambda self, *given: None}, **step))
+    with pytest.raises(UsageError, match=rf"Odd\.{name} would not be called here: "):
+        model.need_loss()
+
+
+def test_every_hook_of_lightning_is_called_refused_or_left_out_on_purpose() -> None:
+    called = {
+        *("configure_model", "on_train_start", "on_train_epoch_start", "on_train_epoch_end"),
+        *("on_train_batch_start", "on_train_batch_end", "on_before_zero_grad"),
+        *("on_before_backward", "on_after_backward", "on_before_optimizer_step"),
+        *("on_before_batch_transfer", "on_after_batch_transfer"),
+    }
+    data = {"prepare_data", *(f"{what}_dataloader" for what in ("train", "val", "predict"))}
+    hooks = {
+        name
+        for kind in base_of(Net()).__mro__  # type: ignore[union-attr]
+        if kind.__module__ == "pytorch_lightning.core.hooks"
+        for name in vars(kind)
+        if not name.startswith("_") and "test" not in name
+    }
+    left = hooks - called - set(REFUSED) - set(REFUSED_IN_VALIDATION)
+    assert left == data, "rows come from fit's data; nothing tests here"
+
+
+def two(self: Any) -> Any:
+    return [optim.SGD(self.parameters(), lr=0.1), optim.SGD(self.parameters(), lr=0.1)]
+
+
+def with_scheduler(**options: Any) -> Callable[[Any], Any]:
+    def configure(self: Any) -> Any:
+        made = optim.SGD(self.parameters(), lr=0.1)
+        scheduler = {"scheduler": optim.lr_scheduler.StepLR(made, 1)} | options
+        return {"optimizer": made, "lr_scheduler": scheduler}
+
+    return configure
+
+
+def plateau(self: Any) -> Any:
+    made = optim.SGD(self.parameters(), lr=0.1)
+    return [made], [optim.lr_scheduler.ReduceLROnPlateau(made)]
+
+
+def two_schedulers(self: Any) -> Any:
+    made = optim.SGD(self.parameters(), lr=0.1)
+    return [made], [optim.lr_scheduler.StepLR(made, 1), optim.lr_scheduler.StepLR(made, 1)]
+
+
+@pytest.mark.parametrize(
+    ("configure", "why"),
+    [
+        (two, "returned SGD, SGD: .*return one optimizer"),
+        (lambda self: None, "returned nothing: "),
+        (lambda self: [3], "returned int: "),
+        (lambda self: {"opt": 3}, r"dict of \['opt'\]: it must have optimizer"),
+        (lambda self: optim.LBFGS(self.parameters()), "LBFGS cannot be used"),
+        (lambda self: optim.SGD([self.layer.weight], lr=1), "leaves out layer.bias"),
+        (lambda self: self.trainer.max_epochs, "self.trainer.max_epochs: no Trainer runs"),
+        (plateau, "ReduceLROnPlateau: no metric of all workers"),
+        (two_schedulers, "returned 2 schedulers: join them"),
+        (with_scheduler(interval="batch"), "interval='batch': it must be step or epoch"),
+        (with_scheduler(frequency=0), "frequency=0: it must be 1 or above"),
+        (with_scheduler(scheduler=7), "lr_scheduler is a int"),
+        (with_scheduler(each=2), "lr_scheduler has each: it may have scheduler, interval"),
+    ],
+)
+def test_optimizers(configure: Callable[[Any], Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        LightningModel(having(configure_optimizers=configure))
+
+
+def test_one_optimizer_in_a_list_is_one() -> None:
+    one = {"optimizer": None}
+
+    def listed(self: Any) -> Any:
+        one["optimizer"] = optim.SGD(self.parameters(), lr=0.1)
+        return [dict(one)]
+
+    assert LightningModel(having(configure_optimizers=listed)).n_params == 6
+
+
+def test_a_batch_function_must_not_hold_the_module() -> None:
+    net = Net()
+    with pytest.raises(UsageError, match=r"batch holds the module itself \(layer.weight|Net"):
+        LightningModel(net, batch=lambda batch: net(batch.features))
+
+
+# -- at the first step, as it shows only there -----------------------------------------------------
+
+
+def trained(net: Any, labels: Any = CLASSES) -> None:
+    model = LightningModel(net)
+    model.bind(model.initial())
+    model.step(Batch(ROWS, labels))
+
+
+def of_own(self: Any, batch: Any, index: int) -> Any:
+    raise ValueError("the tide is out")
+
+
+@pytest.mark.parametrize(
+    ("step", "why"),
+    [
+        (lambda self, batch, index: None, "returned nothing: it must return the loss"),
+        (lambda self, batch, index: self(batch[0]), r"returned a tensor \[4, 2\]: it must"),
+        (lambda self, batch, index: {"x": 1}, r"returned a dict of \['x'\]"),
+        (lambda self, batch, index: self(batch), r"failed for batch \(float32\[4, 2\], int64\[4\]"),
+        (lambda self, batch, index: self.optimizers(), "trainer.strategy.*automatic optimization"),
+        (lambda self, batch, index: self.trainer.datamodule, r"rows come from fit\(data\)"),
+    ],
+)
+def test_steps(step: Callable[..., Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        trained(having(training_step=step))
+
+
+def test_a_batch_start_that_skips_is_refused() -> None:
+    with pytest.raises(UsageError, match="on_train_batch_start returned -1"):
+        trained(having(on_train_batch_start=lambda self, batch, index: -1))
+
+
+def test_an_exception_of_ones_own_keeps_its_words() -> None:
+    with pytest.raises(ValueError, match=r"^the tide is out$"):
+        trained(having(training_step=of_own))
+
+
+def test_a_label_that_is_no_class_is_named() -> None:
+    with pytest.raises(UsageError, match=r"labels must be 0 to C.*row 2 of this minibatch has 7"):
+        trained(Net(), np.array([0, 1, 7, 1]))
+
+
+def test_predicting_needs_a_way() -> None:
+    model = LightningModel(having(forward=pl.LightningModule.forward))
+    model.bind(model.initial())
+    with pytest.raises(UsageError, match="neither predict_step nor forward"):
+        model.predict(ROWS)

@@ -1,0 +1,132 @@
+"""A user's own exception keeps its own words; a library's is told in one line. Each model kind."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError, first_line
+
+ROWS, CLASSES = np.ones((4, 2), np.float32), np.array([0, 1, 2, 0])
+
+
+def refusing(*given: Any) -> Any:
+    raise RuntimeError("the tide is out\nand the boats lie dry")
+
+
+def keras_on_jax() -> Any:
+    """Keras, told its backend before it is imported."""
+    pytest.importorskip("optree", reason="keras is not here, which brings it")
+    from sparkstrom.models.keras_objects import keras
+
+    return keras
+
+
+def raises_own_words(check: Any) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        check(ROWS, CLASSES)
+    assert str(caught.value) == "the tide is out\nand the boats lie dry"
+
+
+@pytest.fixture
+def jax_kind() -> Any:
+    optax = pytest.importorskip("optax", reason="optax is not here")
+    from sparkstrom.models.jax import JaxModel
+
+    def make(apply: Any, optimizer: Any = None) -> Any:
+        return JaxModel(
+            lambda key: {"w": np.ones((3, 3), np.float32)},
+            apply,
+            optax.softmax_cross_entropy_with_integer_labels,
+            optimizer or optax.sgd(0.1),
+        )
+
+    return make
+
+
+@pytest.fixture
+def keras_kind() -> Any:
+    keras = keras_on_jax()
+    from sparkstrom.models.keras import KerasModel
+
+    def make(loss: Any, optimizer: Any = "sgd") -> Any:
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+        return KerasModel(model, loss, optimizer)
+
+    return make
+
+
+def test_jax(jax_kind: Any) -> None:
+    raises_own_words(jax_kind(refusing).check)
+    with pytest.raises(UsageError) as caught:
+        jax_kind(lambda params, x: x @ params["w"]).check(ROWS, CLASSES)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 300
+    assert caught.value.__cause__ is not None
+
+
+def test_keras(keras_kind: Any) -> None:
+    raises_own_words(keras_kind(refusing).check)
+    with pytest.raises(UsageError) as caught:
+        keras_kind("sparse_categorical_crossentropy").check(np.ones((4, 5), np.float32), CLASSES)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 300
+    assert "Exception encountered" not in str(caught.value)
+
+
+def test_an_exception_in_a_keras_layer_keeps_its_words() -> None:
+    keras = keras_on_jax()
+    from sparkstrom.models.keras import KerasModel
+
+    class Refusing(keras.layers.Layer):
+        def call(self, x: Any, training: bool = False) -> Any:
+            return refusing() if training else x
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), Refusing()])
+    made = KerasModel(model, "sparse_categorical_crossentropy", "sgd")
+    raises_own_words(made.check)
+    assert keras.config.is_traceback_filtering_enabled()
+
+
+def test_what_makes_an_optimizer_of_optax_is_to_be_called(jax_kind: Any) -> None:
+    optax = pytest.importorskip("optax", reason="optax is not here")
+    with pytest.raises(UsageError, match=r"^optimizer=optax\.sgd\(1e-3\) is what to pass"):
+        jax_kind(refusing, optax.sgd)
+    with pytest.raises(UsageError, match=r"^optimizer=optax\.adam\(learning_rate=0\.1\) is what"):
+        jax_kind(refusing, functools.partial(optax.adam, learning_rate=0.1))
+
+
+def test_what_makes_an_optimizer_of_keras_is_to_be_called(keras_kind: Any) -> None:
+    keras = keras_on_jax()
+    made = functools.partial(keras.optimizers.SGD, learning_rate=0.1)
+    for given, words in (
+        (keras.optimizers.Adam, r"^optimizer=keras\.optimizers\.Adam\(learning_rate=0\.001\) is"),
+        (made, r"^optimizer=keras\.optimizers\.SGD\(learning_rate=0\.1\) is what to pass, not the"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            keras_kind("mse", given)
+
+
+def test_an_optimizer_of_torch_that_is_made_says_the_line_to_write() -> None:
+    torch = pytest.importorskip("torch", reason="torch is not here")
+    from sparkstrom.models.torch import TorchModel
+
+    module, loss = torch.nn.Linear(2, 3), torch.nn.functional.cross_entropy
+    made = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    line = r"functools\.partial\(torch\.optim\.SGD, lr=0\.1, momentum=0\.9\) is what to pass"
+    with pytest.raises(UsageError, match=rf"^optimizer={line}"):
+        TorchModel(module, loss, made)
+    maker = functools.partial(torch.optim.SGD, lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(made, 7)
+    line = r"functools\.partial\(torch\.optim\.lr_scheduler\.StepLR, step_size=7\) is what to pass"
+    with pytest.raises(UsageError, match=rf"^scheduler={line}"):
+        TorchModel(module, loss, maker, scheduler=scheduler)
+
+
+def test_long_words_are_cut_and_empty_ones_are_told() -> None:
+    assert first_line("\n  one\ntwo") == "one"
+    assert first_line("") == "no reason"
+    assert len(first_line("x" * 5000)) == 200

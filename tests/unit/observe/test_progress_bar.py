@@ -1,0 +1,176 @@
+"""The bar at the foot of a terminal: one line, drawn over, with everybody else's lines above it."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+
+import pytest
+
+from sparkstrom.observe import progress_bar
+from sparkstrom.observe.progress_bar import ERASE, TerminalBar, fitting
+from tests.unit.observe.test_progress import line
+
+
+class Terminal(io.StringIO):
+    """A terminal of 100 columns, whose screen can be looked at."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+    def screen(self) -> list[str]:
+        """Its lines, where a carriage return, an erasure and a new line do what they do."""
+        rows, column = [""], 0
+        for part in re.findall(r"\r|\n|\x1b\[J|[^\r\n\x1b]+", self.getvalue()):
+            match part:
+                case "\r":
+                    column = 0
+                case "\n":
+                    rows.append("")
+                    column = 0
+                case "\x1b[J":
+                    rows[-1] = rows[-1][:column]
+                case _:
+                    rows[-1] = rows[-1][:column] + part + rows[-1][column + len(part) :]
+                    column += len(part)
+        return rows
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("COLUMNS", "100")
+    return Terminal()
+
+
+@contextmanager
+def shown_on(terminal: Terminal) -> Iterator[TerminalBar]:
+    """On standard error, and standard output is the same: pytest changes both at will."""
+    with redirect_stdout(terminal), redirect_stderr(terminal):
+        with TerminalBar() as bar:
+            yield bar
+        assert sys.stdout is terminal
+        assert sys.stderr is terminal
+
+
+def test_one_line_is_drawn_over_and_over_and_ends_with_all_done(terminal: Terminal) -> None:
+    with shown_on(terminal) as bar:
+        bar.show(line(phase="starting 4 Python workers", epoch=0.0), force=True)
+        assert terminal.screen() == ["sparkstrom: starting 4 Python workers  0 s"]
+        for epoch in (0.5, 1.0, 1.5):
+            bar.show(line(loss=0.25, epoch=epoch), force=True)
+        (drawn,) = terminal.screen()
+        assert drawn.startswith("training  50%|█")
+        assert "|" in drawn[15:]
+        assert drawn.split("| ")[1].startswith("epoch 1.5/3  loss 0.2500")
+        bar.show(line(phase="done", epoch=3.0), force=True)
+        bar.close()
+        drawn, rest = terminal.screen()
+        assert drawn.startswith("done 100%|██████████")
+        assert rest == ""
+
+
+def test_it_is_not_drawn_more_often_than_is_of_use(terminal: Terminal) -> None:
+    with shown_on(terminal) as bar:
+        for _ in range(100):
+            bar.show(line())
+        assert terminal.getvalue().count("training") <= 2  # tqdm draws a new bar at once
+
+
+@pytest.mark.parametrize("columns", [20, 40, 80, 120, 250])
+def test_it_is_never_wider_than_the_terminal(
+    columns: int, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shown_on(terminal) as bar:
+        monkeypatch.setenv("COLUMNS", str(columns))
+        bar.show(line(loss=0.25, slow_links=3), force=True)
+        (drawn,) = terminal.screen()
+        assert len(drawn) < columns
+        assert ("5.00 MB" in drawn) == (columns == 250)
+
+
+def test_the_cursor_rests_where_the_line_begins(terminal: Terminal) -> None:
+    """So does that of Spark's bar: each covers the other, and is covered."""
+    with shown_on(terminal) as bar:
+        bar.show(line(), force=True)
+        assert terminal.getvalue().endswith("\r")
+        terminal.write("\r[Stage 3:>" + " " * 60 + "(0 + 4) / 4]\r")
+        bar.show(line(loss=0.25), force=True)
+        (drawn,) = terminal.screen()
+        assert drawn.startswith("training")
+        assert "Stage" not in drawn
+        assert "4]" not in drawn
+
+
+def test_what_others_write_stands_above_it(terminal: Terminal) -> None:
+    with shown_on(terminal) as bar:
+        bar.show(line(), force=True)
+        bar.say("sparkstrom lost a worker: partition 2 on host7: silent")
+        print("printed")
+        print("in two", end=" ")
+        bar.show(line(), force=True)  # not into the line that somebody has begun
+        print("parts")
+        screen = terminal.screen()
+        assert screen[:-1] == [
+            "sparkstrom lost a worker: partition 2 on host7: silent",
+            "printed",
+            "in two parts",
+        ]
+        assert screen[-1].startswith("training")
+
+
+def test_log_lines_stand_above_it_and_handlers_are_as_before_afterwards(terminal: Terminal) -> None:
+    with shown_on(terminal) as bar:
+        handler, log = logging.StreamHandler(sys.stderr), logging.getLogger("sparkstrom")
+        log.addHandler(handler)
+        try:
+            bar.show(line(), force=True)
+            logging.getLogger("sparkstrom.spark").warning("a slow link")
+            assert terminal.screen()[0] == "a slow link"
+            assert terminal.screen()[1].startswith("training")
+            bar.close()
+            assert handler.stream is terminal
+        finally:
+            log.removeHandler(handler)
+
+
+def test_what_goes_to_a_file_is_left_alone(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", file)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with TerminalBar() as bar:
+        bar.show(line(), force=True)
+        assert sys.stdout is file
+        print("result")
+    assert file.getvalue() == "result\n"
+    assert "result" not in terminal.getvalue()
+
+
+def test_of_a_fit_that_fails_the_last_drawing_stays_and_the_error_follows_it(
+    terminal: Terminal,
+) -> None:
+    with shown_on(terminal) as bar:
+        bar.show(line(), force=True)
+        bar.close()
+        bar.close()
+        print("Traceback")
+        drawn, error, _ = terminal.screen()
+        assert drawn.startswith("training  50%")
+        assert error == "Traceback"
+        assert terminal.getvalue().count(ERASE) < 10
+
+
+def test_no_thread_of_tqdm_is_started() -> None:
+    assert progress_bar.Meter.monitor_interval == 0
+
+
+@pytest.mark.parametrize(("room", "text"), [(3, ""), (4, "abcd"), (9, "abcd"), (10, "abcd  efgh")])
+def test_figures_are_left_out_from_the_last_on(room: int, text: str) -> None:
+    assert fitting(["abcd", "efgh"], room) == text

@@ -1,0 +1,80 @@
+"""Which way a fit shows itself: what is asked for, what is there, and where it runs."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.observe import progress_choice
+from sparkstrom.observe.progress import PlainLines, ProgressLine
+from sparkstrom.observe.progress_bar import TerminalBar
+from sparkstrom.observe.progress_choice import check_progress, progress_for
+from sparkstrom.observe.progress_notebook import NotebookBar
+
+
+class Stream:
+    def __init__(self, terminal: bool) -> None:
+        self.isatty = lambda: terminal
+
+
+@pytest.fixture
+def somewhere(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def put(*, terminal: bool = False, shell: Any = None, term: str = "xterm") -> None:
+        monkeypatch.setattr(sys, "stderr", Stream(terminal))
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+        monkeypatch.setenv("TERM", term)
+
+    return put
+
+
+@pytest.mark.parametrize("asked", [True, "auto"])
+@pytest.mark.parametrize(
+    ("where", "kind"),
+    [
+        ({}, PlainLines),
+        ({"terminal": True}, TerminalBar),
+        ({"terminal": True, "term": "dumb"}, PlainLines),
+        ({"shell": SimpleNamespace(kernel=None)}, PlainLines),
+        ({"terminal": True, "shell": SimpleNamespace()}, TerminalBar),  # IPython at a terminal
+        ({"shell": SimpleNamespace(kernel=object())}, NotebookBar),
+    ],
+)
+def test_it_follows_from_where_it_runs(
+    asked: bool | str, where: dict[str, Any], kind: type, somewhere: Any
+) -> None:
+    somewhere(**where)
+    assert type(progress_for(asked)) is kind
+
+
+def test_without_tqdm_a_terminal_gets_plain_lines(
+    somewhere: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    somewhere(terminal=True)
+    monkeypatch.setattr(progress_choice, "_is_there", lambda package: package != "tqdm")
+    assert type(progress_for(True)) is PlainLines
+    with pytest.raises(UsageError, match="needs the package tqdm on the driver: pip install tqdm"):
+        check_progress("bar")
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind"),
+    [
+        (False, ProgressLine),
+        ("bar", TerminalBar),
+        ("plain", PlainLines),
+        ("notebook", NotebookBar),
+    ],
+)
+def test_who_asks_for_one_gets_it_anywhere(asked: bool | str, kind: type) -> None:
+    check_progress(asked)
+    assert type(progress_for(asked)) is kind
+
+
+@pytest.mark.parametrize("asked", ["Bar", "", None, 1, "tqdm"])
+def test_what_there_is_not_is_refused(asked: Any) -> None:
+    with pytest.raises(UsageError, match="must be True, False or one of 'auto', 'bar', 'plain'"):
+        check_progress(asked)

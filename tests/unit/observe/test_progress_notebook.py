@@ -1,0 +1,83 @@
+"""The bar in a notebook: one output, changed in place; said lines below it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom.observe import progress_notebook
+from sparkstrom.observe.progress import Pace
+from sparkstrom.observe.progress_notebook import BROKEN, DONE, RUNNING, NotebookBar, as_html
+from tests.unit.observe.test_progress import line
+
+IPython = pytest.importorskip("IPython.display")
+
+
+class Cell:
+    """Its outputs by id, as a front end keeps them."""
+
+    def __init__(self) -> None:
+        self.displayed: list[dict[str, str]] = []
+        self.drawings = 0
+
+    def display(self, data: dict[str, str], **_: Any) -> Any:
+        self.displayed.append(data)
+        self.drawings += 1
+        return self
+
+    def update(self, data: dict[str, str], **_: Any) -> None:
+        self.displayed[-1] = data
+        self.drawings += 1
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
+    made = Cell()
+    monkeypatch.setattr(IPython, "display", made.display)
+    return made
+
+
+def test_there_is_one_output_which_ends_with_all_done(
+    cell: Cell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with NotebookBar() as bar:
+        bar.show(line(phase="starting 4 Python workers", epoch=0.0), force=False)
+        for epoch in (1.0, 2.0, 3.0):
+            bar.show(line(epoch=epoch, phase=f"training {epoch}"))
+        bar.say("partition 1 on host7 (training) says: hello")
+        bar.show(line(phase="done", epoch=3.0), force=True)
+    (shown,) = cell.displayed
+    assert cell.drawings == 5
+    assert "width:100.0%" in shown["text/html"]
+    assert DONE in shown["text/html"]
+    assert shown["text/plain"].startswith("sparkstrom: done 100%  epoch 3.0/3")
+    assert capsys.readouterr() == ("partition 1 on host7 (training) says: hello\n", "")
+
+
+def test_a_fit_that_fails_is_shown_as_such(cell: Cell) -> None:
+    bar = NotebookBar()
+    bar.show(line(epoch=1.5))
+    bar.close()
+    (shown,) = cell.displayed
+    assert "<b>ended while training</b> 50%" in shown["text/html"]
+    assert BROKEN in shown["text/html"]
+
+
+def test_where_nothing_was_shown_nothing_is_ended(cell: Cell) -> None:
+    NotebookBar().close()
+    assert cell.displayed == []
+
+
+def test_it_is_drawn_now_and_then(cell: Cell) -> None:
+    bar = NotebookBar()
+    for _ in range(100):
+        bar.show(line())
+    assert cell.drawings == 1
+    assert progress_notebook.DRAW_EVERY_S > 0.2
+
+
+def test_no_word_is_markup() -> None:
+    drawn = as_html(line(phase="<script>"), Pace(), 1.0, RUNNING)
+    assert "<script>" not in drawn
+    assert "&lt;script&gt;" in drawn

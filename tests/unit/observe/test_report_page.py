@@ -1,0 +1,304 @@
+"""A run log as a page: what is in it, whatever became of the fit and of the file."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.observe.reporting.fit_plots import throughput
+from sparkstrom.observe.reporting.report_page import FITS_SHOWN, report
+from sparkstrom.observe.reporting.run_history import STRANGE_LINES_MAX, RunHistory, read_history
+from tests.unit.observe.run_logs import PLOTS, REAL, Line, long, real, written
+
+PAGE_BYTES_MAX = 500_000
+ODD: list[Any] = [
+    None, True, -1, 0, 1e308, -1e-320, 10**400, "1", "<b>", "\ud800\x00", [], [[1]], {}, {"a": {}},
+    math.nan, -math.inf,
+]  # fmt: skip
+CHANGED = {"fit_begin": 9, "iteration": 2, "worker_change": 2, "epoch": 2, "fit_end": 30}  # places
+
+
+class Page(HTMLParser):
+    """Counts elements, and keeps text and attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.plots, self.said = 0, ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        self.plots += tag == "svg" and ("class", "plot") in attrs
+
+    def handle_data(self, data: str) -> None:
+        self.said += data
+
+
+def history(tmp_path: Path, lines: list[Line], torn: str = "") -> RunHistory:
+    return read_history(written(tmp_path / "run.jsonl", lines, torn))
+
+
+def page(tmp_path: Path, lines: list[Line], torn: str = "") -> Page:
+    text = report(history(tmp_path, lines, torn))
+    assert len(text.encode()) < PAGE_BYTES_MAX
+    return Page(text)
+
+
+# -- fits ----------------------------------------------------------------------------------------
+
+
+def test_a_fit_that_is_done_has_all_plots_its_faults_and_its_figures() -> None:
+    made = Page(report(read_history(REAL)))
+    assert made.plots == PLOTS
+    titles = (
+        "Loss", "Throughput", "Sent fraction", "Threshold (tau)", "Staleness on the way",
+        "Staleness in residuals", "Bytes handed over, by kind", "Workers", "Time by phase",
+        "Time of each worker",
+    )  # fmt: skip
+    assert [title for title in titles if title not in made.said] == []
+    assert "worker lost: partition" in made.said
+    assert "another worker trains partition" in made.said
+    assert "media driver replaced" in made.said
+    assert "batch_size_per_worker" in made.said
+    assert "equal by all bits" in made.said
+    assert {"script", "img", "iframe", "object"}.isdisjoint(made.tags)
+
+
+def test_each_plot_has_a_name_units_and_its_values_as_a_table() -> None:
+    made = Page(report(read_history(REAL)))
+    names = [value for name, value in made.attributes if name == "aria-label"]
+    assert len(names) == PLOTS
+    assert all(names)
+    assert made.said.count("seconds since the fit began") == PLOTS - 2
+    assert made.tags.count("figure") == made.tags.count("figcaption") == PLOTS
+    assert "examples/s" in made.said
+
+
+def test_a_fit_that_failed_says_why_and_shows_what_there_was(tmp_path: Path) -> None:
+    *lines, end = real()
+    made = page(tmp_path, [*lines, end | {"summary": None, "error": "loss is NaN on host-7"}])
+    assert made.plots == PLOTS - 1
+    assert "failed" in made.said
+    assert "loss is NaN on host-7" in made.said
+    assert "times of each worker come with the summary" in made.said
+
+
+@pytest.mark.parametrize(
+    ("error", "how"),
+    [("KeyboardInterrupt", "interrupted"), ("the job was cancelled: by x", "interrupted")],
+)
+def test_a_fit_that_a_person_ended_is_no_failure(tmp_path: Path, error: str, how: str) -> None:
+    made = page(tmp_path, [*real()[:-1], {"event": "fit_end", "summary": None, "error": error}])
+    assert how in made.said
+    assert "failed" not in made.said
+
+
+def test_a_fit_without_an_end_may_still_be_running(tmp_path: Path) -> None:
+    made = page(tmp_path, real()[:-1])
+    assert "it is still running, or the driver program was killed" in made.said
+    assert made.plots == PLOTS - 1
+    only_begun = page(tmp_path, real()[:1])
+    assert only_begun.plots == 0
+    assert "before anybody trained" in only_begun.said
+
+
+def test_a_torn_line_is_told_and_what_was_before_it_is_there(tmp_path: Path) -> None:
+    made = page(tmp_path, real()[:-1], '{"event": "iterat')
+    assert "The last line is torn" in made.said
+    assert made.plots == PLOTS - 1
+
+
+def test_of_several_fits_each_has_a_row_and_the_newest_their_plots(tmp_path: Path) -> None:
+    made = page(tmp_path, real() * 6)
+    assert made.plots == FITS_SHOWN * PLOTS
+    assert "6 fits" in made.said
+    assert "2 fits of the log not shown below" in made.said
+    one = Page(report(history(tmp_path, real() * 6), only=2))
+    assert one.plots == PLOTS
+    assert "Fit 2:" in one.said
+    assert "Fit 6:" not in one.said
+
+
+@pytest.mark.parametrize("number", [0, 3, -1])
+def test_a_fit_that_is_not_in_the_log_is_refused(tmp_path: Path, number: int) -> None:
+    with pytest.raises(UsageError, match=r"has 2 fits; give a number from 1 on"):
+        report(history(tmp_path, real() * 2), only=number)
+
+
+def test_a_fit_that_begins_after_a_torn_line_is_one_of_its_own(tmp_path: Path) -> None:
+    path = written(tmp_path / "run.jsonl", real()[:-1], '{"event": "iter\n')
+    path.write_text(path.read_text() + REAL.read_text())
+    made = read_history(path)
+    assert len(made.fits) == 2
+    assert made.strange == [len(real())]
+    assert "1 line could not be read" in Page(report(made)).said
+
+
+def test_hours_of_iterations_make_a_small_page(tmp_path: Path) -> None:
+    made = page(tmp_path, long(4_000))
+    assert made.plots == PLOTS
+    assert "minutes since the fit began" in made.said or "hours since" in made.said
+    page(tmp_path, long(600) * 5)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, None])
+def test_a_loss_that_is_no_number_is_a_gap_and_a_mark(tmp_path: Path, loss: float | None) -> None:
+    lines = real()
+    for line in lines[len(lines) // 2 :]:
+        if line["event"] in ("iteration", "epoch"):
+            line["loss"] = loss
+    made = page(tmp_path, lines)
+    assert made.plots == PLOTS
+    assert "the loss is not a number" in made.said
+
+
+def test_slow_links_are_named_with_the_moment(tmp_path: Path) -> None:
+    link = "the link to node 3 (host7) carries 1.2 MB/s, training would fill 9: updates are summed"
+    lines = real()
+    told = [line for line in lines if line["event"] == "iteration"][-2:]
+    for line in told:
+        line["slow_links"] = [link]
+    made = page(tmp_path, lines)
+    assert made.said.count(link) == 1
+    assert f"{told[0]['seconds']:.1f} s" in made.said
+    assert "No link was found too slow" in Page(report(read_history(REAL))).said
+
+
+def test_checkpoints_are_dotted_on_the_loss_and_the_newest_is_named(tmp_path: Path) -> None:
+    begin, *middle, end = real()
+    written_at = [
+        {"event": "checkpoint", "seconds": s, "path": f"/saved/{s}", "epochs": 1.0} for s in (1, 2)
+    ]
+    lost = [line for line in middle if line["event"] == "worker_change"]
+    made = page(tmp_path, [begin, *written_at, *middle, end])
+    before = page(tmp_path, real())
+    classes = [value for name, value in made.attributes if name == "class"]
+    assert classes.count("mark saved") == 2
+    assert lost
+    assert made.attributes.count(("class", "mark lost")) == before.attributes.count(
+        ("class", "mark lost")
+    )
+    assert "/saved/2, at 2.0 s" in made.said
+    assert "Checkpoints" not in before.said
+
+
+def test_an_old_log_without_kinds_of_bytes_shows_updates(tmp_path: Path) -> None:
+    lines = real()
+    for line in lines:
+        line.pop("bytes_by_kind", None)
+    assert page(tmp_path, lines).plots == PLOTS
+
+
+# -- files that are none -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "is empty"),
+        (b"\n \n", "is empty"),
+        (b"not JSON\n", "no whole line of a run log"),
+        (b'{"loss": 1}\n[1]\n3\n', "no whole line of a run log"),
+        (b"\x00\xff\xfe" * 1000 + b"\n", "no whole line of a run log"),
+        (b'{"event": "fit_be', "no whole line of a run log"),
+        (b"x\n" * 5000, f"the first {STRANGE_LINES_MAX:,} lines"),
+        (b"[" * 100_000 + b"\n", "no whole line of a run log"),
+    ],
+)
+def test_another_file_is_refused_with_the_reason(tmp_path: Path, content: bytes, why: str) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=why) as refused:
+        read_history(path)
+    assert "sparkstrom-runs" in str(refused.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.jsonl", tmp_path):
+        with pytest.raises(UsageError, match="cannot be read"):
+            read_history(path)
+
+
+# -- whatever the log holds ----------------------------------------------------------------------
+
+EVIL = "</style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&\u202e\x1b[2J"
+
+
+def with_strings(value: Any, said: str) -> Any:
+    """The same, every text in it replaced, those of a name included, but for events and times."""
+    match value:
+        case dict():
+            kept = ("event", "time")
+            return {k: v if k in kept else with_strings(v, said) for k, v in value.items()}
+        case list():
+            return [with_strings(one, said) for one in value]
+        case str():
+            return said
+        case _:
+            return value
+
+
+def test_what_a_log_says_is_text_and_never_markup(tmp_path: Path) -> None:
+    lines = [with_strings(line, EVIL) for line in real()]
+    lines[0]["options"][EVIL] = EVIL
+    lines[-1]["summary"]["phase_seconds"][EVIL] = 3.0
+    lines[-1]["summary"]["horizons"] = {"workers": EVIL, EVIL: EVIL}
+    lines[-1]["summary"]["stopped"] = EVIL
+    for line in lines:
+        line.get("bytes_by_kind", {})[EVIL] = 5
+    made = page(tmp_path, lines)
+    assert made.plots == PLOTS
+    assert {"script", "img"}.isdisjoint(made.tags)
+    assert [name for name, _ in made.attributes if name.startswith("on") or name == "src"] == []
+    assert "<script>alert(1)</script>" in made.said
+    assert "\x1b" not in made.said
+
+
+def fields(line: Line) -> list[tuple[Any, Any]]:
+    """Places in a line: (object, key), at any depth."""
+    places: list[tuple[Any, Any]] = []
+    left: list[Any] = [line]
+    while left:
+        at = left.pop()
+        keys = list(at) if isinstance(at, dict) else range(len(at)) if isinstance(at, list) else []
+        places += [(at, key) for key in keys if key != "event"]
+        left += [at[key] for key in keys]
+    return places
+
+
+@pytest.mark.parametrize("odd", ODD, ids=repr)
+def test_any_value_in_any_place_makes_a_page(tmp_path: Path, odd: Any) -> None:
+    rng = random.Random(repr(odd))
+    for kind, places in CHANGED.items():
+        lines = real()
+        for line in lines:
+            for _ in range(places if line["event"] == kind else 0):
+                at, key = rng.choice(fields(line))
+                at[key] = copy.deepcopy(odd)  # they are put into each other
+        assert page(tmp_path, lines).tags
+
+
+@pytest.mark.parametrize("odd", ["x", {}])
+def test_each_value_of_a_summary_may_be_odd(tmp_path: Path, odd: Any) -> None:
+    *lines, end = real()
+    for key in end["summary"]:
+        changed = end | {"summary": end["summary"] | {key: odd}}
+        assert page(tmp_path, [lines[0], changed]).tags
+
+
+def test_throughput_is_over_spans_that_are_long_enough() -> None:
+    seconds = [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
+    assert throughput(seconds, [0, 50, 100, 150, None, 250], 10.0) == ([1.0, 2.5], [100.0, 100.0])
+    assert throughput([1.0, 3.0], [10, 4], 3.0) == ([3.0], [0.0])
+    assert throughput([], [], 0.0) == ([], [])

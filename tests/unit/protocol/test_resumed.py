@@ -1,0 +1,215 @@
+"""A fit that goes on: where partitions begin, and a copy of an updater's state for the driver."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.identity import MASTER, Position
+from sparkstrom.codec.copies import Copy, number_of
+from sparkstrom.codec.messages import Activity, AskUpdater, Phase, Refused, UpdaterChunk, Welcome
+from sparkstrom.protocol.common import events as ev
+from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
+from sparkstrom.protocol.common.ignored import Reason
+from sparkstrom.protocol.master.partitions import Partitions
+from tests.unit.protocol.conftest import MasterDriver
+from tests.unit.protocol.spoken import aborted, answers, only, sent
+
+# -- where it begins ---------------------------------------------------------------------------
+
+
+def spec_of(*positions: tuple[int, int], rows: int = 7, batches: int = 3) -> FitSpec:
+    starts = tuple(PartitionStart(Position(*at), rows, 5, batches) for at in positions)
+    return FitSpec(len(positions), epochs=2, n_params=1, version="v", starts=starts)
+
+
+def master_of(make: Any, spec: FitSpec) -> MasterDriver:
+    driver = MasterDriver(make, spec.workers)
+    for partition, start in zip(driver.machine.partitions, spec.starts, strict=True):
+        partition.begin(start)
+    return driver
+
+
+def test_partitions_begin_where_they_were_and_count_what_was_trained() -> None:
+    spec = spec_of((0, 2), (1, 0))
+    partitions = Partitions.of(spec, 0.0)
+    assert [p.position for p in partitions] == [(0, 2), (1, 0)]
+    assert [p.as_start() for p in partitions] == list(spec.starts)
+    assert partitions.minibatches == partitions.minibatches_resumed == 5
+    partitions[0].advance(Position(1, 1))
+    assert (partitions.minibatches, partitions.minibatches_resumed) == (7, 5)
+    assert spec.start_of(1) == (1, 0)
+
+
+def test_beyond_the_last_epoch_there_is_nothing_left() -> None:
+    (partition,) = Partitions.of(spec_of((5, 2)), 0.0)
+    assert partition.trained
+    assert partition.position == (2, 0)
+
+
+def test_without_a_checkpoint_all_begin_at_their_first_minibatch() -> None:
+    spec = FitSpec(2, 1, 1, "v")
+    assert [p.position for p in Partitions.of(spec, 0.0)] == [(0, 0), (0, 0)]
+    assert spec.start_of(1) == (0, 0)
+
+
+def test_who_joins_is_told_where_to_go_on(make: Any) -> None:
+    master = master_of(make, spec_of((0, 2), (1, 0)))
+    (welcome,) = answers(master.join(1, rows=7, checksum=5, batches=3), Welcome)
+    assert (welcome.epoch, welcome.batch) == (1, 0)
+
+
+@pytest.mark.parametrize("changed", [{"rows": 8}, {"checksum": 6}, {"batches": 4}])
+def test_other_rows_than_the_checkpoints_end_it_with_a_remedy(
+    make: Any, changed: dict[str, int]
+) -> None:
+    master = master_of(make, spec_of((0, 2), (1, 0)))
+    abort = aborted(master.join(1, **({"rows": 7, "checksum": 5, "batches": 3} | changed)))
+    assert abort.kind is ev.Failure.USAGE
+    assert "when its checkpoint was written" in abort.reason
+    assert "resume=False" in abort.reason
+
+
+def test_rows_that_change_between_attempts_are_said_to_do_so(make: Any) -> None:
+    master = master_of(make, spec_of((0, 2), (1, 0)))
+    master.join(1, rows=7, checksum=5, batches=3)
+    abort = aborted(master.join(1, rows=8, checksum=5, batches=3, token=99, attempt=99))
+    assert "when its task is tried again" in abort.reason
+
+
+def test_where_all_is_trained_it_ends_without_anybody(make: Any) -> None:
+    master = master_of(make, spec_of((2, 0), (2, 0)))
+    effects = [*master.tick(), *master.tick()]
+    assert master.phase is Phase.AUDIT
+    assert only(effects, ev.Hash).commit == 0
+    master.step(ev.Hashed(0, "d", None))
+    assert master.phase is Phase.DONE
+    (refused,) = answers(master.join(0, rows=7, checksum=5, batches=3), Refused)
+    assert not refused.fatal
+
+
+def test_who_begins_where_the_fit_did_borrows_no_updater(node_with: Any, make: Any) -> None:
+    node = node_with(optimizer_wait_s=5.0)
+    me = node.machine.membership
+    me.identity = replace(me.identity, start=Position(1, 2))
+    node.joined(epoch=1, batch=2)
+    node.hear(make.state())
+    node.hear(make.chunk(0))
+    node.step(ev.Paused(1))
+    node.tick()
+    node.step(ev.Installed())
+    assert sent(node.tick(), AskUpdater) == []
+
+
+def test_who_could_not_read_its_rows_says_so_and_does_not_join(node: Any) -> None:
+    """In a fit that goes on it would join with other rows than it should have."""
+    told = node.step(ev.TrainerFailed("no room on the disk", "trace"))
+    assert only(told, ev.Tell).message.reason == "no room on the disk"
+    assert [tell.message.node for tell in node.opened() if isinstance(tell, ev.Tell)] == []
+
+
+# -- a copy for the driver ---------------------------------------------------------------------
+
+
+def chunk_for_driver(index: int, content: bytes) -> UpdaterChunk:
+    return Copy.of(content, 1).chunk(AskUpdater(MASTER, number_of(content), index))
+
+
+def lending(master: Any) -> Any:
+    master.running()
+    master.say(1, steps=3, activity=Activity.STEPPING, lends=True)
+    return master
+
+
+def test_the_driver_takes_a_copy_while_training_goes_on(master: Any) -> None:
+    lending(master)
+    master.step(ev.CopyUpdater())
+    (ask,) = answers(master.tick(), AskUpdater, "w0")
+    assert ask == AskUpdater(MASTER, None, 0)
+    (rest,) = answers(master.hear(1, chunk_for_driver(0, b"ab")), AskUpdater, "w0")
+    assert rest.index == 1
+    copied = only(master.hear(1, chunk_for_driver(1, b"ab")), ev.UpdaterCopied)
+    assert copied.payloads == (b"ab",)
+    assert master.phase is Phase.RUNNING
+    assert answers(master.tick(), AskUpdater) == []
+
+
+def test_two_wishes_at_once_get_one_copy(master: Any) -> None:
+    lending(master)
+    master.step(ev.CopyUpdater())
+    master.tick()
+    master.step(ev.CopyUpdater())
+    assert only(master.hear(1, chunk_for_driver(0, b"a")), ev.UpdaterCopied).payloads == (b"a",)
+
+
+def test_where_nobody_lends_it_is_given_up(master: Any) -> None:
+    master.running()
+    master.step(ev.CopyUpdater())
+    effects: list[ev.Effect] = []
+    for _ in range(12):
+        for node in (1, 2):
+            master.say(node)
+        effects += master.tick(1.0)
+    assert only(effects, ev.UpdaterCopied).payloads == ()
+
+
+def test_what_comes_after_that_is_counted_and_dropped(master: Any) -> None:
+    lending(master)
+    assert master.hear(1, chunk_for_driver(0, b"a")) == []
+    assert master.machine.ignored.counts["UpdaterChunk", Reason.LATE] == 1
+
+
+def all_lending(master: Any) -> Any:
+    master.running()
+    for node, steps in ((1, 5), (2, 7), (3, 3)):
+        master.say(node, steps=steps, activity=Activity.STEPPING, lends=True)
+    return master
+
+
+def test_everybodys_come_one_after_another_who_has_trained_most_first(master_with: Any) -> None:
+    master = all_lending(master_with(partitions=3))
+    master.step(ev.CopyUpdater(everybody=True))
+    effects: list[ev.Effect] = master.tick()
+    for name, node, content in (("w1", 2, b"b"), ("w0", 1, b"a"), ("w2", 3, b"c")):
+        assert [a.index for a in answers(effects, AskUpdater, name)] == [0]
+        assert len(answers(effects, AskUpdater)) == 1  # nobody else is asked meanwhile
+        effects = master.hear(node, chunk_for_driver(0, content))
+    assert only(effects, ev.UpdaterCopied).payloads == (b"b", b"a", b"c")
+
+
+def test_who_is_gone_or_does_not_answer_is_left_out(master_with: Any) -> None:
+    master = all_lending(master_with(partitions=3))
+    master.step(ev.CopyUpdater(everybody=True))
+    master.tick()
+    effects: list[ev.Effect] = master.evict(2)  # whose turn it is
+    assert answers(effects, AskUpdater, "w0")
+    effects = []
+    while not answers(effects, AskUpdater, "w2"):  # the first is alive, and silent about this
+        for node in (1, 3):
+            master.say(node)
+        effects = master.tick(1.0)
+    effects = master.hear(3, chunk_for_driver(0, b"c"))
+    assert only(effects, ev.UpdaterCopied).payloads == (b"c",)
+
+
+def test_a_chunk_that_comes_again_is_not_the_next_ones(master_with: Any) -> None:
+    master = all_lending(master_with(partitions=3))
+    master.step(ev.CopyUpdater(everybody=True))
+    master.tick()
+    master.hear(2, chunk_for_driver(0, b"b"))
+    assert master.hear(2, chunk_for_driver(0, b"b")) == []
+    assert master.machine.ignored.counts["UpdaterChunk", Reason.LATE] == 1
+    master.hear(1, chunk_for_driver(0, b"a"))
+    effects = master.hear(3, chunk_for_driver(0, b"c"))
+    assert only(effects, ev.UpdaterCopied).payloads == (b"b", b"a", b"c")
+
+
+def test_where_nobody_can_lend_yet_the_first_who_can_is_taken(master: Any) -> None:
+    master.running()
+    master.step(ev.CopyUpdater(everybody=True))
+    master.say(1, steps=3, activity=Activity.STEPPING, lends=True)
+    assert answers(master.tick(3.0), AskUpdater, "w0")
+    effects = master.hear(1, chunk_for_driver(0, b"a"))
+    assert only(effects, ev.UpdaterCopied).payloads == (b"a",)

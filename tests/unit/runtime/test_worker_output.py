@@ -1,0 +1,213 @@
+"""What a user's code says in a worker: copied for the driver, bounded, and where it always went."""
+
+from __future__ import annotations
+
+import io
+import logging
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from sparkstrom.codec.messages import Says
+from sparkstrom.codec.wire import decode_untrusted, encode
+from sparkstrom.observe.plain_text import LINE_CHARS_MAX
+from sparkstrom.runtime import heard_lines, worker_output
+from sparkstrom.runtime.heard_lines import HeardLines, WorkerLine
+from sparkstrom.runtime.worker_output import CopiedStream, WorkerOutput, captured
+
+
+class Clock:
+    now_s = 5.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def output(clock: Clock) -> WorkerOutput:
+    made = WorkerOutput(clock)
+    made.phase = lambda: "training"
+    return made
+
+
+@pytest.fixture
+def capturing(output: WorkerOutput, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerOutput]:
+    monkeypatch.setattr(warnings, "showwarning", lambda *_: None)  # not into pytest's report
+    with captured(output):
+        yield output
+
+
+def lines(output: WorkerOutput) -> list[str]:
+    said = output.take()
+    return [text for _, text in said.lines] if said is not None else []
+
+
+def test_a_print_is_copied_and_goes_where_it_went(
+    output: WorkerOutput, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sys.stdout
+    with captured(output):
+        print("loss", 0.25)
+        print("no end yet", end="")
+        print("; now")
+        print()
+    assert sys.stdout is before
+    assert lines(output) == ["loss 0.25", "no end yet; now"]
+    assert output.take() is None
+    assert capsys.readouterr().out == "loss 0.25\nno end yet; now\n\n"
+
+
+def test_what_is_drawn_over_is_not_shown(output: WorkerOutput) -> None:
+    stream = CopiedStream(io.StringIO(), output.add)
+    stream.writelines(["\r 10 %", "\r 20 %", "\rdone\n"])
+    assert lines(output) == ["done"]
+
+
+def test_a_line_that_never_ends_fills_no_memory(output: WorkerOutput) -> None:
+    stream = CopiedStream(io.StringIO(), output.add)
+    for _ in range(1000):
+        stream.write("x" * 1000)
+    assert len(stream._partial) == worker_output.PARTIAL_CHARS_MAX
+    stream.write("\n")
+    (line,) = lines(output)
+    assert len(line) == LINE_CHARS_MAX
+
+
+def test_a_warning_is_told_with_its_place(capturing: WorkerOutput) -> None:
+    warnings.simplefilter("default")
+    warnings.warn("mind the gap", RuntimeWarning, stacklevel=1)
+    (line,) = lines(capturing)
+    assert line.startswith("RuntimeWarning: mind the gap (")
+    assert "test_worker_output.py, line " in line
+
+
+def test_a_warning_of_an_earlier_task_is_told_again(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warnings, "showwarning", lambda *_: None)
+    for _ in range(2):
+        output = WorkerOutput(clock)
+        with captured(output):
+            warnings.simplefilter("default")
+            for _ in range(3):
+                warnings.warn("once", UserWarning, stacklevel=1)
+        assert len(lines(output)) == 1
+
+
+def test_records_from_warning_on_are_told_whoever_handles_them(capturing: WorkerOutput) -> None:
+    quiet = logging.getLogger("quiet.module")
+    quiet.propagate = False
+    quiet.addHandler(logging.NullHandler())
+    quiet.warning("%d rows are empty", 3)
+    quiet.info("not this")
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        quiet.exception("gave up")
+    assert lines(capturing) == [
+        "WARNING quiet.module: 3 rows are empty",
+        "ERROR quiet.module: gave up (ValueError: broken)",
+    ]
+
+
+def test_a_record_whose_arguments_do_not_fit_is_told_without_them(capturing: WorkerOutput) -> None:
+    logging.getLogger("careless").makeRecord("careless", 30, "", 1, "%d rows", ("no",), None)
+    assert lines(capturing) == ["WARNING careless: %d rows"]
+    assert logging.makeLogRecord({"msg": "from elsewhere"}).msg == "from elsewhere"
+
+
+def test_records_are_in_the_executors_log_as_they_were_without_us() -> None:
+    """Nobody has set up logging there: Python's last resort writes to stderr, of ours as well."""
+    program = """
+import logging, sparkstrom
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.runtime.worker_output import WorkerOutput, captured
+with captured(WorkerOutput(SystemClock())):
+    logging.getLogger("theirs").warning("theirs is told")
+    logging.getLogger("sparkstrom.spark").warning("ours is told")
+logging.getLogger("sparkstrom.spark").warning("and not on the driver")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stderr.splitlines() == ["theirs is told", "ours is told"]
+
+
+def test_a_print_in_every_step_is_counted_and_not_told(output: WorkerOutput, clock: Clock) -> None:
+    for step in range(10_000):
+        output.add(f"step {step}")
+    said = output.take()
+    assert said is not None
+    assert len(said.lines) == worker_output.BURST
+    assert said.skipped == 10_000 - worker_output.BURST
+    clock.now_s += worker_output.EVERY_S
+    output.add("later")
+    output.add("too soon")
+    assert output.take() == worker_output.Said([("training", "later")], 1)
+    for step in range(1000):
+        clock.now_s += 100
+        output.add(f"step {step}")
+    told = 0
+    while (said := output.take()) is not None:
+        assert len(said.lines) <= worker_output.TAKEN_MAX
+        told += len(said.lines)
+    assert told == worker_output.TOTAL - worker_output.BURST - 1
+
+
+def test_threads_may_print_at_once(output: WorkerOutput) -> None:
+    threads = [
+        threading.Thread(target=lambda: [output.add("x") for _ in range(1000)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    said = output.take()
+    assert said is not None
+    assert len(said.lines) + said.skipped == 4000
+
+
+def test_the_longest_message_goes_over_the_wire(output: WorkerOutput) -> None:
+    for _ in range(worker_output.BURST):
+        output.add("木" * 1000)
+    said = output.take()
+    assert said is not None
+    says = Says(host="h", partition=1, lines=said.lines, skipped=said.skipped)
+    kind, body = encode(says)
+    assert decode_untrusted(kind, body) == says
+    assert len(body) < 16 * 1024
+
+
+# -- on the driver -------------------------------------------------------------------------------
+
+
+def says(*texts: str, host: str = "host7", skipped: int = 0) -> Says:
+    lines = [("training", text) for text in texts]
+    return Says(host=host, partition=2, lines=lines, skipped=skipped)
+
+
+def test_the_driver_trusts_no_worker_with_its_terminal() -> None:
+    heard = HeardLines()
+    heard.take(says("\x1b]0;mine\x07" + "x" * 500, host="h\x1b[2J"), 0.0)
+    (line,) = heard.lines
+    assert line.host == "h\\x1b[2J"
+    assert line.text.startswith("\\x1b]0;mine\\x07xxx")
+    assert len(line.text) == LINE_CHARS_MAX
+
+
+def test_a_thousand_workers_do_not_flood_the_driver() -> None:
+    heard = HeardLines()
+    for _ in range(1000):
+        heard.take(says("hello", skipped=3), 0.0)
+    assert heard.lines == (WorkerLine(2, "host7", "training", "hello"),) * heard_lines.BURST
+    assert heard.skipped == 1000 - heard_lines.BURST + 3000
+    for second in range(10_000):
+        heard.take(says("hello"), float(second))
+    assert len(heard.lines) == heard_lines.TOTAL

@@ -1,0 +1,33 @@
+"""What a later attempt of an application says where it has nothing to go on from."""
+
+from __future__ import annotations
+
+from sparkstrom import SharedTrainingMaster
+from sparkstrom.spark.driver.attempts import begins_anew
+
+SECOND = {"spark.app.attempt.id": "2", "spark.app.id": "application_7_0001"}
+
+
+def said(**options: object) -> str:
+    [warning] = begins_anew(SECOND, SharedTrainingMaster(**options))
+    assert warning.startswith("this is attempt 2 of application_7_0001, and it trains from the")
+    return warning
+
+
+def test_only_a_later_attempt_says_that_it_begins_anew() -> None:
+    first = SECOND | {"spark.app.attempt.id": "1"}
+    assert begins_anew(first, SharedTrainingMaster()) == []
+    assert begins_anew({"spark.app.id": "local-1"}, SharedTrainingMaster()) == []
+
+
+def test_the_reason_comes_with_what_to_do() -> None:
+    assert "saved nothing; give checkpoint_directory=... on" in said()
+    assert "resume=False says so" in said(checkpoint_directory="hdfs:///7", resume=False)
+
+
+def test_only_a_path_of_one_node_may_have_been_left_on_another() -> None:
+    for url, may in {"hdfs:///runs/7": False, "/runs/7": True, "file:///runs/7": True}.items():
+        warning = said(checkpoint_directory=url, checkpoint_every="2 min")
+        assert f"{url!r}: the one before ended before the first was written" in warning
+        assert "checkpoint_every='2 min'" in warning
+        assert ("ran on another node" in warning) == may

@@ -1,0 +1,104 @@
+"""A value that no model takes is refused by its column, row and partition; with each model kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models import DenseNetwork
+from sparkstrom.models.row_checks import BadValue
+from sparkstrom.runtime.records import Leaf, RowFormat
+from sparkstrom.spark.data.row_blocks import Block, check_block
+
+FIRST = 100  # the block's first row in its partition
+GOOD = np.ones((4, 2), np.float32)
+
+
+def dense() -> Any:
+    return DenseNetwork([2, 3])
+
+
+def of_torch() -> Any:
+    torch = pytest.importorskip("torch", reason="torch is not here")
+    from sparkstrom.models.torch import TorchModel
+
+    loss = torch.nn.functional.cross_entropy
+    return TorchModel(torch.nn.Linear(2, 3), loss, partial(torch.optim.SGD, lr=0.1))
+
+
+def of_jax() -> Any:
+    optax = pytest.importorskip("optax", reason="optax is not here")
+    from sparkstrom.models.jax import JaxModel
+
+    return JaxModel(
+        lambda key: {"w": np.ones((2, 3), np.float32)},
+        lambda params, x: x @ params["w"],
+        optax.softmax_cross_entropy_with_integer_labels,
+        optax.sgd(0.1),
+    )
+
+
+def of_keras() -> Any:
+    pytest.importorskip("jax", reason="jax is not here")
+    pytest.importorskip("optree", reason="keras is not here")
+    from sparkstrom.models.keras import KerasModel
+    from sparkstrom.models.keras_objects import keras
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return KerasModel(model, loss, keras.optimizers.SGD(0.1))
+
+
+KINDS = [dense, of_torch, of_jax, of_keras]
+
+
+def block(features: Any, labels: Any, *, name: str = "pixels") -> Block:
+    leaves = (Leaf(name, (2,), "<f4", "<f4"), Leaf("digit", (), "<i8", "<i8"))
+    form = RowFormat(leaves)
+    records = form.pack([features, labels])
+    return Block(form, records, np.arange(FIRST, FIRST + len(records)), "partition 3")
+
+
+def spoilt(value: float) -> Any:
+    features = GOOD.copy()
+    features[2, 1] = value
+    return features
+
+
+@pytest.mark.parametrize("make", KINDS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_named_by_its_column(make: Callable[[], Any], value: float) -> None:
+    model = make()
+    for name, said in (("pixels", r"'pixels' at \[1\]"), ("age, income", "'income'")):
+        with pytest.raises(UsageError) as caught:
+            check_block(model, block(spoilt(value), np.zeros(4, int), name=name))
+        assert caught.match(rf"^row 102 of partition 3: column {said} is {value}: it must be a fin")
+        assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("make", [dense, of_jax, of_keras])
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_that_is_no_class_is_named_by_its_column(
+    make: Callable[[], Any], label: int
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_block(make(), block(GOOD, np.array([0, 1, 2, label])))
+    said = rf"^row 103 of partition 3: column 'digit' \(label\) is {label}: labels must be 0 to 2,"
+    assert caught.match(said)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_good_rows_pass(make: Callable[[], Any]) -> None:
+    check_block(make(), block(GOOD, np.array([0, 1, 2, 0])))
+
+
+def test_a_bad_value_travels_with_where_it_is() -> None:
+    import pickle
+
+    bad = BadValue("features", "x", 4, "2", "nan", "fill it")
+    assert str(pickle.loads(pickle.dumps(bad))) == "row 4: features[x] at [2] is nan: fill it"

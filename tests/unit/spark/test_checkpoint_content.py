@@ -1,0 +1,219 @@
+"""Checkpoint content: what is saved of a fit is what a later one goes on from."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.identity import Position
+from sparkstrom.checkpoint.checkpoint_file import (
+    Checkpoint,
+    pack_checkpoint,
+    read_checkpoint_untrusted,
+)
+from sparkstrom.codec.states import encode_state
+from sparkstrom.models import Adam, DenseNetwork, Sgd
+from sparkstrom.models.base import FlatModel
+from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
+from sparkstrom.runtime.fit_state import Snapshot
+from sparkstrom.runtime.lent_state import LentStates
+from sparkstrom.spark.driver.checkpoint_content import (
+    EARLIER_RUN,
+    FitKey,
+    FitToSave,
+    checkpoint_of,
+    resumption_of,
+)
+from sparkstrom.spark.driver.epoch_watch import Best
+from sparkstrom.spark.driver.fit_checkpoints import Use, key_of, use_of
+
+WIDTHS = [4, 3, 2]
+STARTS = (PartitionStart(Position(2, 1), 7, 9, 3), PartitionStart(Position(1, 0), 8, 2, 3))
+FIGURES = {"whole": [{"epoch": 1, "loss": 0.5}], "parts": [[0, {"epoch": 1}]]}
+
+
+def adam_state(model: FlatModel) -> bytes:
+    model.bind(model.initial())
+    state = model.updater_state()
+    return encode_state({f"updater/{name}": value for name, value in state.items()})
+
+
+def progressed(model: FlatModel, **changes: Any) -> FitToSave:
+    parameters = np.arange(model.n_params, dtype=np.float32)
+    made = FitToSave(
+        FitKey(2),
+        FitSpec(2, 5, model.n_params, "1", first_epoch=10, minibatches_before=40, starts=STARTS),
+        "'auto'",
+        Snapshot(17, parameters, b"buffers", STARTS),
+        FIGURES,
+        k=21,
+        states=LentStates(adam_state(model)),
+        summaries={"1": {"loss": 0.25}},
+    )
+    return replace(made, **changes)
+
+
+def through_a_file(checkpoint: Checkpoint) -> Checkpoint:
+    file = io.BytesIO()
+    pack_checkpoint(checkpoint, file)
+    file.seek(0)
+    return read_checkpoint_untrusted(file, "f.npz")
+
+
+def saved(model: FlatModel, **changes: Any) -> Checkpoint:
+    return through_a_file(checkpoint_of(model, progressed(model, **changes)))
+
+
+@pytest.fixture
+def model() -> FlatModel:
+    return DenseNetwork(WIDTHS, updater=Adam(0.01))
+
+
+def test_what_is_saved_comes_back(model: FlatModel) -> None:
+    copied = Snapshot(9, np.ones(model.n_params, np.float32), b"b", ())
+    best = Best(3, "loss", 0.5, 9)
+    found = resumption_of("f.npz", saved(model, best=(best, copied)), model)
+    assert (found.key, found.epochs, found.epochs_done) == (FitKey(2), 5, None)
+    assert (found.k, found.first_epoch, found.minibatches_before) == (21, 10, 40)
+    assert (found.parameters.tolist(), found.buffers) == (list(range(23)), b"buffers")
+    assert found.starts == STARTS
+    assert found.minibatches == 7 + 3
+    assert found.trained == {0: 2, 1: 1}
+    assert (found.figures, found.summaries) == (FIGURES, {"1": {"loss": 0.25}})
+    assert found.best is not None
+    assert (found.best[0], found.best[1].buffers) == (best, b"b")
+    assert found.best[1].commit == EARLIER_RUN  # no commit of this run is that one
+
+
+def of_partition(model: FlatModel, partition: int) -> bytes:
+    """Somebody's, who has taken so many steps."""
+    model.bind(model.initial())
+    state = model.updater_state() | {"steps": 10 + partition}
+    named = {f"updater/{name}": value for name, value in state.items()}
+    return encode_state(named | {"partition": partition})
+
+
+def test_each_workers_own_state_comes_back_and_lies_there_once(model: FlatModel) -> None:
+    first, second = of_partition(model, 0), of_partition(model, 1)
+    states = LentStates(second, {0: first, 1: second})
+    checkpoint = saved(model, states=states, wanted="all")
+    found = resumption_of("f.npz", checkpoint, model)
+    assert (found.states, found.left_out) == (states, ())
+    names = {name for name in checkpoint.arrays if name.startswith("state")}
+    assert names == {"state", "state_of_0"}
+    assert checkpoint.description["updaters"] == {
+        "wanted": "all",
+        "own": {"0": "state_of_0", "1": "state"},
+        "left_out": [],
+    }
+
+
+def test_who_is_left_out_is_said_and_where_one_was_wanted_nobody_is(model: FlatModel) -> None:
+    first = of_partition(model, 0)
+    states = LentStates(first, {0: first})
+    found = resumption_of("f.npz", saved(model, states=states, wanted="all"), model)
+    assert (found.states, found.left_out) == (states, (1,))
+    one = resumption_of("f.npz", saved(model, states=LentStates(first)), model)
+    assert (one.states, one.left_out) == (LentStates(first), ())
+
+
+def test_an_older_file_has_one_state_for_all(model: FlatModel) -> None:
+    checkpoint = saved(model)
+    del checkpoint.description["updaters"]
+    found = resumption_of("f.npz", checkpoint, model)
+    assert (found.states, found.left_out) == (LentStates(adam_state(model)), ())
+
+
+def test_an_own_state_of_another_optimizer_is_refused_too(model: FlatModel) -> None:
+    other = DenseNetwork(WIDTHS, updater=Sgd(0.1))
+    states = LentStates(adam_state(model), {1: of_partition(other, 1)})
+    with pytest.raises(UsageError, match="optimizer's state"):
+        resumption_of("f.npz", saved(model, states=states, wanted="all"), model)
+
+
+def test_as_many_workers_go_on_exactly_and_others_with_a_whole_epoch(model: FlatModel) -> None:
+    found = resumption_of("f.npz", saved(model), model)
+    assert found.starts_for(2) == STARTS
+    assert found.starts_for(3) == (PartitionStart(Position(1, 0)),) * 3
+    assert found.figures_for(2) == FIGURES
+    assert found.figures_for(3)["parts"] == []
+
+
+def test_of_a_partition_without_rows_no_epoch_is_waited_for(model: FlatModel) -> None:
+    empty = (*STARTS[:1], PartitionStart(Position(0, 0), 0, 0, 0))
+    snapshot = replace(progressed(model).snapshot, partitions=empty)
+    found = resumption_of("f.npz", saved(model, snapshot=snapshot), model)
+    assert found.starts_for(4)[0].position == (2, 0)
+
+
+def test_another_model_is_refused(model: FlatModel) -> None:
+    with pytest.raises(UsageError, match=r"f.npz has parameter .*\[4, 3\].* in its place"):
+        resumption_of("f.npz", saved(model), DenseNetwork([2, 2, 2], updater=Adam()))
+
+
+def test_another_optimizer_is_refused_before_any_work(model: FlatModel) -> None:
+    other = DenseNetwork(WIDTHS, updater=Sgd(0.1))
+    with pytest.raises(UsageError, match=r"optimizer's state .* resume=False"):
+        resumption_of("f.npz", saved(model), other)
+
+
+def test_the_description_is_json_that_says_what_is_in_it(model: FlatModel) -> None:
+    said = json.loads(json.dumps(saved(model).description))
+    assert said["partitions"] == [[2, 1, 7, 9, 3], [1, 0, 8, 2, 3]]
+    assert said["key"] == {"number": 2, "stream": "", "batch": -1}
+
+
+# -- which fit it is of ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("number", "epochs", "done", "use"),
+    [
+        (1, 5, None, Use.SKIP),
+        (2, 5, None, Use.GO_ON),
+        (2, 9, None, Use.GO_ON),
+        (3, 5, None, Use.BEGIN),
+        (2, 5, 5, Use.SKIP),
+        (2, 4, 5, Use.SKIP),
+        (2, 6, 5, Use.GO_ON),  # it is to train longer
+        (2, 5, 3, Use.SKIP),  # it was stopped early
+        (3, 5, 5, Use.BEGIN),
+    ],
+)
+def test_a_fit_knows_its_own_checkpoint_by_its_number(
+    model: FlatModel, number: int, epochs: int, done: int | None, use: Use
+) -> None:
+    found = resumption_of("f.npz", saved(model, epochs_done=done), model)
+    assert use_of(found, FitKey(number), epochs) is use
+
+
+@pytest.mark.parametrize(
+    ("stream", "batch", "done", "use"),
+    [
+        ("q", 6, 1, Use.SKIP),
+        ("q", 7, 1, Use.SKIP),
+        ("q", 7, None, Use.GO_ON),
+        ("q", 8, 1, Use.BEGIN),
+        ("another", 3, 1, Use.BEGIN),
+        ("", -1, 1, Use.BEGIN),
+    ],
+)
+def test_a_micro_batch_is_trained_once(
+    model: FlatModel, stream: str, batch: int, done: int | None, use: Use
+) -> None:
+    """Its number in the program means nothing: the query goes on where it was."""
+    checkpoint = saved(model, key=FitKey(58, "q", 7), epochs_done=done)
+    found = resumption_of("f.npz", checkpoint, model)
+    assert use_of(found, FitKey(1, stream, batch), 5) is use
+
+
+def test_sparks_own_words_say_which_micro_batch_it_is() -> None:
+    said = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "7"}
+    assert key_of(3, said.get) == FitKey(3, "q", 7)
+    assert key_of(3, {}.get) == FitKey(3)

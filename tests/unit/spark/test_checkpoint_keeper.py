@@ -1,0 +1,218 @@
+"""Checkpoint keeper: when checkpoints are taken, and what is in them."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.identity import Position
+from sparkstrom.checkpoint.cadence import parse_every
+from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
+from sparkstrom.codec.messages import Phase
+from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.observe.epochs import EpochBook
+from sparkstrom.observe.listening.fit_events import CheckpointWritten
+from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
+from sparkstrom.runtime.fit_state import Progress, Snapshot
+from sparkstrom.runtime.lent_state import LentStates
+from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.spark.driver.checkpoint_content import FitKey, Resumption, resumption_of
+from sparkstrom.spark.driver.checkpoint_keeper import CheckpointKeeper, Kept
+from sparkstrom.spark.driver.epoch_watch import EpochWatch
+
+MODEL = DenseNetwork([4, 3, 2], updater=Sgd(0.1))
+PUBLICATIONS = "encoder/publications"
+SPEC = FitSpec(2, 9, MODEL.n_params, "1")
+
+
+class Master:
+    """At any commit the test says; workers' states come when the test says."""
+
+    def __init__(self) -> None:
+        self.commit, self.everybody = 0, False
+        self.states: list[Future[tuple[bytes, ...]]] = []
+
+    def snapshot(self) -> Snapshot:
+        parameters = np.full(MODEL.n_params, self.commit, np.float32)
+        start = PartitionStart(Position(0, self.commit), 64, 1, 100)
+        return Snapshot(self.commit, parameters, b"", (start, start))
+
+    def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
+        self.everybody = everybody
+        self.states.append(Future())
+        return self.states[-1]
+
+
+class Bench:
+    """A keeper with a real directory and a real writer's thread."""
+
+    def __init__(self, directory: Path, every: str = "2 updates", updaters: str = "one") -> None:
+        self.directory = CheckpointDirectory(str(directory), 100)
+        self.master, self.told = Master(), list[CheckpointWritten]()
+        master = cast(MasterThread, self.master)
+        states, due = LentStates(), parse_every(every)
+        kept = Kept(self.directory, due, FitKey(1), MODEL, "'auto'", 20, states, {}, updaters)
+        self.keeper = CheckpointKeeper(
+            kept,
+            master,
+            book=EpochBook(),
+            watch=EpochWatch(master, None),
+            tell=self.told.append,
+            say=print,
+        )
+        self.keeper.on_fit_begin(SPEC)
+
+    def look(self, commits: int, phase: Phase = Phase.RUNNING) -> None:
+        self.master.commit = commits
+        self.keeper.on_progress(Progress(phase, 2, 2, 2, commits, 900, commits, 0.0, {}))
+
+    def wait(self) -> None:
+        """Until what was offered is written."""
+        assert self.keeper._writer._is_idle_by(time.monotonic() + 60)
+
+    def newest(self) -> Resumption:
+        found = self.directory.newest(pytest.fail)
+        assert found is not None
+        return resumption_of(*found, MODEL)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Any:
+    return Bench(tmp_path)
+
+
+def test_one_is_written_when_it_is_due_and_told_at_the_next_look(bench: Bench) -> None:
+    bench.look(5, Phase.GATHERING)
+    bench.keeper.on_phase(Phase.RUNNING)
+    bench.look(1)
+    assert bench.master.states == []
+    bench.look(2)
+    bench.master.states[0].set_result(())
+    bench.wait()
+    bench.look(3)
+    (told,) = bench.told
+    assert told.path.endswith("checkpoint-000001.npz")
+    found = bench.newest()
+    assert found.parameters[0] == 2
+    assert found.minibatches == 4
+    assert found.epochs_done is None
+    assert bench.keeper.finish(bench.master.snapshot(), 9, {}) == []
+
+
+def test_training_goes_on_while_a_state_is_on_its_way(bench: Bench) -> None:
+    """What falls due meanwhile is left out."""
+    bench.keeper.on_phase(Phase.RUNNING)
+    for commits in (2, 4, 6):
+        bench.look(commits)
+    (state,) = bench.master.states
+    state.set_result(())
+    bench.wait()
+    bench.look(8)
+    assert len(bench.master.states) == 2
+    bench.master.states[1].set_result(())
+    bench.keeper.failed()
+    assert bench.newest().parameters[0] == 8
+
+
+def test_at_the_end_what_is_delivered_is_saved_with_the_words_about_it(bench: Bench) -> None:
+    bench.keeper.on_phase(Phase.RUNNING)
+    bench.keeper.on_phase(Phase.DRAINING)
+    bench.master.states[0].set_result(())
+    bench.master.commit = 90
+    best = Snapshot(70, np.full(MODEL.n_params, 7, np.float32), b"", ())
+    assert bench.keeper.finish(best, 8, {"1": {"loss": 0.5}}) == []
+    found = bench.newest()
+    assert (found.parameters[0], found.epochs_done) == (7, 8)
+    assert found.summaries == {"1": {"loss": 0.5}}
+    assert [start.position for start in found.starts] == [(0, 90), (0, 90)]
+    assert bench.keeper.newest == bench.told[-1].path == found.path
+
+
+def test_what_a_person_interrupts_is_saved_and_not_done(bench: Bench) -> None:
+    bench.keeper.on_phase(Phase.RUNNING)
+    bench.master.commit = 33
+    assert bench.keeper.interrupted() == []
+    assert (bench.newest().parameters[0], bench.newest().epochs_done) == (33, None)
+
+
+def test_before_training_there_is_nothing_to_save(bench: Bench) -> None:
+    assert bench.keeper.interrupted() == []
+    assert bench.directory.newest(pytest.fail) is None
+    assert bench.keeper.newest is None
+
+
+def test_what_failed_is_nothing_to_go_on_from(bench: Bench) -> None:
+    bench.keeper.on_phase(Phase.RUNNING)
+    bench.master.commit = 33
+    bench.keeper.failed()
+    assert bench.directory.newest(pytest.fail) is None
+
+
+def test_a_store_that_takes_nothing_is_a_warning(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "gone")
+    (tmp_path / "gone").write_text("a file in its place")
+    bench.keeper.on_phase(Phase.RUNNING)
+    bench.look(2)
+    bench.master.states[0].set_result(())
+    bench.wait()
+    warned, unsaved = bench.keeper.finish(bench.master.snapshot(), 9, {})
+    assert "training goes on" in warned
+    assert "no checkpoint is saved" in unsaved
+
+
+def of_partition(partition: int, step: int) -> bytes:
+    return encode_state({PUBLICATIONS: step, "partition": partition})
+
+
+def publications(state: bytes) -> Any:
+    return decode_state_untrusted(state)[PUBLICATIONS]
+
+
+def steps(bench: Bench) -> tuple[Any, dict[int, Any]]:
+    """Of the one for all, and of the own ones."""
+    states = bench.newest().states
+    own = {index: publications(state) for index, state in states.own.items()}
+    return publications(states.one), own
+
+
+def test_of_all_each_has_its_own_and_who_gave_none_this_time_has_the_one(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, updaters="all")
+    bench.keeper.on_phase(Phase.RUNNING)
+    expected = []
+    for commits, came in ((2, (1, 0)), (4, (0,)), (6, ())):
+        bench.look(commits)
+        copies = tuple(of_partition(partition, commits) for partition in came)
+        bench.master.states[-1].set_result(copies)
+        bench.wait()
+        expected.append(steps(bench))
+    assert bench.master.everybody
+    assert expected == [(2, {0: 2, 1: 2}), (4, {0: 4}), (4, {})]
+    assert bench.newest().left_out == (0, 1)
+
+
+def test_what_the_end_of_a_fit_cuts_short_is_filled_up_with_the_last_ones(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, updaters="all")
+    bench.keeper.on_phase(Phase.RUNNING)
+    bench.look(2)
+    bench.master.states[0].set_result((of_partition(1, 2), of_partition(0, 2)))
+    bench.wait()
+    bench.keeper.on_phase(Phase.DRAINING)
+    bench.master.states[1].set_result((of_partition(0, 9),))
+    bench.keeper.finish(bench.master.snapshot(), 9, {})
+    assert steps(bench) == (9, {0: 9, 1: 2})
+
+
+def test_of_one_it_is_for_all(bench: Bench) -> None:
+    bench.keeper.on_phase(Phase.RUNNING)
+    bench.look(2)
+    bench.master.states[0].set_result((of_partition(1, 2),))
+    bench.wait()
+    assert not bench.master.everybody
+    assert steps(bench) == (2, {})
+    assert bench.newest().left_out == ()

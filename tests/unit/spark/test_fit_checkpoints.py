@@ -1,0 +1,196 @@
+"""Fit checkpoints: what a network's next fit finds, with real files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom import SharedTrainingMaster
+from sparkstrom.base.errors import UsageError
+from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
+from sparkstrom.models import Adam, DenseNetwork
+from sparkstrom.models.base import FlatModel
+from sparkstrom.runtime.lent_state import LentStates
+from sparkstrom.spark.driver.checkpoint_content import FitKey, checkpoint_of
+from sparkstrom.spark.driver.fit_checkpoints import FitCheckpoints, Found, Use
+from sparkstrom.spark.driver.learnt import Learnt
+from tests.unit.spark.test_checkpoint_content import WIDTHS, progressed
+
+
+@pytest.fixture
+def model() -> FlatModel:
+    return DenseNetwork(WIDTHS, updater=Adam(0.01))
+
+
+@pytest.fixture
+def directory(tmp_path: Path, model: FlatModel) -> str:
+    """With a checkpoint of a program's second fit, which is not done."""
+    CheckpointDirectory(str(tmp_path)).write(checkpoint_of(model, progressed(model)))
+    return str(tmp_path)
+
+
+def checkpoints(model: FlatModel, directory: str | None, **options: Any) -> FitCheckpoints:
+    master = SharedTrainingMaster(checkpoint_directory=directory, **options)
+    return FitCheckpoints(model, master, f"network {id(master)}")
+
+
+def find(made: FitCheckpoints, said: list[str] | None = None) -> Found | None:
+    """By the next fit."""
+    said = [] if said is None else said
+    return made.find(FitKey(made.fits + 1), 5, said.append)
+
+
+def test_a_program_that_is_run_again_repeats_no_fit_and_goes_on_with_the_last(
+    model: FlatModel, directory: str
+) -> None:
+    made, said = checkpoints(model, directory), list[str]()
+    first = find(made, said)
+    assert first is not None
+    assert first.use is Use.SKIP
+    made.is_over(1)
+    second = find(made, said)
+    assert second is not None
+    assert second.use is Use.GO_ON
+    made.is_over(2)
+    assert find(made, said) is None  # what it has learnt since is newer
+    assert "fit 1 is done in" in said[0]
+    assert "10 minibatches of fit 2 are in it, 1 of 5 epochs are whole" in said[1]
+
+
+def test_another_network_of_the_program_is_not_taken_for_this_one(
+    model: FlatModel, directory: str
+) -> None:
+    """As the second of a search for hyperparameters, or of a cross-validation."""
+    first = checkpoints(model, directory)
+    assert find(first) is not None
+    second = checkpoints(model, directory)
+    for _ in range(2):  # calling fit once more does not get past it
+        with pytest.raises(UsageError, match="another network's of this program"):
+            find(second)
+    assert find(checkpoints(model, directory, resume=False)) is None
+
+
+@pytest.mark.flips("SharedTrainingMaster.resume")
+def test_without_resume_it_begins_anew(model: FlatModel, directory: str) -> None:
+    assert find(checkpoints(model, directory, resume=False)) is None
+    assert find(checkpoints(model, directory)) is not None
+
+
+@pytest.mark.flips("SharedTrainingMaster.checkpoint_directory")
+def test_without_a_directory_nothing_is_kept_or_found(model: FlatModel, directory: str) -> None:
+    without, with_one = checkpoints(model, None), checkpoints(model, directory)
+    assert find(without) is None
+    assert without.kept(FitKey(1), 20, LentStates()) is None
+    kept = with_one.kept(FitKey(1), 20, LentStates())
+    assert kept is not None
+    assert kept.directory.url == directory
+
+
+@pytest.mark.flips("SharedTrainingMaster.checkpoint_every", "SharedTrainingMaster.keep_last")
+def test_how_often_and_how_many(model: FlatModel, directory: str) -> None:
+    kept = checkpoints(model, directory, checkpoint_every="2 epochs", keep_last=7).kept(
+        FitKey(1), 20, LentStates()
+    )
+    assert kept is not None
+    assert (kept.every.amount, kept.every.unit, kept.directory.keep_last) == (2, "epochs", 7)
+    other = checkpoints(model, directory).kept(FitKey(1), 20, LentStates())
+    assert other is not None
+    assert (other.every.amount, other.every.unit, other.directory.keep_last) == (300, "s", 3)
+
+
+def test_after_a_failure_the_next_fit_looks_again(model: FlatModel, directory: str) -> None:
+    made = checkpoints(model, directory)
+    made.fits = 1
+    assert find(made) is not None
+    made.has_failed()
+    again = find(made)
+    assert again is not None
+    assert again.use is Use.GO_ON
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_fit_that_fails_before_it_begins_uses_nothing_up(
+    model: FlatModel, directory: str, by_hand: bool
+) -> None:
+    made = checkpoints(model, None if by_hand else directory)
+    made.fits = 1
+    if by_hand:
+        made.restore(directory, pytest.fail)
+    assert find(made) is not None
+    with pytest.raises(ZeroDivisionError), made.kept_if_it_fails():
+        raise ZeroDivisionError("its rows cannot be read")
+    again = find(made)
+    assert again is not None
+    assert again.use is Use.GO_ON
+    made.is_over(2)
+    assert find(made) is None
+
+
+@pytest.mark.parametrize(("done", "use"), [(None, Use.GO_ON), (5, Use.BEGIN)])
+def test_one_that_is_given_by_hand_is_the_next_fits(
+    tmp_path: Path, model: FlatModel, done: int | None, use: Use
+) -> None:
+    fit = progressed(model, epochs_done=done)
+    path = CheckpointDirectory(str(tmp_path)).write(checkpoint_of(model, fit))
+    made = checkpoints(model, None)
+    learnt = Learnt(model)
+    learnt.begin_with(made.restore(path, pytest.fail))
+    assert learnt.parameters.tolist() == list(range(23))
+    assert learnt.epochs == 10 + (done or 0)
+    assert learnt.minibatches_before == 40 + 10
+    found = find(made)
+    assert found is not None
+    assert found.use is use
+
+
+def test_where_there_is_none_the_name_is_said(tmp_path: Path, model: FlatModel) -> None:
+    with pytest.raises(UsageError, match="has no checkpoint"):
+        checkpoints(model, None).restore(str(tmp_path), pytest.fail)
+
+
+def test_a_state_is_used_by_one_fit(model: FlatModel, directory: str) -> None:
+    learnt = Learnt(model)
+    found = find(checkpoints(model, directory))
+    assert found is not None
+    learnt.begin_with(found.checkpoint)
+    assert learnt.use_up()[1] == progressed(model).states
+    assert learnt.use_up() == ({}, LentStates())
+    assert learnt.minibatches_before == 0
+
+
+@pytest.mark.parametrize(("workers", "own"), [(2, {1: b"own"}), (3, {})])
+def test_as_many_workers_begin_with_their_own_states_and_others_with_the_one(
+    model: FlatModel, directory: str, workers: int, own: dict[int, bytes]
+) -> None:
+    found = find(checkpoints(model, directory))
+    assert found is not None
+    learnt = Learnt(model)
+    learnt.begin_with(replace(found.checkpoint, states=LentStates(b"one", {1: b"own"})))
+    assert learnt.use_up(workers)[1] == LentStates(b"one", own)
+
+
+@pytest.mark.flips("SharedTrainingMaster.checkpoint_updaters")
+def test_of_whose_workers_a_copy_is_wanted(model: FlatModel, directory: str) -> None:
+    for updaters in ("one", "all"):
+        made = checkpoints(model, directory, checkpoint_updaters=updaters)
+        kept = made.kept(FitKey(1), 20, LentStates())
+        assert kept is not None
+        assert kept.updaters == updaters
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"checkpoint_directory": ""}, "must be None, a path or a URL"),
+        ({"checkpoint_every": "5 bananas"}, "5 min"),
+        ({"keep_last": 0}, "keep_last=0"),
+        ({"checkpoint_updaters": "both"}, "checkpoint_updaters='both': must be one of one, all"),
+        ({"resume": "yes"}, "resume='yes'"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        SharedTrainingMaster(**options)

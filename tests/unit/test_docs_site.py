@@ -1,0 +1,125 @@
+"""The site of docs/ builds without a warning, its links lead somewhere, and it has every name."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Module -> names that people use; those of a package are all that it lists.
+PUBLIC = [
+    "sparkstrom",
+    "sparkstrom.listeners",
+    "sparkstrom.ml",
+    "sparkstrom.models",
+    "sparkstrom.models.jax",
+    "sparkstrom.models.keras",
+    "sparkstrom.models.lightning",
+    "sparkstrom.models.torch",
+    "sparkstrom.streams",
+]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as scripts/docs does."""
+    pytest.importorskip("torch")  # whose API pages it has
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "--quiet", "-b", "html"]
+    done = subprocess.run(
+        [*command, "-d", str(out / "doctrees"), str(ROOT / "docs"), str(out / "html")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr
+    return out / "html"
+
+
+class Page(HTMLParser):
+    """Ids of a page, and where its links and sources lead."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id" and value:
+                self.ids.add(value)
+            elif name in ("href", "src") and value:
+                self.links.add(value)
+
+
+def broken(folder: Path) -> Iterator[str]:
+    pages = {path: Page(path.read_text()) for path in folder.rglob("*.html")}
+    for path, page in pages.items():
+        for link in sorted(page.links):
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchor = unquote(parts.fragment)
+            if not target.exists():
+                yield f"{path.relative_to(folder)}: {link}: no such file"
+            elif anchor and target in pages and anchor not in pages[target].ids:
+                yield f"{path.relative_to(folder)}: {link}: no such anchor"
+
+
+def test_links_and_anchors_lead_somewhere(site: Path) -> None:
+    assert list(broken(site)) == []
+
+
+def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
+    """The site is read without a network."""
+    remote = {
+        link
+        for path in site.rglob("*.html")
+        for link in Page(path.read_text()).links
+        if link.startswith(("http:", "https:", "//")) and link.endswith((".js", ".css"))
+    }
+    assert remote == set()
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text('<p id="here"><a href="a.html#here"><a href="b.html">')
+    (tmp_path / "c.html").write_text('<a href="a.html#there"><img src="d.png">')
+    assert sorted(broken(tmp_path)) == [
+        "a.html: b.html: no such file",
+        "c.html: a.html#there: no such anchor",
+        "c.html: d.png: no such file",
+    ]
+
+
+def test_every_page_is_reached_from_the_first(site: Path) -> None:
+    index = Page((site / "index.html").read_text()).links
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"index"}
+    assert {page for page in pages if f"{page}.html" not in index} == set()
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_has_its_documentation(site: Path, module: str) -> None:
+    loaded = importlib.import_module(module)
+    ids = {i for path in (site / "api").glob("*.html") for i in Page(path.read_text()).ids}
+    names = [name for name in loaded.__all__ if name not in ("__version__", "errors")]
+    homes = {name: getattr(loaded, name).__module__ for name in names}
+    assert [n for n in names if not {f"{module}.{n}", f"{homes[n]}.{n}"} & ids] == []
+
+
+def test_troubleshooting_shows_the_texts_themselves(site: Path) -> None:
+    page = (site / "troubleshooting.html").read_text()
+    assert "enlarge shared memory (docker: --shm-size)" in page
+    assert "none of its updates was committed" in page

@@ -1,0 +1,96 @@
+"""The UDP probe on loopback: who is there is heard, who is not is known within the deadline."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.transport import udp_probe
+from sparkstrom.transport.aeron.ports import free_port
+from sparkstrom.transport.udp_probe import HeardOf, ProbeGroup, UdpProbe, bound
+
+HOST = "127.0.0.1"
+TOKEN = b"sixteen bytes..."
+
+
+def group_of(size: int, seconds: float, host: str = HOST) -> ProbeGroup:
+    ports = [free_port(host, 0) for _ in range(size)]
+    return ProbeGroup(tuple(Endpoint(host, port) for port in ports), TOKEN, seconds)
+
+
+def probed(group: ProbeGroup, present: list[int], length: int = 1408) -> list[dict[int, HeardOf]]:
+    """What those who are present hear."""
+    with ThreadPoolExecutor(len(present)) as pool:
+        probes = [UdpProbe(group, own, lambda endpoint: length).__enter__() for own in present]
+        heard = [future.result() for future in [pool.submit(probe.run) for probe in probes]]
+        for probe in probes:
+            probe.__exit__()
+    return heard
+
+
+@pytest.mark.parametrize("host", [HOST, "::1"])
+def test_all_hear_one_another(host: str) -> None:
+    if host == "::1" and not _has(host):
+        pytest.skip("no IPv6 on this machine")
+    heard = probed(group_of(3, 60, host), [0, 1, 2])
+    assert [sorted(peers) for peers in heard] == [[1, 2], [0, 2], [0, 1]]
+    for one in (one for peers in heard for one in peers.values()):
+        assert one.pinged
+        assert one.whole
+        assert one.pieces
+        assert one.bye
+        assert one.round_trip_s is not None
+        assert 0 < one.round_trip_s < 60
+        assert one.bytes_s is not None
+        assert one.bytes_s > 0
+
+
+def _has(host: str) -> bool:
+    try:
+        return free_port(host, 0) > 0
+    except (SetupError, OSError):
+        return False
+
+
+def test_who_is_silent_is_known_when_the_time_is_over() -> None:
+    first, second = probed(group_of(3, 1.0), [0, 1])
+    assert first[1].pinged
+    assert second[0].pinged
+    assert first[2] == second[2] == HeardOf()
+
+
+def test_a_probe_that_is_stopped_ends() -> None:
+    group = group_of(2, 600)
+    looks = iter([False, False, True])
+    with UdpProbe(group, 0, lambda endpoint: 1408) as probe:
+        assert probe.run(stopped=lambda: next(looks)) == {1: HeardOf()}
+
+
+def test_strangers_and_rubbish_do_not_count() -> None:
+    group = group_of(2, 0.3)
+    theirs = ProbeGroup(group.endpoints, b"another token...", 0.3)
+    header = udp_probe.HEADER.pack(TOKEN, udp_probe.DatagramKind.WHOLE, 1, 1408, 1)
+    with (
+        UdpProbe(group, 0, lambda endpoint: 1408) as probe,
+        UdpProbe(theirs, 1, lambda endpoint: 1408) as stranger,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as rubbish,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        looking = pool.submit(probe.run)
+        for noise in (b"", b"x", header):  # the last one is shorter than it says
+            rubbish.sendto(noise, tuple(group.endpoints[0]))
+        stranger.run()
+        assert looking.result() == {1: HeardOf()}
+
+
+def test_a_port_that_stays_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(udp_probe, "BIND_S", 0.0)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind((HOST, 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(SetupError, match=f"{port}.*choose another port_range"):
+            bound(Endpoint(HOST, port))
