@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -38,10 +39,11 @@ class Stream:
                 "label": pa.array(labels, pa.int32()),
             }
         )
-        pq.write_table(table, self._folder / f"{self._files}.parquet")
-        (self._folder / f"{self._files}.parquet").rename(
-            self._folder / f"arriving/{self._files}.parquet"
-        )
+        path = self._folder / f"{self._files}.parquet"
+        pq.write_table(table, path)
+        # Spark takes files by their age in milliseconds, and two can be written within one.
+        os.utime(path, (self._files + 1, self._files + 1))
+        path.rename(self._folder / "arriving" / path.name)
         self._files += 1
 
     def run(self, call: Callable[[Any, int], None]) -> Any:
