@@ -43,6 +43,7 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
     "resumed": (int, "number from which positions are drawn that the fit goes on from; 0: none"),
     "copies": (int, "copies of an updater's state that the driver wants"),
     "copies_of_all": (int, "times that it wants a copy of everybody's"),
+    "last_copies": (int, "whose updaters' states its end waits for: 0: none, 1: one's, 2: all"),
     "kept_files": (int, "residuals left by an earlier fit"),
     "window_bytes": (int, "uncommitted updates of one worker"),
     "loss": (float, "share of messages that are lost"),

@@ -151,6 +151,11 @@ class MasterThread(threading.Thread):
             self._answer_updaters(())
         return answer
 
+    @property
+    def updater_copies(self) -> tuple[bytes, ...]:
+        """The newest, as ``copy_updaters`` has them; (): there are none."""
+        return self._machine.copies.copied
+
     def end(self) -> None:
         """Stop the thread and close the transport; only once the job has ended."""
         self._ending.set()

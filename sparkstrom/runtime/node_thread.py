@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from sparkstrom.base.clock import Clock
 from sparkstrom.base.errors import DriverLost
-from sparkstrom.base.identity import Endpoint, NodeId
+from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.frames import Seal
-from sparkstrom.codec.messages import Address, AskUpdater, Chunk, MergedRange, UpdaterChunk
+from sparkstrom.codec.messages import Address, Chunk, MergedRange
 from sparkstrom.observe.telemetry import NodeCounters, WorkerCounters
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Effect, Order, Send
@@ -27,6 +27,7 @@ from sparkstrom.protocol.common.performing import perform_all
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
 from sparkstrom.runtime.encoded_once import SummedOnce
 from sparkstrom.runtime.message_endpoint import MessageEndpoint
+from sparkstrom.runtime.optimizer_lending import OptimizerLender
 from sparkstrom.runtime.recovery import Recovery
 from sparkstrom.runtime.trainer_channel import TrainerChannel
 from sparkstrom.runtime.trainer_inbox import Item
@@ -69,7 +70,7 @@ class Copying:
 
     chunk: Callable[[int], Chunk]  # of the trainer's replica, as it is now
     merge: Callable[[ev.SendMerged], MergedRange]
-    updater: Callable[[AskUpdater], UpdaterChunk | None]  # None: there is no copy yet
+    lender: OptimizerLender
 
 
 class NodeThread(threading.Thread):
@@ -101,7 +102,6 @@ class NodeThread(threading.Thread):
         channel.wake = self._mail.wake
         self._recovery = Recovery("this executor", self._replace_transport, clock)
         self._items: list[Item] = []
-        self._unlent: dict[tuple[NodeId, NodeId], AskUpdater] = {}  # by neighbour and who asks
         self._wire = WireBytes()
         self._stats_due_s = self._said_due_s = 0.0
         self._told = WorkerCounters()  # what the driver hears of it, as it was last
@@ -189,7 +189,7 @@ class NodeThread(threading.Thread):
             case ev.SendMerged(to=to):
                 self._mail.send(to, self._sums.of(effect))
             case ev.SendUpdater(to=to, ask=ask):
-                self._unlent[to, ask.asker] = ask
+                self._copying.lender.ask(to, ask)
                 self._lend()
             case ev.Admitted(node=node):
                 self._mail.me = node
@@ -205,11 +205,8 @@ class NodeThread(threading.Thread):
 
     def _lend(self) -> None:
         """Answer once the trainer has made a copy, at its next batch boundary."""
-        for (to, asker), ask in tuple(self._unlent.items()):
-            chunk = self._copying.updater(ask)
-            if chunk is not None:
-                del self._unlent[to, asker]
-                self._mail.send(to, chunk)
+        for to, chunk in self._copying.lender.answers():
+            self._mail.send(to, chunk)
 
     # -- edges -----------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ for; who begins to ask gets a new one, unless somebody else is in the middle of 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from sparkstrom.base.clock import Clock
 from sparkstrom.base.identity import NodeId
@@ -25,7 +25,7 @@ class OptimizerLender:
 
     __slots__ = (
         "_asked_s", "_chunk_bytes", "_clock", "_copy", "_is_given", "_lock", "_made_s", "_takers",
-        "_wanted",
+        "_unanswered", "_wanted",
     )  # fmt: skip
 
     def __init__(self, clock: Clock, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -35,6 +35,19 @@ class OptimizerLender:
         self._copy: Copy | None = None
         self._asked_s = self._made_s = 0.0
         self._takers: dict[NodeId, float] = {}  # who is in the middle of it, and asked last when
+        self._unanswered: dict[tuple[NodeId, NodeId], AskUpdater] = {}  # by neighbour and asker
+
+    def ask(self, to: NodeId, ask: AskUpdater) -> None:
+        """Somebody asks, and is to be answered over this neighbour. The node's thread alone."""
+        self._unanswered[to, ask.asker] = ask
+
+    def answers(self) -> Iterator[tuple[NodeId, UpdaterChunk]]:
+        """What can be answered now, and to which neighbour: the rest waits for the trainer."""
+        for (to, asker), ask in tuple(self._unanswered.items()):
+            chunk = self.chunk(ask)
+            if chunk is not None:
+                del self._unanswered[to, asker]
+                yield to, chunk
 
     def chunk(self, ask: AskUpdater) -> UpdaterChunk | None:
         """Part of the copy; None where there is none yet."""

@@ -10,7 +10,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from sparkstrom.base.identity import NodeId, Seq
+from sparkstrom.base.identity import MASTER, NodeId, Seq
 from sparkstrom.codec.messages import BUFFERS, Committed, Phase
 from sparkstrom.protocol.common.endings import Ending, Vain
 from sparkstrom.protocol.common.events import Abort, Directive
@@ -55,14 +55,16 @@ class Checks:
         self._counted = 0  # minibatches, as last told
         self._beyond: dict[SimProcess, int] = {}  # steps, when it was first seen beyond its bound
         self._progress = (Phase.GATHERING, 0)
+        self._is_calm = False
 
     def violation(self, text: str) -> None:
         """Note it, once."""
         if text not in self.violations:
             self.violations.append(text)
 
-    def begin(self, size: Size) -> None:
+    def begin(self, size: Size, *, calm: bool) -> None:
         """Some minibatches of each partition may have been trained before this fit."""
+        self._is_calm = calm
         for partition in range(size.nodes):
             if minibatches := size.start_of(partition).minibatches:
                 self._trained[partition].spans.append((0, minibatches))
@@ -296,6 +298,17 @@ class Checks:
             goal = partition.epochs * max(0, partition.batches)
             self._covers(partition.index, goal if whole else partition.minibatches)
         self._kept_mass(master)
+        self._last_copies(master)
+
+    def _last_copies(self, master: Master) -> None:
+        """Where nothing went wrong, the end has whole copies of all it waited for."""
+        wanted = master.limits.last_copies
+        if wanted is None or not self._is_calm or master.members.departures:
+            return
+        able = len(master.sources.able(MASTER))
+        count = able if wanted.everybody else min(able, 1)
+        if len(master.copies.copied) != count:
+            self.violation(f"I4: {len(master.copies.copied)} last copies instead of {count}")
 
     def _ends_match(self, master: Master) -> None:
         """Whoever ended as done was audited, and with the right bytes."""

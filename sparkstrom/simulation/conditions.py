@@ -61,6 +61,9 @@ def drawn(seed: int, nodes: int, mode: str) -> tuple[Size, Faults]:
     size = _resumed(size, random.Random(f"checkpoints of {seed}"))
     if random.Random(f"copies of {seed}").random() < COPIES_SHARE:
         size = replace(size, copies_of_all=1)
+    last = random.Random(f"last copies of {seed}")
+    if last.random() < COPIES_SHARE:
+        size = replace(size, last_copies=last.choice((1, 2)))
     luck = chance.random()
     if luck < CALM_SHARE:
         return size, NO_FAULTS

@@ -246,7 +246,6 @@ class EndpointNetwork(Network):
             start_s = max(start_s, begins_s + took_s)
         whole: list[bytes] = []
         for frame in frames:
-            self._recorded.append((frame, receiver))
             if self.quiet or type(frame) is not LossyFrame:
                 whole.append(frame)
                 continue
@@ -315,6 +314,8 @@ class EndpointNetwork(Network):
             sender.held_s = max(ready_s, sender.held_s)  # nobody overtakes what waits already
             self._time.at(sender.held_s, self._arrive, sender, receiver, frames)
         elif self.gets_through(sender):
+            # what is sent once more has been there: in a stream of Aeron's nothing overtakes
+            self._recorded.extend((frame, receiver) for frame in frames)
             self._take(receiver, frames)
 
     def _take(self, receiver: Receiver[Owner], frames: list[bytes]) -> None:

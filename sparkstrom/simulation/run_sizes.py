@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sparkstrom.base.identity import Position
 from sparkstrom.protocol.common.child import Serving
+from sparkstrom.protocol.common.events import CopyUpdater
 from sparkstrom.protocol.common.fit_spec import PartitionStart
 from sparkstrom.protocol.common.optimizer_fetch import RETRY_FIRST_S
 from sparkstrom.protocol.common.send_window import SUM_ENTRY_BYTES
@@ -65,6 +66,7 @@ class Size:
     resumed: int = 0  # it goes on with a fit; positions are drawn from this; 0: a new one
     copies: int = 0  # of an updater's state that the driver wants
     copies_of_all: int = 0  # times that it wants one of everybody's
+    last_copies: int = 0  # that its end waits for: nobody's, one worker's, everybody's
     lease_s: float = 2.0
     tick_s: float = 0.1  # between two looks of a machine at its clock, about
     busy_tick_s: float = 0.1  # the same for one that has news to tell
@@ -120,6 +122,7 @@ class Size:
             serving=self.serving,
             fan_out=self.fan_out,
             depth=self.depth,
+            last_copies=CopyUpdater(self.last_copies > 1) if self.last_copies else None,
         )
 
     def of_node(self) -> NodeLimits:

@@ -16,14 +16,14 @@ from sparkstrom.base.clock import Clock
 from sparkstrom.base.identity import CommitNo, EdgeNo, NodeId, Position
 from sparkstrom.codec.messages import Heartbeat, Payload, ResidualCheckpoint
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Order
+from sparkstrom.protocol.common.events import Order, Send
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
 from sparkstrom.runtime.optimizer_lending import OptimizerLender
 from sparkstrom.runtime.trainer_inbox import CommitSum, Effect, TrainerInbox
 from sparkstrom.runtime.training_loop import Move, TrainingLoop
 from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.sim_replica import SimLearner, SimReplica, SimSum, Theta, mass
-from sparkstrom.simulation.weights import CHUNK_BYTES, Weights, padded
+from sparkstrom.simulation.weights import UPDATER_CHUNK_BYTES, Weights, padded
 
 BUFFER = struct.Struct("<III")  # partition, attempt, epoch
 UPDATER = struct.Struct("<III")  # attempt, steps, 1 where the state began fresh in mid-training
@@ -223,7 +223,13 @@ class SimProcess:
             self.loop.after_step(self.node.command)
         move = self.loop.at_boundary(self._inbox.take(), self.node.command)
         self.stepping = move is Move.STEP
+        self.lend()
         return move
+
+    def lend(self) -> None:
+        """Answer who wants its updater's state, where there is a copy."""
+        for to, chunk in self.lender.answers():
+            self._perform(self, Send(to, chunk))
 
     def fail(self, now_s: float) -> None:
         """Training raises, in the step under way if there is one; then only the machine acts."""
@@ -289,4 +295,4 @@ class SimProcess:
     @property
     def copy_bytes(self) -> int:
         """Of one part of its updater's state."""
-        return CHUNK_BYTES if self.weights.params else UPDATER.size
+        return UPDATER_CHUNK_BYTES if self.weights.params else UPDATER.size

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from sparkstrom.protocol.common.send_window import SUM_ENTRY_BYTES
+from sparkstrom.runtime.optimizer_lending import CHUNK_BYTES as UPDATER_CHUNK_BYTES
 
 ENTRY_BITS = 10  # of an encoded update, about: a sign and a gap
 PARAM_BYTES = 4
@@ -47,7 +48,7 @@ class Weights:
 
     @property
     def updater_chunks(self) -> int:
-        return -(-STATE_BYTES * self.params // CHUNK_BYTES)
+        return -(-STATE_BYTES * self.params // UPDATER_CHUNK_BYTES)
 
     @property
     def longest(self) -> int:

@@ -17,7 +17,7 @@ from sparkstrom.protocol.worker.node import Identity
 from sparkstrom.runtime.training_loop import Move
 from sparkstrom.simulation.chaos import Chaos
 from sparkstrom.simulation.deaths import Doom, outlives
-from sparkstrom.simulation.faults import Faults
+from sparkstrom.simulation.faults import NO_FAULTS, Faults
 from sparkstrom.simulation.linked import new_network
 from sparkstrom.simulation.run_sizes import Size
 from sparkstrom.simulation.shape import Shape
@@ -45,7 +45,7 @@ class World:
         self.replica = self.parts.replica()
         self.master = self.parts.master(self.time, self.scratch)
         self.checks = self.parts.checks({p: mass(theta) for p, theta in self.scratch.items()})
-        self.checks.begin(size)
+        self.checks.begin(size, calm=faults == NO_FAULTS)
         self.network = new_network(
             self.time,
             size,
@@ -303,8 +303,8 @@ class World:
             case ev.SendChunk(to=to, index=index):
                 self.network.send(process, to, process.replica.chunk(index))
             case ev.SendUpdater(to=to, ask=ask):
-                if (chunk := process.lender.chunk(ask)) is not None:
-                    self.network.send(process, to, chunk)
+                process.lender.ask(to, ask)
+                process.lend()
             case ev.SendMerged(to=to):
                 self.network.send(process, to, self._sum(effect))
             case _:

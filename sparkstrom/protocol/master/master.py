@@ -74,6 +74,7 @@ class Master(MasterParts):
             case ev.Arriving(sender=sender, bytes=size):
                 if (child := children.by_node.get(sender)) is not None:
                     children.arriving(child, size)
+                    self.copies.arriving(now_s)
             case ev.Tick():
                 return self._on_tick(now_s)
             case ev.GivenUp(reason=reason):
@@ -84,8 +85,8 @@ class Master(MasterParts):
                 return self.placement.reopen_all(Endpoint(host, port), now_s)
             case ev.Hashed(digest=digest):
                 self.phases.hashed(digest)
-            case ev.CopyUpdater(everybody=everybody):
-                self.copies.begin(now_s, everybody=everybody)
+            case ev.CopyUpdater():
+                return self.copies.begin(event, now_s)
             case _:
                 raise AssertionError(f"no rule for {event}")
         return []
@@ -219,7 +220,10 @@ class Master(MasterParts):
         return effects + self.statuses.report_slow(found)
 
     def _move_phase(self, now_s: float) -> list[Effect]:
+        before, last = self.phases.phase, self.limits.last_copies
         effects = self.phases.move(now_s)
+        if last is not None and self.phases.phase is Phase.DRAINING is not before:
+            self.copies.begin_last(last, now_s)
         for node, reason in self.phases.overdue(now_s):
             effects += self.closing.close(node, reason, now_s)
         return effects

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparkstrom.protocol.common.child import SERVING, Serving
+from sparkstrom.protocol.common.events import CopyUpdater
 from sparkstrom.protocol.common.topology import FLAT
 
 
@@ -23,3 +24,4 @@ class MasterLimits:
     serving: Serving = SERVING
     fan_out: int = FLAT[0]
     depth: int = FLAT[1]
+    last_copies: CopyUpdater | None = None  # of updaters' states, before the fit is done

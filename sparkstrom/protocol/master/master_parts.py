@@ -78,6 +78,8 @@ class MasterParts:
         )
         self.sources = OptimizerSources(members, ignored)
         self.copies = UpdaterCopies(limits.lease_s, members, self.sources, ignored)
+        if limits.last_copies is not None:
+            phases.awaits_copies = lambda: self.copies.is_awaited
         self.vacancies = Vacancies(limits, members, phases, now_s)
         self._put_together()
 

@@ -2,10 +2,13 @@
 
 Draining begins when every partition is trained and committed, or on a stop. The final commit is
 fixed when every worker's last update is numbered; after that the root numbers nothing, and
-every live replica is hashed at that commit.
+every live replica is hashed at that commit. Copies of updaters' states that a last checkpoint is to
+have are waited for while somebody can lend one.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from sparkstrom.base.identity import CommitNo, NodeId
 from sparkstrom.codec.messages import Activity, Phase
@@ -35,6 +38,7 @@ class Phases:
         self.digests: dict[NodeId, str] = {}
         self.stop_reason: str | None = None
         self.began_s: dict[Phase, float] = {}
+        self.awaits_copies: Callable[[], bool] = lambda: False
 
     def joined(self, now_s: float) -> None:
         if self.first_join_s is None:
@@ -70,7 +74,8 @@ class Phases:
                     return [ev.Hash(self.final)]
             case Phase.AUDIT:
                 answers = {m.node: m.audit for m in members.live.values()}
-                if self.own_digest is not None and all(answers.values()):
+                is_audited = self.own_digest is not None and all(answers.values())
+                if is_audited and not self.awaits_copies():
                     self.digests = {n: a.digest for n, a in answers.items() if a is not None}
                     self._enter(Phase.DONE, now_s)
                     return [ev.Complete()]

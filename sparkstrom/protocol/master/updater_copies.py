@@ -9,7 +9,7 @@ from __future__ import annotations
 from sparkstrom.base.identity import MASTER, NodeId
 from sparkstrom.codec.messages import AskUpdater, UpdaterChunk
 from sparkstrom.protocol.common import events as ev
-from sparkstrom.protocol.common.events import Effect
+from sparkstrom.protocol.common.events import CopyUpdater, Effect
 from sparkstrom.protocol.common.ignored import Ignored, Reason
 from sparkstrom.protocol.common.optimizer_fetch import OptimizerFetch
 from sparkstrom.protocol.master.members import Members
@@ -27,20 +27,55 @@ class UpdaterCopies:
         self.fetch: OptimizerFetch | None = None
         self.copied: tuple[bytes, ...] = ()  # since it was asked for last
         self._source: NodeId | None = None  # who lends now; None: whom the sources choose
-        self._left: list[NodeId] = []  # who comes then
+        self._everybody = False
+        self._asked: set[NodeId] = set()  # whose has come since, or could not be had
         self._numbers: set[int] = set()  # of copies that are over: more of them is late
+        self._last: CopyUpdater | None = None  # not begun: nobody can lend, or one is on its way
+        self._has_last = False  # begun, if not over
 
-    def begin(self, now_s: float, *, everybody: bool = False) -> None:
-        """Unless some are on their way, which is as good."""
-        if self.fetch is not None:
-            return
-        able = self._sources.able(MASTER) if everybody else []
-        self._left, self.copied, self._numbers = [member.node for member in able], (), set()
-        self._begin_next(now_s)
+    def begin(self, wish: CopyUpdater, now_s: float) -> list[Effect]:
+        """Unless some are on their way, which is as good, or the last ones have come."""
+        if self.fetch is None and self._has_last:
+            return [ev.UpdaterCopied(self.copied)]
+        if self.fetch is None:
+            self._begin(wish, now_s)
+        return []
 
-    def _begin_next(self, now_s: float) -> None:
-        self._source = self._left.pop(0) if self._left else None
+    def _begin(self, wish: CopyUpdater, now_s: float) -> None:
+        self._everybody = wish.everybody
+        self._asked, self.copied, self._numbers = set(), (), set()
+        self._begin_next(self._next() if self._everybody else None, now_s)
+
+    def begin_last(self, wish: CopyUpdater, now_s: float) -> None:
+        """As soon as somebody can lend one, and what is on its way is over."""
+        self._last = wish
+        self._begin_waiting(now_s)
+
+    def _begin_waiting(self, now_s: float) -> None:
+        wish = self._last
+        if wish is not None and self.fetch is None and self._sources.able(MASTER):
+            self._last, self._has_last = None, True
+            self._begin(wish, now_s)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Is one on its way, or to come, and can anybody lend it?"""
+        wanted = self.fetch is not None or self._last is not None
+        return wanted and bool(self._sources.able(MASTER))
+
+    def _next(self) -> NodeId | None:
+        """Whose turn it is."""
+        able = (member.node for member in self._sources.able(MASTER))
+        return next((node for node in able if node not in self._asked), None)
+
+    def _begin_next(self, source: NodeId | None, now_s: float) -> None:
+        self._source = source
         self.fetch = OptimizerFetch(self._patience_s, now_s + self._patience_s)
+
+    def arriving(self, now_s: float) -> None:
+        """A long message on a slow link, which is no loss: perhaps it is a chunk."""
+        if self.fetch is not None:
+            self.fetch.moved_s = now_s
 
     def on_chunk(self, chunk: UpdaterChunk, now_s: float) -> list[Effect]:
         """Some of it is here."""
@@ -52,32 +87,38 @@ class UpdaterCopies:
 
     def ask_on(self, now_s: float) -> list[Effect]:
         """Until all is there, or nothing has come for too long."""
+        effects: list[Effect] = []
         fetch = self.fetch
-        if fetch is None:
-            return []
-        if fetch.whole is not None or now_s > fetch.until_s or self._is_gone():
-            self._end(fetch)
-            self._left = [node for node in self._left if node in self._members.live]
-            if not self._left:
-                return [ev.UpdaterCopied(self.copied)]
-            self._begin_next(now_s)
-        return self._ask(now_s)
+        if fetch is not None and (
+            fetch.whole is not None or now_s > fetch.until_s or self._is_gone()
+        ):
+            effects += self._end(fetch, now_s)
+        self._begin_waiting(now_s)
+        return effects + self._ask(now_s)
 
     def _is_gone(self) -> bool:
         return self._source is not None and self._source not in self._members.live
 
-    def _end(self, fetch: OptimizerFetch) -> None:
+    def _end(self, fetch: OptimizerFetch, now_s: float) -> list[Effect]:
         """It is whole, or its lender is left out."""
         self.fetch = None
         if fetch.whole is not None:
             self.copied += (fetch.whole,)
         if fetch.copy is not None:
             self._numbers.add(fetch.copy)
+        if self._source is not None:
+            self._asked.add(self._source)
+        source = self._next() if self._everybody else None
+        if source is None:
+            return [ev.UpdaterCopied(self.copied)]
+        self._begin_next(source, now_s)
+        return []
 
     def _ask(self, now_s: float) -> list[Effect]:
         """The one whose turn it is."""
         fetch, effects = self.fetch, list[Effect]()
-        assert fetch is not None, "somebody's is on its way"
+        if fetch is None:
+            return []
         for index in fetch.wanted(now_s):
             ask = AskUpdater(MASTER, fetch.copy, index)
             if self._source is None:

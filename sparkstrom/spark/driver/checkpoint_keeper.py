@@ -65,7 +65,6 @@ class CheckpointKeeper(FitListener):
         self._cadence: Cadence | None = None
         self._epochs = book.epochs_before
         self._states = kept.states
-        self._last_copies: Future[tuple[bytes, ...]] | None = None
 
     # -- while the fit goes on -------------------------------------------------------------------
 
@@ -75,8 +74,6 @@ class CheckpointKeeper(FitListener):
     def on_phase(self, phase: Phase) -> None:
         if phase is Phase.RUNNING:
             self._cadence = Cadence(self._kept.every, time.monotonic(), self._epochs)
-        elif phase is Phase.DRAINING:
-            self._last_copies = self._copy_updaters()
 
     def on_epoch(self, epoch: Epoch) -> None:
         self._epochs += 1
@@ -166,9 +163,8 @@ class CheckpointKeeper(FitListener):
     def _close(self, fit: FitToSave | None) -> list[str]:
         last = None
         if fit is not None:
-            if self._last_copies is not None and self._last_copies.done():
-                # the fit's end cuts it short: whose is missing has its last one
-                self._states = self._with(self._last_copies.result(), self._states)
+            # whose is missing, because a person ended the fit, say, has its last one
+            self._states = self._with(self._master.updater_copies, self._states)
             last = checkpoint_of(self._kept.model, replace(fit, states=self._states))
         self._writer.close(last)
         self._tell_news()

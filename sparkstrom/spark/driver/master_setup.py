@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 from sparkstrom.models.base import Buffered, FlatModel
+from sparkstrom.protocol.common.events import CopyUpdater
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
@@ -14,7 +15,7 @@ from sparkstrom.runtime.node_thread import OpenTransport
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.memory_parts import driver_edges
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.driver.training_master import ALL, SharedTrainingMaster
 from sparkstrom.spark.executor.interfaces import opener
 from sparkstrom.spark.executor.job import message_bytes_max, serving_of
 
@@ -56,4 +57,7 @@ def limits_of(master: SharedTrainingMaster, workers: int, n_params: int) -> Mast
         serving=serving_of(n_params),
         fan_out=tree.fan_out,
         depth=tree.depth_max,
+        last_copies=(
+            CopyUpdater(master.checkpoint_updaters == ALL) if master.checkpoint_directory else None
+        ),
     )

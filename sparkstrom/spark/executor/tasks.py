@@ -187,7 +187,7 @@ class Session:
             open_transport=self._opener(),
             seal=job.seal(),
             channel=self.channel,
-            copying=Copying(replica.chunk, theta.merge, lender.chunk),
+            copying=Copying(replica.chunk, theta.merge, lender),
             clock=SystemClock(),
         )
         self.trainer = Trainer(

@@ -147,7 +147,7 @@ class Mesh:
             open_transport=opening or Opening(self.network),
             seal=self.seal,
             channel=channel,
-            copying=Copying(replica.chunk, theta.merge, lender.chunk),
+            copying=Copying(replica.chunk, theta.merge, lender),
             clock=SystemClock(),
         )
         trainer = Trainer(
