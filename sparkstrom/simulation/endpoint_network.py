@@ -282,7 +282,7 @@ class EndpointNetwork(Network):
                 self._time.at(at_s, self._arrive, sender, receiver, [frame])
             else:
                 self._in_order(sender, receiver, [frame], start_s)
-        if copies > 1 and self._random() < RECORDING_SHARE:
+        if copies > 1 and self._recorded and self._random() < RECORDING_SHARE:
             self._play_recording()
 
     def _play_recording(self) -> None:
