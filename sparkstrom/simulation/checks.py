@@ -53,7 +53,7 @@ class Checks:
         self._ends: dict[SimProcess, Ending | Vain | None] = {}
         self._reached: dict[int, tuple[int, int]] = {}
         self._counted = 0  # minibatches, as last told
-        self._beyond: dict[SimProcess, int] = {}  # steps, when it was first seen beyond its bound
+        self._beyond: dict[SimProcess, tuple[int, int]] = {}  # of what is uncommitted, and its own
         self._progress = (Phase.GATHERING, 0)
         self._is_calm = False
 
@@ -211,7 +211,11 @@ class Checks:
         alone = me.fit.state is None or me.fit.state.training < 2
         if oldest is None or most is None or alone or process.steps <= oldest.steps + most:
             self._beyond.pop(process, None)
-        elif process.steps > self._beyond.setdefault(process, process.steps) + 1:
+            return
+        since, steps = self._beyond.get(process, (None, 0))
+        if since != oldest.steps:  # between two looks one may be committed, and the next one not
+            self._beyond[process] = oldest.steps, process.steps
+        elif process.steps > steps + 1:
             self.violation(
                 f"I4: {process.name} is at step {process.steps}, and that of step {oldest.steps} "
                 f"is not committed, max_staleness is {most}"

@@ -18,12 +18,12 @@ from sparkstrom.codec.messages import Heartbeat, Payload, ResidualCheckpoint
 from sparkstrom.protocol.common import events as ev
 from sparkstrom.protocol.common.events import Order, Send
 from sparkstrom.protocol.worker.node import Identity, Node, NodeLimits
-from sparkstrom.runtime.optimizer_lending import OptimizerLender
+from sparkstrom.runtime.optimizer_lending import CHUNK_BYTES, OptimizerLender
 from sparkstrom.runtime.trainer_inbox import CommitSum, Effect, TrainerInbox
 from sparkstrom.runtime.training_loop import Move, TrainingLoop
 from sparkstrom.simulation.deaths import Doom, outlives
 from sparkstrom.simulation.sim_replica import SimLearner, SimReplica, SimSum, Theta, mass
-from sparkstrom.simulation.weights import UPDATER_CHUNK_BYTES, Weights, padded
+from sparkstrom.simulation.weights import Weights, padded
 
 BUFFER = struct.Struct("<III")  # partition, attempt, epoch
 UPDATER = struct.Struct("<III")  # attempt, steps, 1 where the state began fresh in mid-training
@@ -295,4 +295,4 @@ class SimProcess:
     @property
     def copy_bytes(self) -> int:
         """Of one part of its updater's state."""
-        return UPDATER_CHUNK_BYTES if self.weights.params else UPDATER.size
+        return CHUNK_BYTES if self.weights.params else UPDATER.size
