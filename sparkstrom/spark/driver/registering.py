@@ -14,6 +14,7 @@ from sparkstrom.base.errors import SetupError
 from sparkstrom.spark.driver.cluster import Slots, is_told, live_conf, registered, slots_of
 
 LOOK_S: Final = 0.1
+SAY_FIRST_S: Final = 1.0
 SAY_S: Final = 5.0  # between two words on what is waited for
 QUIET_S: Final = 3.0  # nobody has come for so long: these are all
 MISSING_S: Final = 15.0  # the same, where more were to come
@@ -41,7 +42,7 @@ def await_slots(context: Any, seconds: float, say: Callable[[str], None]) -> Slo
 def _await(context: Any, seconds: float, say: Callable[[str], None]) -> None:
     expected = expected_of(context)
     began_s = came_s = time.monotonic()
-    say_s, count = began_s + SAY_S, 0
+    say_s, count = began_s + SAY_FIRST_S, 0
     while True:
         now_s, here = time.monotonic(), registered(context)
         if here != count:

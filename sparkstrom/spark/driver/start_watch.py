@@ -69,8 +69,7 @@ class StartWatch(FitListener):
         refusals = [refusal_of(error) for error in self._job.task_errors()]
         closed = [str(each) for each in refusals if isinstance(each, NetworkError)]
         if closed:
-            others = f" (and {len(closed) - 1} more say the like)" if len(closed) > 1 else ""
-            raise NetworkError(f"{closed[0]}{others}{_whose(progress)}")
+            raise NetworkError(closed[0] + _whose(len(closed), progress))
 
     def _unheard_in_words(self, there: Endpoint) -> str:
         host, ports = self._controller.host, ports_in_words(self._void, there.port)
@@ -102,10 +101,13 @@ class StartWatch(FitListener):
             self._say(text)
 
 
-def _whose(progress: Progress) -> str:
-    if progress.joined:
-        return f". {progress.joined} of {progress.partitions} workers have joined: it is that host"
-    return ""
+def _whose(hosts: int, progress: Progress) -> str:
+    """Is it the driver's host, or theirs?"""
+    others = f"; {hosts - 1} more say so" if hosts > 1 else ""
+    if not progress.joined:
+        return f"{others}; nobody has joined so far"
+    there = f"{progress.joined} of {progress.partitions} workers have joined"
+    return f"{others}; {there}, so it is not the driver's host"
 
 
 def refusal_of(cause: str) -> SetupError | None:

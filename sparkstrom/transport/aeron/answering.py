@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from sparkstrom.base.errors import DriverLost
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.aeron.channels import publication_uri, random_session
+from sparkstrom.transport.aeron.channels import random_session, trial_uri
 from sparkstrom.transport.aeron.checked import Aeron, ffi
 from sparkstrom.transport.aeron.driver import DriverHandle
 from sparkstrom.transport.aeron.invoked import invoked_client, still_runs
@@ -22,6 +22,7 @@ from sparkstrom.transport.aeron.library import load_library
 
 ANCHOR_STREAM: Final = 0  # of every media driver: it keeps the port bound, and nobody sends to it
 PARK_S: Final = 0.001
+TERM_BYTES: Final = 65_536  # the least that Aeron takes: at the other side each asker costs a log
 
 
 def is_answered(handle: DriverHandle, there: Endpoint, seconds: float) -> bool:
@@ -33,10 +34,7 @@ def is_answered(handle: DriverHandle, there: Endpoint, seconds: float) -> bool:
     end_s = time.monotonic() + seconds
     with ExitStack() as closing:
         client = invoked_client(aeron, handle.aeron_directory, "asking", closing)
-        uri = publication_uri(
-            there, handle.endpoint, handle.sizes, control=True, session=random_session()
-        )
-        asking = _Asking(aeron, client, uri)
+        asking = _Asking(aeron, client, trial_uri(there, random_session(), TERM_BYTES))
         while not asking.is_connected():
             if not still_runs(aeron, client):
                 raise DriverLost("asking for an answer", 0, "the media driver ended")

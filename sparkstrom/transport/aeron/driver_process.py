@@ -23,7 +23,7 @@ from typing import Any
 from sparkstrom.base.errors import SetupError, SparkstromError, TransportError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.answering import ANCHOR_STREAM
-from sparkstrom.transport.aeron.channels import random_session, self_test_uri, subscription_uri
+from sparkstrom.transport.aeron.channels import random_session, trial_uri, subscription_uri
 from sparkstrom.transport.aeron.checked import Aeron, ffi
 from sparkstrom.transport.aeron.driver import READY, facts_of
 from sparkstrom.transport.aeron.homes import AERON, ENDPOINT, Home
@@ -242,7 +242,7 @@ class MediaDriver:
 
     def _test(self, endpoint: Endpoint, anchor: Any) -> None:
         session = random_session()
-        uri = self_test_uri(endpoint, session, TERM_BYTES)
+        uri = trial_uri(endpoint, session, TERM_BYTES)
         loopback_self_test(
             self._aeron, self._client, anchor, uri, ANCHOR_STREAM, session, self.keep_alive
         )
