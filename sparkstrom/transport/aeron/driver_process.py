@@ -23,7 +23,7 @@ from typing import Any
 from sparkstrom.base.errors import SetupError, SparkstromError, TransportError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.transport.aeron.answering import ANCHOR_STREAM
-from sparkstrom.transport.aeron.channels import random_session, trial_uri, subscription_uri
+from sparkstrom.transport.aeron.channels import random_session, subscription_uri, trial_uri
 from sparkstrom.transport.aeron.checked import Aeron, ffi
 from sparkstrom.transport.aeron.driver import READY, facts_of
 from sparkstrom.transport.aeron.homes import AERON, ENDPOINT, Home

@@ -90,7 +90,7 @@ class TwoNetworks(Hosts):
 
 
 class SixOnly(Hosts):
-    """Hosts without any IPv4 address save the loopback interface's, on which Python and Java meet."""
+    """Hosts without any IPv4 address save 127.0.0.1, where Python and Java meet."""
 
     @staticmethod
     def address(host: int) -> str:

@@ -1,4 +1,4 @@
-"""Spark's standalone daemons on hosts that are namespaces, and a driver program that fits when told."""
+"""Spark's standalone daemons on hosts that are namespaces, and a driver program that is told to fit."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class StandaloneCluster:
         return {
             "SPARK_HOME": str(PYSPARK),
             "SPARK_CONF_DIR": str(self.directory / "conf"),
-            "SPARK_LOCAL_IP": f"[{address}]" if ":" in address else address,
+            "SPARK_LOCAL_IP": address,
             "SPARK_LOCAL_DIRS": str(scratch),
             "SPARK_DAEMON_MEMORY": "256m",
             "SPARK_DAEMON_JAVA_OPTS": self._java,

@@ -1,4 +1,4 @@
-"""A driver program, by spark-submit: one session, and a fit for each order that comes by a socket."""
+"""A driver program, by spark-submit: one session, and a fit for each order."""
 
 from __future__ import annotations
 
