@@ -22,6 +22,7 @@ from sparkstrom.transport.aeron.library import load_library
 
 ANCHOR_STREAM: Final = 0  # of every media driver: it keeps the port bound, and nobody sends to it
 PARK_S: Final = 0.001
+GIVEN_UP: Final = "asking for an answer", 0, "the media driver of this host has ended"
 TERM_BYTES: Final = 65_536  # the least that Aeron takes: at the other side each asker costs a log
 
 
@@ -33,11 +34,13 @@ def is_answered(handle: DriverHandle, there: Endpoint, seconds: float) -> bool:
     aeron = load_library()
     end_s = time.monotonic() + seconds
     with ExitStack() as closing:
+        _need_alive(handle)
         client = invoked_client(aeron, handle.aeron_directory, "asking", closing)
         asking = _Asking(aeron, client, trial_uri(there, random_session(), TERM_BYTES))
         while not asking.is_connected():
+            _need_alive(handle)
             if not still_runs(aeron, client):
-                raise DriverLost("asking for an answer", 0, "the media driver ended")
+                raise DriverLost(*GIVEN_UP)
             if time.monotonic() > end_s:
                 asking.close()
                 return False
@@ -45,6 +48,11 @@ def is_answered(handle: DriverHandle, there: Endpoint, seconds: float) -> bool:
         asking.close()
         still_runs(aeron, client)
     return True
+
+
+def _need_alive(handle: DriverHandle) -> None:
+    if not handle.is_alive():
+        raise DriverLost(*GIVEN_UP)
 
 
 class _Asking:

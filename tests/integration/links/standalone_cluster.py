@@ -1,4 +1,4 @@
-"""Spark's standalone daemons on hosts that are namespaces, and a driver program that is told to fit."""
+"""Spark's standalone daemons on hosts that are namespaces, and a driver program to order fits from."""
 
 from __future__ import annotations
 
