@@ -61,7 +61,13 @@ class StartWatch(FitListener):
     def _look_for_refusals(self, progress: Progress) -> None:
         """Of the network: what Spark starts there again finds the same."""
         if progress.deaf:
-            raise NetworkError(self._unheard_in_words(progress.deaf[0]))
+            here, there = self._controller, progress.deaf[0]
+            raise NetworkError(
+                f"the driver at {here} hears the executor at {there}, which does not hear the "
+                f"driver: UDP from {here.host} to {there.host} is dropped; ask whoever has the "
+                "firewalls (or security groups) of both hosts to allow UDP from "
+                f"{here.host} to {there.host} {ports_in_words(self._void, there.port)}"
+            )
         _, failed = self._job.tasks()
         if failed == self._failed:
             return
@@ -70,15 +76,6 @@ class StartWatch(FitListener):
         closed = [str(each) for each in refusals if isinstance(each, NetworkError)]
         if closed:
             raise NetworkError(closed[0] + _whose(len(closed), progress))
-
-    def _unheard_in_words(self, there: Endpoint) -> str:
-        host, ports = self._controller.host, ports_in_words(self._void, there.port)
-        return (
-            f"the driver at {self._controller} hears the executor at {there}, which does not hear "
-            f"the driver: UDP from {host} to {there.host} is dropped; ask whoever has the "
-            f"firewalls (or security groups) of both hosts to allow UDP from {host} to "
-            f"{there.host} {ports}"
-        )
 
     def _look_for_failures(self, progress: Progress) -> None:
         running, failed = self._job.tasks()

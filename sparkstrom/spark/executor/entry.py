@@ -16,7 +16,7 @@ from sparkstrom.base.import_archives import keep_unchanged_archives
 from sparkstrom.spark.data.shuffle_blocks import Blocks
 from sparkstrom.spark.driver.pickling import packed
 from sparkstrom.spark.executor.interfaces import need_library
-from sparkstrom.spark.executor.reaching import Way, need_answer
+from sparkstrom.spark.executor.reaching import WayToController, need_answer
 from sparkstrom.spark.executor.task_place import here
 
 
@@ -28,7 +28,7 @@ class Unopened:
     """
 
     job: Any
-    way: Way
+    way: WayToController
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Unopened, (packed(self.job), self.way)

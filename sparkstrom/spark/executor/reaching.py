@@ -28,7 +28,7 @@ ANSWERED: Final = "answered"  # a file beside the media driver's: its other task
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class WayToController:
     """From an executor to the controller of a fit."""
 
     job: int
@@ -52,7 +52,7 @@ class Way:
         )
 
 
-def need_answer(way: Way, place: TaskPlace) -> None:
+def need_answer(way: WayToController, place: TaskPlace) -> None:
     """Raise NetworkError where no UDP goes to the controller and back; at once where it does."""
     options = way.driver_options(place)
     if _is_here(way.endpoint, options.host):
@@ -73,7 +73,7 @@ def _is_here(there: Endpoint, host: str) -> bool:
     return there.host == host or ipaddress.ip_address(there.host).is_loopback
 
 
-def _ask(way: Way, place: TaskPlace, options: DriverOptions) -> Endpoint | None:
+def _ask(way: WayToController, place: TaskPlace, options: DriverOptions) -> Endpoint | None:
     """Our own place, where no answer came to it."""
     handle = ensure_driver(way.driver_key(place), options)
     answered = handle.directory / ANSWERED
@@ -87,7 +87,7 @@ def _ask(way: Way, place: TaskPlace, options: DriverOptions) -> Endpoint | None:
         handle.close()
 
 
-def in_words(way: Way, here: Endpoint, seconds: float) -> str:
+def in_words(way: WayToController, here: Endpoint, seconds: float) -> str:
     """In one line: Spark's errors are told by their last line."""
     there, void = way.endpoint, way.void
     return (

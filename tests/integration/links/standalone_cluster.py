@@ -1,4 +1,4 @@
-"""Spark's standalone daemons on hosts that are namespaces, and a driver program to order fits from."""
+"""Spark's standalone daemons on hosts that are namespaces, and a driver program that fits."""
 
 from __future__ import annotations
 
