@@ -33,6 +33,6 @@ def test_fits_on_hosts_with_ipv6_only(cluster: StandaloneCluster) -> None:
         assert done.get("equal"), done
         assert len(done["hashes"]) == 3
     nowhere = cluster.fit(network_mask="fd00:78::/64")
-    assert nowhere["error"] == "NetworkError", nowhere
+    assert nowhere.get("error") == "NetworkError", nowhere
     assert "matches no address of host0: it has 127.0.0.1 (lo)" in nowhere["text"]
     assert "fd00:77::1 (eth0); widen the mask" in nowhere["text"]
