@@ -15,6 +15,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.runtime.fit_state import Progress
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.spark.data.job_errors import cause_of
+from sparkstrom.spark.driver.container_memory import ContainerMemory
 from sparkstrom.spark.driver.fit_listeners import FitEvents, FitListener
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,12 @@ NETWORK_IS_CLOSED = (
 )
 
 
+TOO_OFTEN = "has failed the maximum allowable number of times"  # Spark, of a stage
+ANOTHER_ATTEMPT = (
+    "Each time executors died the rows that they had shuffled were made again, which Spark does 4"
+    " times: find out why they die, and set --conf spark.stage.maxConsecutiveAttempts=100"
+)
+
 IS_CANCELLED = "the job was cancelled: {}; network.parameters hold what was learnt until then"
 CANCELLED = re.compile(r"\bjob \d+ (was )?cancell?ed\b", re.IGNORECASE)  # in Spark's words
 
@@ -53,6 +60,7 @@ class SparkJob:
     context: Any
     group: str
     runner: Callable[[], list[str]]
+    memory: ContainerMemory
     reports: list[str] = field(default_factory=list)  # of the tasks, once all have returned
     error: Exception | None = None
     thread: threading.Thread | None = None
@@ -100,6 +108,25 @@ class SparkJob:
                 return cause_of(error.get())
         return ""
 
+    def newest(self) -> list[tuple[int, int, int]]:
+        """By stage: the attempt at it that is under way, and how many tasks of that have failed."""
+        return [(s.stageId, s.currentAttemptId, s.numFailedTasks) for s in self._stages()]
+
+    def killed_for_memory(self) -> list[str]:
+        """What to set, for each container that was; Spark names them in its tasks' errors."""
+        store = self.context._jsc.sc().statusStore()
+        java, known = self.context._jvm.java.util.List, self.context._jvm.org.apache.spark.status
+        failed = java.of(known.api.v1.TaskStatus.FAILED)
+        found: dict[str, None] = {}
+        for stage, newest, _ in self.newest():
+            for attempt in range(newest + 1):
+                order = known.api.v1.TaskSorting.ID
+                tasks = store.taskList(stage, attempt, 0, TASKS_LOOKED_AT, order, failed)
+                for i in range(tasks.size()):
+                    error = tasks.apply(i).errorMessage()
+                    found[self.memory.explain(error.get() if error.isDefined() else "")] = None
+        return [text for text in found if text]
+
     def _stages(self) -> list[Any]:
         tracker = self.context.statusTracker()
         jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self.group))
@@ -124,7 +151,9 @@ class StartWatch(FitListener):
         if failed and not progress.joined:
             error = self._job.task_error() or "Spark does not say why"
             raise_if_refused(error)
+            killed = self._job.killed_for_memory()
             remedy = CODE_IS_MISSING if NO_MODULE in error else NETWORK_IS_CLOSED
+            remedy = killed[-1] if killed else remedy
             raise SetupError(
                 f"{failed} tasks failed before any worker joined: {error}"
                 f" (more in the executors' logs: stderr in Spark's UI, `yarn logs`). {remedy}"
@@ -185,8 +214,13 @@ class Fitting:
             raise FitCancelled(IS_CANCELLED.format(cause_of(str(error))))
         cause = cause_of(str(error))
         raise_if_refused(cause)
-        remedy = f". {CODE_IS_MISSING}" if NO_MODULE in cause else ""
-        raise TrainingError(f"the Spark job failed: {cause}{remedy}", trace=str(error))
+        remedies = self._job.killed_for_memory()[-1:]
+        if NO_MODULE in cause:
+            remedies.append(CODE_IS_MISSING)
+        if TOO_OFTEN in cause:
+            remedies.append(ANOTHER_ATTEMPT)
+        text = ". ".join([f"the Spark job failed: {cause}", *remedies])
+        raise TrainingError(text, trace=str(error))
 
     def _end(self) -> None:
         """Tasks return by themselves; those that do not are ended, and failures do not count."""
