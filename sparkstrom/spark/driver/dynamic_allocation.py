@@ -24,8 +24,8 @@ UNSAID = (
 )
 FEW = (
     f"{ATTEMPTS}={{attempts}}: the {{ordinal}} executor that is taken away while a fit trains ends"
-    " it, because the rows it had shuffled must be made again; with dynamic allocation executors"
-    f" are taken away: set --conf {ATTEMPTS}=100"
+    " it, because the rows it had shuffled must be made again, and with dynamic allocation"
+    f" executors are taken away: set --conf {ATTEMPTS}=100"
 )
 
 
@@ -46,8 +46,9 @@ def wish_of(conf: Any) -> int | None:
 def executors_wanted(conf: Any, registered: int) -> int:
     """How many a fit counts on; at least one, and no more than there may be."""
     wanted = wish_of(conf) or max(registered, USUAL)
-    least, most = int(conf.get(LEAST, "0")), int(conf.get(MOST, "0"))
-    return max(1, min(max(wanted, least), most or wanted))
+    wanted = max(wanted, int(conf.get(LEAST, "0")))
+    most = int(conf.get(MOST, "0")) or wanted
+    return min(wanted, most)
 
 
 def check_allocation(conf: Mapping[str, str]) -> list[str]:

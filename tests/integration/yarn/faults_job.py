@@ -1,7 +1,7 @@
-"""Submitted by test_faults.py, in cluster mode: one application, in which an executor's JVM is
-killed, a container takes too much memory, and a NodeManager is killed, each while a fit trains.
+"""Submitted by test_faults.py, in cluster mode: one fit, in which an executor's JVM is killed -9, a
+container takes too much memory and a NodeManager is killed -9, one after the other.
 
-Argument: the home of the cluster. Prints one JSON object for each fit.
+Argument: the home of the cluster. Prints one JSON object.
 """
 
 from __future__ import annotations
@@ -11,59 +11,76 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-from sparkstrom import SharedTrainingMaster, SparkNetwork, TrainingError, VoidConfiguration
+from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
 from sparkstrom.listeners import TrainingListener
 from sparkstrom.models.base import Batch
 from tests.integration.yarn.counted_rows import THRESHOLD, CountingModel, numbered_rows, trainings
 
-ROWS = 1280
-WORKERS = 4
-SLEEP_MS = 30  # in each of the 10 steps of an epoch
-EPOCHS, EPOCHS_OF_ZOMBIES = 30, 100
+ROWS, EPOCHS = 1280, 300
+SLEEP_S = 0.03  # in each of the 10 steps of an epoch, until the last fault is over
 GLUT_BYTES = 700 << 20  # the container has room for half of that
 
 
-class GreedyModel(CountingModel):
-    """Takes GLUT_BYTES in a step, once or again and again; ``marker``: it was done."""
+class FaultyModel(CountingModel):
+    """Says in a folder which process trains its partition; takes GLUT_BYTES when asked there."""
 
-    def __init__(self, rows: int, marker: str, *, once: bool) -> None:
+    def __init__(self, rows: int, folder: str) -> None:
         super().__init__(rows)
-        self._marker, self._once, self._steps = Path(marker), once, 0
+        self._folder = Path(folder)
+        self._partition: int | None = None
         self._glut: Any = None
 
     def step(self, batch: Batch) -> float:
-        self._steps += 1
-        if self._steps == 10 and self._is_its_turn():
+        if self._partition is None:
+            context = TaskContext.get()
+            assert context is not None
+            self._partition = context.partitionId()
+            (self._folder / f"partition-{self._partition}").write_text(str(os.getpid()))
+        if not (self._folder / "over").exists():
+            time.sleep(SLEEP_S)
+        if self._is_asked():
             self._glut = np.ones(GLUT_BYTES, np.uint8)
         return super().step(batch)
 
-    def _is_its_turn(self) -> bool:
+    def _is_asked(self) -> bool:
+        """Once."""
         try:
-            self._marker.open("x").close()
-        except FileExistsError:
-            return not self._once
+            (self._folder / f"greed-{self._partition}").unlink()
+        except FileNotFoundError:
+            return False
         return True
 
 
-class When(TrainingListener):
-    """Does something once, as soon as all workers have trained for a while."""
+class Faults(TrainingListener):
+    """One fault after the other, each when all partitions have workers again that have trained."""
 
-    def __init__(self, act: Callable[[], None]) -> None:
-        self._act: Callable[[], None] | None = act
+    def __init__(self, folder: str, *faults: Callable[[], set[int]]) -> None:
+        self._folder, self._faults = Path(folder), list(faults)
+        self._awaited: set[int] = set()  # partitions that are to get another worker
+        self._calm = 0.0  # the epoch from which the next one may come
+
+    def on_worker_change(self, event: Any) -> None:
+        self._awaited -= event.joined
 
     def on_iteration(self, event: Any) -> None:
-        act = self._act
-        if act is not None and event.workers == WORKERS and event.epoch > 2:
-            self._act = None
-            act()
+        if self._awaited or event.workers < event.workers_wanted:
+            self._calm = event.epoch + 1
+        elif event.epoch > self._calm:
+            if not self._faults:
+                (self._folder / "over").touch()
+                return
+            self._awaited = self._faults.pop(0)()
+            assert self._awaited, "a fault that nobody feels"
 
 
 def executors(application: str) -> dict[int, Path]:
@@ -80,15 +97,37 @@ def executors(application: str) -> dict[int, Path]:
     return found
 
 
-class Nodes:
-    """The cluster's NodeManagers, one of which is killed."""
+def above(pid: int) -> list[int]:
+    """Its parent, the parent's parent, and so on; empty where it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return []
+    parent = int(stat.rpartition(")")[2].split()[1])
+    return [parent, *above(parent)] if parent > 1 else [parent]
 
-    def __init__(self, home: Path, application: str) -> None:
-        self._home, self._application = home, application
+
+class Killer:
+    """What dies of it."""
+
+    def __init__(self, home: Path, application: str, folder: Path) -> None:
+        self._home, self._application, self._folder = home, application, folder
         self.zombies: list[int] = []
+        self.of_zombies: set[int] = set()  # partitions
 
-    def kill_the_other(self) -> None:
-        """The one that this driver is not on. Its executors go on, and hear nothing from Spark."""
+    def kill_an_executor(self) -> set[int]:
+        victim = min(executors(self._application))
+        lost = self._partitions_of([victim])
+        os.kill(victim, signal.SIGKILL)
+        return lost
+
+    def ask_for_greed(self) -> set[int]:
+        [hungry] = [jvm for jvm in executors(self._application) if 0 in self._partitions_of([jvm])]
+        (self._folder / "greed-0").touch()
+        return self._partitions_of([hungry])
+
+    def kill_a_node(self) -> set[int]:
+        """Not this driver's. The executors there go on, and hear nothing from Spark any more."""
         ours = Path.cwd().relative_to(self._home).parts[0]
         name = "nm2" if ours == "nm1" else "nm1"
         [pid] = [
@@ -101,10 +140,16 @@ class Nodes:
             if place.is_relative_to(self._home / name):
                 os.kill(executor, signal.SIGSTOP)  # so that it cannot be told to end
                 self.zombies.append(executor)
+        self.of_zombies = self._partitions_of(self.zombies)
+        return set(self.of_zombies)
 
-    def end(self) -> None:
-        for executor in self.zombies:
-            os.kill(executor, signal.SIGKILL)
+    def _partitions_of(self, jvms: list[int]) -> set[int]:
+        """Those whose worker is a process below one of these."""
+        owners = {
+            int(path.name.partition("-")[2]): int(path.read_text())
+            for path in self._folder.glob("partition-*")
+        }
+        return {index for index, pid in owners.items() if set(jvms) & set(above(pid))}
 
 
 def main(home: str) -> None:
@@ -115,41 +160,27 @@ def main(home: str) -> None:
         threshold=THRESHOLD,
         residual_post_processor=None,
         horizon="worker",
-        debug_longer_iterations=SLEEP_MS,
     )
-    data = numbered_rows(context, ROWS)
-
-    def fit(name: str, model: CountingModel, epochs: int, *listeners: TrainingListener) -> None:
-        network = SparkNetwork(spark, model, master, keep=False)
-        try:
-            summary = network.fit(data, epochs, listeners=listeners)
-        except TrainingError as error:
-            print(json.dumps({"fit": name, "error": str(error)}), flush=True)
-            return
-        told = {
-            "fit": name,
-            "trainings": trainings(network.parameters),
-            "minibatches": summary.minibatches,
-            "expected": summary.minibatches_expected,
-            "equal": summary.replicas_equal,
-            "hashes": len(summary.hashes),
-            "faults": [asdict(fault) for fault in summary.faults],
-            "departures": summary.departures,
-            "warnings": summary.warnings,
-        }
-        print(json.dumps(told), flush=True)
-
-    def kill_one() -> None:
-        os.kill(min(executors(context.applicationId)), signal.SIGKILL)
-
-    fit("executor", CountingModel(ROWS), EPOCHS, When(kill_one))
     with tempfile.TemporaryDirectory() as folder:
-        fit("memory", GreedyModel(ROWS, f"{folder}/glut", once=True), EPOCHS)
-        fit("memory again", GreedyModel(ROWS, f"{folder}/glut", once=False), EPOCHS)
-    nodes = Nodes(Path(home).resolve(), context.applicationId)
-    fit("node", CountingModel(ROWS), EPOCHS_OF_ZOMBIES, When(nodes.kill_the_other))
-    nodes.end()
-    print(json.dumps({"fit": "zombies", "count": len(nodes.zombies)}), flush=True)
+        killer = Killer(Path(home).resolve(), context.applicationId, Path(folder))
+        faults = killer.kill_an_executor, killer.ask_for_greed, killer.kill_a_node
+        network = SparkNetwork(spark, FaultyModel(ROWS, folder), master, keep=False)
+        data = numbered_rows(context, ROWS)
+        try:
+            summary = network.fit(data, EPOCHS, listeners=[Faults(folder, *faults)])
+        finally:
+            for zombie in killer.zombies:
+                os.kill(zombie, signal.SIGKILL)
+    told = {
+        "trainings": trainings(network.parameters),
+        "minibatches": summary.minibatches,
+        "expected": summary.minibatches_expected,
+        "equal": summary.replicas_equal,
+        "faults": [asdict(fault) for fault in summary.faults],
+        "of_zombies": sorted(killer.of_zombies),
+        "warnings": summary.warnings,
+    }
+    print(json.dumps(told), flush=True)
     spark.stop()
 
 
