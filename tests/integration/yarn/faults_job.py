@@ -1,5 +1,5 @@
-"""Submitted by test_faults.py, in cluster mode: one fit, in which an executor's JVM is killed -9, a
-container takes too much memory and a NodeManager is killed -9, one after the other.
+"""Submitted by test_faults.py, in cluster mode: one fit, in which an executor's JVM is killed -9
+while another one's container takes too much memory, and later a NodeManager is killed -9.
 
 Argument: the home of the cluster. Prints one JSON object.
 """
@@ -112,36 +112,39 @@ class Killer:
 
     def __init__(self, home: Path, application: str, folder: Path) -> None:
         self._home, self._application, self._folder = home, application, folder
-        self.zombies: list[int] = []
+        self.zombies: list[int] = []  # JVMs
         self.of_zombies: set[int] = set()  # partitions
 
-    def kill_an_executor(self) -> set[int]:
-        victim = min(executors(self._application))
-        lost = self._partitions_of([victim])
-        os.kill(victim, signal.SIGKILL)
-        return lost
-
-    def ask_for_greed(self) -> set[int]:
-        [hungry] = [jvm for jvm in executors(self._application) if 0 in self._partitions_of([jvm])]
-        (self._folder / "greed-0").touch()
-        return self._partitions_of([hungry])
+    def kill_and_feed(self) -> set[int]:
+        """One executor is killed -9, a worker of the other one takes more than its container has."""
+        fed, killed = self._executors()
+        hungry = self._partitions_of([fed])
+        (self._folder / f"greed-{min(hungry)}").touch()
+        killed_too = self._partitions_of([killed])
+        os.kill(killed, signal.SIGKILL)
+        return hungry | killed_too
 
     def kill_a_node(self) -> set[int]:
         """Not this driver's. The executors there go on, and hear nothing from Spark any more."""
-        ours = Path.cwd().relative_to(self._home).parts[0]
-        name = "nm2" if ours == "nm1" else "nm1"
+        where = {executor: self._node_of(path) for executor, path in self._executors().items()}
+        name = next(node for node in where.values() if node != self._node_of(Path.cwd()))
         [pid] = [
             daemon["pid"]
             for daemon in json.loads((self._home / "daemons.json").read_text())
             if daemon["name"] == name
         ]
         os.kill(pid, signal.SIGKILL)
-        for executor, place in executors(self._application).items():
-            if place.is_relative_to(self._home / name):
-                os.kill(executor, signal.SIGSTOP)  # so that it cannot be told to end
-                self.zombies.append(executor)
+        self.zombies = [executor for executor, node in where.items() if node == name]
+        for executor in self.zombies:
+            os.kill(executor, signal.SIGSTOP)  # so that it cannot be told to end
         self.of_zombies = self._partitions_of(self.zombies)
         return set(self.of_zombies)
+
+    def _executors(self) -> dict[int, Path]:
+        return executors(self._application)
+
+    def _node_of(self, path: Path) -> str:
+        return path.relative_to(self._home).parts[0]
 
     def _partitions_of(self, jvms: list[int]) -> set[int]:
         """Those whose worker is a process below one of these."""
@@ -163,7 +166,7 @@ def main(home: str) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         killer = Killer(Path(home).resolve(), context.applicationId, Path(folder))
-        faults = killer.kill_an_executor, killer.ask_for_greed, killer.kill_a_node
+        faults = killer.kill_and_feed, killer.kill_a_node
         network = SparkNetwork(spark, FaultyModel(ROWS, folder), master, keep=False)
         data = numbered_rows(context, ROWS)
         try:
