@@ -1,8 +1,8 @@
 """A model that counts: after a fit each of its parameters says how often its row was trained.
 
 Every step adds one STEP to the parameter of each row of the minibatch. STEP is the threshold, so
-that all of it is sent, and a power of two, so that sums are exact: what arrives twice, or not at
-all, is seen in the parameters themselves, whatever a summary says.
+that all of it is sent (with publish_every=1), and a power of two, so that sums are exact: what
+arrives twice, or not at all, is seen in the parameters themselves, whatever a summary says.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sparkstrom import FixedThreshold
 from sparkstrom.models.base import Batch, Columns, Flat, State
 
 STEP = 2.0**-6
-THRESHOLD = FixedThreshold(STEP, levels=4)
+THRESHOLD = FixedThreshold(STEP)
 
 
 class CountingModel:

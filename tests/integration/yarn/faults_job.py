@@ -1,5 +1,6 @@
-"""Submitted by test_faults.py, in cluster mode: one fit, in which an executor's JVM is killed -9
-while another one's container takes too much memory, and later a NodeManager is killed -9.
+"""Submitted by test_faults.py, in cluster mode and with dynamic allocation: one fit, which begins
+when no executor is there, and to which they come one after the other; then one's JVM is killed -9
+while the other's container takes too much memory, and later a NodeManager is killed -9.
 
 Argument: the home of the cluster. Prints one JSON object.
 """
@@ -26,8 +27,9 @@ from sparkstrom.listeners import TrainingListener
 from sparkstrom.models.base import Batch
 from tests.integration.yarn.counted_rows import THRESHOLD, CountingModel, numbered_rows, trainings
 
-ROWS, EPOCHS = 1280, 300
-SLEEP_S = 0.03  # in each of the 10 steps of an epoch, until the last fault is over
+ROWS, EPOCHS = 1280, 120
+SLEEP_S = 0.1  # in each of the 10 steps of an epoch, until the last fault is over
+IDLE_S = 60.0  # how long the driver waits for Spark to take the first executors away
 GLUT_BYTES = 700 << 20  # the container has room for half of that
 
 
@@ -68,13 +70,15 @@ class Faults(TrainingListener):
         self._folder, self._faults = Path(folder), list(faults)
         self._awaited: set[int] = set()  # partitions that are to get another worker
         self._calm = 0.0  # the epoch from which the next one may come
+        self.training: list[int] = []  # workers, whenever their number changed
 
     def on_worker_change(self, event: Any) -> None:
         self._awaited -= event.joined
+        self.training.append(len(event.training))
 
     def on_iteration(self, event: Any) -> None:
         if self._awaited or event.workers < event.workers_wanted:
-            self._calm = event.epoch + 1
+            self._calm = event.epoch + 0.5
         elif event.epoch > self._calm:
             if not self._faults:
                 (self._folder / "over").touch()
@@ -116,7 +120,7 @@ class Killer:
         self.of_zombies: set[int] = set()  # partitions
 
     def kill_and_feed(self) -> set[int]:
-        """One executor is killed -9, a worker of the other one takes more than its container has."""
+        """One executor is killed -9, a worker of the other takes more than its container has."""
         fed, killed = self._executors()
         hungry = self._partitions_of([fed])
         (self._folder / f"greed-{min(hungry)}").touch()
@@ -155,22 +159,33 @@ class Killer:
         return {index for index, pid in owners.items() if set(jvms) & set(above(pid))}
 
 
+def wait_until_idle(context: Any) -> None:
+    """Nothing has needed the first executors: Spark takes them away."""
+    end_s = time.monotonic() + IDLE_S
+    while context._jsc.sc().getExecutorMemoryStatus().size() > 1:  # the driver is one of them
+        assert time.monotonic() < end_s, "executors are not taken away"
+        time.sleep(0.2)
+
+
 def main(home: str) -> None:
     spark = SparkSession.builder.appName("faults").getOrCreate()
     context = spark.sparkContext
+    wait_until_idle(context)
     master = SharedTrainingMaster(
         VoidConfiguration(lease_s=3.0),
+        start_timeout=1.0,  # begin with those who have come
         threshold=THRESHOLD,
         residual_post_processor=None,
+        publish_every=1,  # so that nothing waits in a residual at the end
         horizon="worker",
     )
     with tempfile.TemporaryDirectory() as folder:
         killer = Killer(Path(home).resolve(), context.applicationId, Path(folder))
-        faults = killer.kill_and_feed, killer.kill_a_node
+        faults = Faults(folder, killer.kill_and_feed, killer.kill_a_node)
         network = SparkNetwork(spark, FaultyModel(ROWS, folder), master, keep=False)
         data = numbered_rows(context, ROWS)
         try:
-            summary = network.fit(data, EPOCHS, listeners=[Faults(folder, *faults)])
+            summary = network.fit(data, EPOCHS, listeners=[faults])
         finally:
             for zombie in killer.zombies:
                 os.kill(zombie, signal.SIGKILL)
@@ -180,6 +195,7 @@ def main(home: str) -> None:
         "expected": summary.minibatches_expected,
         "equal": summary.replicas_equal,
         "faults": [asdict(fault) for fault in summary.faults],
+        "training": faults.training,
         "of_zombies": sorted(killer.of_zombies),
         "warnings": summary.warnings,
     }
