@@ -87,6 +87,8 @@ class Cluster:
         environment = {**os.environ, **self.variables()}
         for name in ("SPARK_HOME", "PYTHONPATH"):  # Spark would pass the second one on
             environment.pop(name, None)
+        if mode == "client":  # the driver is a child of ours; containers are told otherwise
+            environment["PYTHONPATH"] = str(ROOT)
         command = [str(PYSPARK / "bin/spark-submit"), "--master", "yarn"]
         command += ["--deploy-mode", mode]
         command += [f"--conf={key}={value}" for key, value in conf.items()]
