@@ -12,6 +12,7 @@ OURS = "sparkstrom."  # the line of one of our own errors, which are as long as 
 CALLING = "An error occurred while calling "  # py4j; what happened is on the next line
 JAVA = re.compile(r"^: (?:[\w.$]+: )?")  # its class
 LOST = "ExecutorLostFailure "  # Spark names jobs, stages and tasks before it comes to this
+NEWEST = " Most recent failure reason:"  # on the lines behind it
 
 
 def cause_of(text: str) -> str:
@@ -29,7 +30,8 @@ def cause_of(text: str) -> str:
     if len(said) > 1 and said[0].startswith(CALLING):
         said = [JAVA.sub("", said[1])]
     line = said[0] if said else "no reason given"
-    return _cut(line[line.find(LOST) :] if LOST in line else line)
+    line = line[line.find(LOST) :] if LOST in line else line
+    return _cut(line.partition(NEWEST)[0])
 
 
 def _cut(line: str) -> str:

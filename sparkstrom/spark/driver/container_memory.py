@@ -107,12 +107,10 @@ def killed_for_memory(error: str) -> Killed | None:
 
 
 def enough(killed: Killed, beside: Beside, need: Need) -> int:
-    """Bytes of overhead: what the plan wants; where that was there, what was used and a quarter.
+    """Bytes of overhead: what the plan wants, or what was used and a quarter where that is more.
 
     The manager looks now and then, so what it saw is not the most that would have been used.
     """
-    if beside.given < need.bytes and killed.used <= killed.limit + need.bytes - beside.given:
-        return need.bytes - beside.python
     container = beside.heap + beside.given
     share = killed.used / killed.limit if killed.limit else 1.0
     return max(need.bytes, int((share + SPARE) * container) - beside.heap) - beside.python

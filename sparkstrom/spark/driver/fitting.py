@@ -41,8 +41,9 @@ NETWORK_IS_CLOSED = (
 
 TOO_OFTEN = "has failed the maximum allowable number of times"  # Spark, of a stage
 ANOTHER_ATTEMPT = (
-    "Each time executors died the rows that they had shuffled were made again, which Spark does 4"
-    " times: find out why they die, and set --conf spark.stage.maxConsecutiveAttempts=100"
+    "When executors die Spark makes the rows that they had shuffled again, but not more often than"
+    " spark.stage.maxConsecutiveAttempts says, 4 times by default: find out why they die, and set"
+    " --conf spark.stage.maxConsecutiveAttempts=100"
 )
 
 IS_CANCELLED = "the job was cancelled: {}; network.parameters hold what was learnt until then"
@@ -151,9 +152,9 @@ class StartWatch(FitListener):
         if failed and not progress.joined:
             error = self._job.task_error() or "Spark does not say why"
             raise_if_refused(error)
-            killed = self._job.killed_for_memory()
             remedy = CODE_IS_MISSING if NO_MODULE in error else NETWORK_IS_CLOSED
-            remedy = killed[-1] if killed else remedy
+            if killed := self._job.killed_for_memory():
+                remedy = sentence(killed[-1])
             raise SetupError(
                 f"{failed} tasks failed before any worker joined: {error}"
                 f" (more in the executors' logs: stderr in Spark's UI, `yarn logs`). {remedy}"
@@ -214,13 +215,19 @@ class Fitting:
             raise FitCancelled(IS_CANCELLED.format(cause_of(str(error))))
         cause = cause_of(str(error))
         raise_if_refused(cause)
-        remedies = self._job.killed_for_memory()[-1:]
-        if NO_MODULE in cause:
-            remedies.append(CODE_IS_MISSING)
-        if TOO_OFTEN in cause:
-            remedies.append(ANOTHER_ATTEMPT)
-        text = ". ".join([f"the Spark job failed: {cause}", *remedies])
+        remedy = self._remedy_of(cause)
+        text = f"the Spark job failed: {cause.removesuffix('.')}" + (
+            f". {remedy}" if remedy else ""
+        )
         raise TrainingError(text, trace=str(error))
+
+    def _remedy_of(self, cause: str) -> str:
+        """What may help against it, as far as that is known."""
+        if NO_MODULE in cause:
+            return CODE_IS_MISSING
+        if killed := self._job.killed_for_memory():
+            return sentence(killed[-1])
+        return ANOTHER_ATTEMPT if TOO_OFTEN in cause else ""
 
     def _end(self) -> None:
         """Tasks return by themselves; those that do not are ended, and failures do not count."""
@@ -228,6 +235,11 @@ class Fitting:
             log.warning("some tasks did not return within %g s; ending them", END_S)
             self._job.cancel()
             self._job.wait(END_S)
+
+
+def sentence(text: str) -> str:
+    """Which follows another one."""
+    return text[:1].upper() + text[1:]
 
 
 def raise_if_refused(cause: str) -> None:

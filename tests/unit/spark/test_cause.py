@@ -57,7 +57,7 @@ def test_what_spark_says_of_an_executor_is_told_and_not_whom_py4j_called() -> No
     )
     assert cause_of(TOO_OFTEN) == (
         "Job aborted due to stage failure: ResultStage 5 (collect at job.py:3) has failed the "
-        "maximum allowable number of times: 4. Most recent failure reason:"
+        "maximum allowable number of times: 4."
     )
 
 
