@@ -44,12 +44,13 @@ PASSED_ON = {
     ("runtime/master_thread.py", "ev.GivenUp(reason)"),
     ("runtime/master_thread.py", "log.warning('%s', text)"),
     ("spark/driver/accuracy_warnings.py", "log.warning('%s', text)"),
-    ("spark/driver/followed_fit.py", "self._showing.warnings.append(text)"),
-    ("spark/driver/followed_fit.py", "self._warn(warning)"),
+    ("spark/driver/fit_call.py", "self.warnings.append(text)"),
+    ("spark/driver/followed_fit.py", "self._showing.warn(warning)"),
     ("spark/driver/fitting.py", "SetupError(cause.removeprefix(SETUP))"),
     ("spark/driver/listener_thread.py", "log.warning('%s', text)"),
     ("spark/driver/listener_thread.py", "self._warn(str(self._raised"),
     ("spark/driver/listener_thread.py", "self.warnings.append(text)"),
+    ("spark/driver/memory_watch.py", "self._warn(text)"),
 }
 
 TEXTS_MAX = 12  # that one pattern may find

@@ -19,13 +19,14 @@ USUAL = 2  # executors: Spark's own number on YARN where nobody says one
 FEW_ATTEMPTS = 10
 
 UNSAID = (
-    f"{ENABLED}=true, and nothing says how many executors a fit should have: it counts on those"
-    f" that are there, and on {USUAL} where there are fewer; for N of them set --conf {INITIAL}=N"
+    "spark.dynamicAllocation.enabled=true, and nothing says how many executors a fit should have:"
+    " it counts on those that are there, and on 2 where there are fewer; for N of them set --conf"
+    " spark.dynamicAllocation.initialExecutors=N"
 )
 FEW = (
-    f"{ATTEMPTS}={{attempts}}: the {{ordinal}} executor that is taken away while a fit trains ends"
-    " it, because the rows it had shuffled must be made again, and with dynamic allocation"
-    f" executors are taken away: set --conf {ATTEMPTS}=100"
+    "spark.stage.maxConsecutiveAttempts={attempts}: the {ordinal} executor that is taken away while"
+    " a fit trains ends it, because the rows it had shuffled must be made again, and with dynamic"
+    " allocation executors are taken away: set --conf spark.stage.maxConsecutiveAttempts=100"
 )
 
 
@@ -55,13 +56,15 @@ def check_allocation(conf: Mapping[str, str]) -> list[str]:
     """Warnings of what is not said, or ends a fit early; none without dynamic allocation."""
     if not is_dynamic(conf):
         return []
-    warnings = [] if wish_of(conf) else [UNSAID]
+    out = []
+    if wish_of(conf) is None:
+        out.append(UNSAID)
     served = conf.get("spark.shuffle.service.enabled", "false").lower() == "true"
     attempts = int(conf.get(ATTEMPTS, "4"))
     if attempts < FEW_ATTEMPTS and not served:
         ordinal = {1: "first", 2: "second", 3: "third"}.get(attempts, f"{attempts}th")
-        warnings.append(FEW.format(attempts=attempts, ordinal=ordinal))
-    return warnings
+        out.append(FEW.format(attempts=attempts, ordinal=ordinal))
+    return out
 
 
 def allocation_note(workers: int, slots: int) -> str:
