@@ -29,8 +29,9 @@ def cause_of(text: str) -> str:
         return _cut(next((line for line in after if not line.startswith(" ")), said[-1]))
     if len(said) > 1 and said[0].startswith(CALLING):
         said = [JAVA.sub("", said[1])]
-    line = said[0] if said else "no reason given"
-    line = line[line.find(LOST) :] if LOST in line else line
+    if not said:
+        return "no reason given"
+    line = said[0][said[0].find(LOST) :] if LOST in said[0] else said[0]
     return _cut(line.partition(NEWEST)[0])
 
 
