@@ -32,7 +32,7 @@ CONF = {
     "spark.dynamicAllocation.executorIdleTimeout": "1s",
     "spark.dynamicAllocation.schedulerBacklogTimeout": "4s",
     "spark.stage.maxConsecutiveAttempts": "100",
-    "spark.yarn.max.executor.failures": "100",
+    "spark.executor.maxNumFailures": "100",
 }
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
