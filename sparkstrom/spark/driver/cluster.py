@@ -85,6 +85,11 @@ def workers_for(slots: Slots, master: SharedTrainingMaster) -> int:
     return slots.executors * master.workers_per_node
 
 
+def workers_again(slots: Slots, workers: int, before: int | None) -> int:
+    """Where nobody said how many: as many as the checkpoint is of, so that rows lie as they did."""
+    return workers if before is None or not slots.is_guess else before
+
+
 def refuse_connect(session: Any) -> None:
     """Spark Connect has no RDDs and no tasks of ours: say so."""
     if type(session).__module__.startswith("pyspark.sql.connect"):

@@ -26,6 +26,7 @@ from sparkstrom.spark.driver.cluster import (
     driver_host,
     refuse_connect,
     slots_of,
+    workers_again,
     workers_for,
 )
 from sparkstrom.spark.driver.dynamic_allocation import allocation_note
@@ -138,8 +139,7 @@ class SparkNetwork:
                     self._checkpoints.is_over(key.number)
                     return skipped(found.checkpoint, key)
             goes_on = found.checkpoint if found is not None and found.use is Use.GO_ON else None
-            if goes_on is not None and slots.is_guess:
-                workers = len(goes_on.starts)  # so that rows lie as they did
+            workers = workers_again(slots, workers, len(goes_on.starts) if goes_on else None)
             if slots.is_dynamic:
                 progress.say(f"sparkstrom notes: {allocation_note(workers, slots.per_executor)}")
             call = FitCall(epochs, chosen, early_stopping, tuple(listeners), run_log, key, goes_on)

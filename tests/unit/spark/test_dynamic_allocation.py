@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sparkstrom.spark.driver.cluster import check_scheduling, slots_of
+from sparkstrom.spark.driver.cluster import Slots, check_scheduling, slots_of, workers_again
 from sparkstrom.spark.driver.dynamic_allocation import ENABLED, allocation_note, executors_wanted
+from sparkstrom.spark.driver.summary_warnings import skew_warnings
 from tests.unit.spark.test_cluster import FakeContext
 
 DYNAMIC = "spark.dynamicAllocation."
@@ -48,6 +49,19 @@ def test_slots_before_any_executor_is_there() -> None:
     )
     assert (said.executors, said.is_guess) == (3, False)
     assert not slots_of(FakeContext("yarn", executor_instances="3")).is_dynamic
+
+
+def test_a_fit_that_goes_on_has_as_many_workers_as_before_unless_somebody_said_how_many() -> None:
+    """Those that are there may be others each time."""
+    guess = slots_of(FakeContext("yarn", dynamicAllocation_enabled="true", registered=3))
+    assert workers_again(guess, 3, None) == 3
+    assert workers_again(guess, 3, 8) == 8
+    assert workers_again(Slots(3, 1, is_dynamic=True), 3, 8) == 3
+
+
+def test_executors_without_a_worker_are_no_news_where_their_number_is_not_fixed() -> None:
+    assert skew_warnings([10, 10], executors_used=1, executors=2) != []
+    assert skew_warnings([10, 10], executors_used=1, executors=0) == []
 
 
 def test_what_is_not_said_and_what_ends_a_fit_early_is_warned_of() -> None:
