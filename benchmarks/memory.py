@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -128,7 +129,14 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     rows = list(zip(features, chance.integers(0, CLASSES, ROWS).tolist(), strict=True))
     model = model_of(args.model, args.params)
     void = VoidConfiguration(**LIMITS)
-    master = SharedTrainingMaster(void, batch_memory_bytes=BATCH_MEMORY)
+    folder = tempfile.TemporaryDirectory(prefix="sparkstrom-memory-")
+    master = SharedTrainingMaster(
+        void,
+        batch_memory_bytes=BATCH_MEMORY,
+        checkpoint_directory=folder.name if args.checkpoints else None,
+        checkpoint_every="1 s",
+        checkpoint_updaters=args.checkpoints or "one",
+    )
     looking = Resident()
     looking.start()
     with local_cluster(args.workers) as spark:
@@ -136,9 +144,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         data = spark.sparkContext.parallelize(rows, args.workers)
         summary = network.fit(data, epochs=args.epochs, run_log="")
     looking.stop()
+    folder.cleanup()
     found = {f"{kind}_bytes": looking.largest(kind) for kind in ("driver", "worker")}
     demand = demand_of(model)
-    found["driver_planned_bytes"] = total(driver_parts(demand, master))
+    found["driver_planned_bytes"] = total(driver_parts(demand, master, args.workers))
     found["worker_planned_bytes"] = total(worker_parts(demand, master))
     return {"params": model.n_params, "minibatches": summary.minibatches} | found
 
@@ -150,6 +159,7 @@ def main() -> None:
     parser.add_argument("--model", choices=("torch", "dense"), default="torch")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--checkpoints", choices=("one", "all"), help="a second, with these states")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found = measure(args)

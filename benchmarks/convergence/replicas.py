@@ -167,11 +167,19 @@ class Fit:
         elif self._must_wait(worker, at):
             self._waiting.add(worker.number)
         else:
+            if self._goes_on(worker):
+                worker.replica.add_residual(-worker.replica.residual())
             training = sum(not each.finished for each in self.workers)
             worker.step(training if self._settings.horizon == "fit" else None)
             took = self._pace[worker.number]
             took += self._settings.jitter * self._random.uniform(-1, 1)
             self._plan(at + took, "end", worker.number)
+
+    def _goes_on(self, worker: Worker) -> bool:
+        """Is it where a checkpoint was? They are evenly spread over the fit."""
+        parts = self._settings.resumed + 1
+        places = {worker.steps_max * part // parts for part in range(1, parts)}
+        return worker.steps in places
 
     def _must_wait(self, worker: Worker, at: float) -> bool:
         """As ``protocol.orders`` has it."""

@@ -38,6 +38,7 @@ class Settings:
     clip: float | None = 5.0  # residuals are clipped at so many tau
     clip_every: int = 5  # publications
     clip_norm: float | None = None  # of gradients
+    resumed: int = 0  # times that all residuals are lost, as where a fit goes on from a checkpoint
 
     def threshold(self) -> AutoThreshold:
         return AutoThreshold(min(self.density_min, self.density), self.density, self.levels)

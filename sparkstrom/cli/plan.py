@@ -27,6 +27,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--log", default="64m", metavar="SIZE", help="log_bytes")
     add("--window", default="8m", metavar="SIZE", help="window_bytes")
     add("--train-on", default="local", help="local or replica (default: %(default)s)")
+    add(
+        "--checkpoints",
+        choices=["one", "all"],
+        help="with the optimizer states of these",
+    )
     add("--mesh", default="auto", help="plain, mesh or auto (default: %(default)s)")
     add("--fan-out", type=int, default=8, metavar="N", help="mesh_fan_out")
     add("--port", type=int, default=None, metavar="N", help="first UDP port (default: 40123)")
@@ -49,7 +54,11 @@ def run(args: argparse.Namespace) -> int:
         unicast_port=args.port,
     )
     master = SharedTrainingMaster(
-        void, batch_memory_bytes=size("--batch-memory", args.batch_memory), train_on=args.train_on
+        void,
+        batch_memory_bytes=size("--batch-memory", args.batch_memory),
+        train_on=args.train_on,
+        checkpoint_directory="somewhere" if args.checkpoints else None,
+        checkpoint_updaters=args.checkpoints or "one",
     )
     demand = Demand(args.params, args.optimizer, args.library, size("--buffers", args.buffers))
     plan = plan_fit(demand, placing, master)

@@ -28,6 +28,7 @@ from sparkstrom.spark.driver.options import need_one_of, need_whole
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 UNICAST_PORT = 40_123  # DL4J's, as the samples in conf/ have it
+OF_MASTER = ("batch_memory_bytes", "train_on", "checkpoint_updaters")
 OF_VOID = ("log_bytes", "window_bytes", "mesh_build_mode", "mesh_fan_out")
 FITS_PER_PORT = 2  # the media driver of the fit before keeps its port for some seconds
 
@@ -84,7 +85,7 @@ class FitPlan:
             f"spark.sparkstrom.workers_per_node={self.placing.per_executor}",
             f"spark.sparkstrom.unicast_port={first}",
             f"spark.sparkstrom.port_range={first}-{last}",
-            *_otherwise(self.master, SharedTrainingMaster(), ("batch_memory_bytes", "train_on")),
+            *_otherwise(self.master, SharedTrainingMaster(), OF_MASTER),
             *_otherwise(self.master.void, VoidConfiguration(), OF_VOID),
         ]
         return [f"--conf {line}" for line in lines]
@@ -129,7 +130,7 @@ def plan_fit(demand: Demand, placing: Placing, master: SharedTrainingMaster) -> 
         master,
         worker_parts(demand, master),
         media_driver_parts(edges),
-        driver_parts(demand, master),
+        driver_parts(demand, master, placing.workers),
         executor_overhead(demand, master, placing.workers, placing.per_executor),
         driver_overhead(demand, master, placing.workers),
         PACKED_BYTES * demand.n_params + demand.buffers_bytes,

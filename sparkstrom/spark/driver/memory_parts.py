@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sparkstrom.models.base import Buffered, FlatModel
 from sparkstrom.protocol.common.topology import Topology
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.driver.training_master import ALL, SharedTrainingMaster
 from sparkstrom.transport.aeron.sizes import TERMS, needed_bytes
 
 MIB = 1 << 20
@@ -104,7 +104,7 @@ def worker_parts(demand: Demand, master: SharedTrainingMaster) -> list[Part]:
     ]
 
 
-def driver_parts(demand: Demand, master: SharedTrainingMaster) -> list[Part]:
+def driver_parts(demand: Demand, master: SharedTrainingMaster, workers: int) -> list[Part]:
     """What the driver program's Python holds at most."""
     vector = F32 * demand.n_params
     return [
@@ -115,6 +115,18 @@ def driver_parts(demand: Demand, master: SharedTrainingMaster) -> list[Part]:
         Part("a replica on its way, at the start and at the end", 3 * vector),
         *([Part("buffers", 3 * demand.buffers_bytes)] if demand.buffers_bytes else []),
         Part("recent commits (log_bytes)", master.void.log_bytes),
+        *_checkpoint_parts(demand, master, workers),
+    ]
+
+
+def _checkpoint_parts(demand: Demand, master: SharedTrainingMaster, workers: int) -> list[Part]:
+    """While one is written, from chunks put together, the next states are on their way."""
+    if master.checkpoint_directory is None:
+        return []
+    vector, copies = F32 * demand.n_params, workers if master.checkpoint_updaters == ALL else 1
+    return [
+        Part("a checkpoint that is written", 3 * vector + 2 * demand.buffers_bytes),
+        Part("optimizers' states in it", (2 * copies + 1) * OPTIMIZERS[demand.optimizer] * vector),
     ]
 
 
@@ -147,4 +159,4 @@ def executor_overhead(
 def driver_overhead(demand: Demand, master: SharedTrainingMaster, workers: int) -> int:
     """Bytes beside the driver's heap, where the driver program runs in a container."""
     edges = driver_edges(master.void.topology(workers), workers)
-    return total(media_driver_parts(edges)) + total(driver_parts(demand, master))
+    return total(media_driver_parts(edges)) + total(driver_parts(demand, master, workers))

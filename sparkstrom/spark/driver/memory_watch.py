@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from sparkstrom.runtime.fit_state import Progress
 from sparkstrom.spark.driver.fit_listeners import FitDone, FitListener
-from sparkstrom.spark.driver.fitting import SparkJob
+from sparkstrom.spark.driver.spark_job import SparkJob
 
 LOOK_S = 2.0  # a look is some questions to the JVM
 

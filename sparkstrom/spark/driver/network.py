@@ -44,6 +44,7 @@ from sparkstrom.spark.driver.memory_parts import demand_of
 from sparkstrom.spark.driver.pickling import need_model, need_picklable
 from sparkstrom.spark.driver.predictor import Predictor
 from sparkstrom.spark.driver.preflight import check_machine
+from sparkstrom.spark.driver.registering import await_slots
 from sparkstrom.spark.driver.settings import resolve
 from sparkstrom.spark.driver.summary import TrainingSummary
 from sparkstrom.spark.driver.summary_json import skipped
@@ -120,13 +121,13 @@ class SparkNetwork:
         check_listeners(listeners)
         need_picklable(self._model)  # it may have been changed since the network was made
         spreading.check_data(data)
-        slots = slots_of(self._context)
-        workers = workers_for(slots, self._master)
-        warnings = check_conf(self._conf, workers, demand_of(self._model), self._master)
-        warnings += check_key(self._conf)
-        check_machine(self._master.void, workers, driver_host(self._context))
         chosen = Chosen(features, label, weight, validation)
         with progress_for(self._progress) as progress:
+            slots = await_slots(self._context, self._master.start_timeout, progress.say)
+            workers = workers_for(slots, self._master)
+            warnings = check_conf(self._conf, workers, demand_of(self._model), self._master)
+            warnings += check_key(self._conf)
+            check_machine(self._master.void, workers, driver_host(self._context))
             key = key_of(self._checkpoints.fits + 1, self._context.getLocalProperty)
             found = self._checkpoints.find(key, epochs, progress.say)
             if found is None and key.number == 1:

@@ -114,6 +114,28 @@ def test_each_partition_goes_on_with_its_own_workers_state(spark, digits, tmp_pa
     assert found == dict.fromkeys(range(2 * WORKERS), states["state"])
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("_by_value")
+def test_the_last_checkpoint_of_a_short_fit_has_the_states_of_its_end(spark, digits, tmp_path):
+    """The fit is done before a second is over, and its end waits for them."""
+    data = spark.sparkContext.parallelize(digits.rows(), WORKERS)
+    master = SharedTrainingMaster(
+        workers_per_node=1,
+        checkpoint_directory=str(tmp_path / "kept"),
+        checkpoint_updaters="all",
+    )
+    network = SparkNetwork(spark, telling(tmp_path / "begun"), master, keep=False)
+    for epochs in (1, 2):
+        assert network.fit(data, epochs=epochs).replicas_equal
+        said, states = saved(max((tmp_path / "kept").iterdir()))
+        assert said["epochs_done"] == epochs
+        assert said["updaters"]["left_out"] == []
+        for index, (_, _, _, _, per_epoch) in enumerate(said["partitions"]):
+            steps = int(states[said["updaters"]["own"][str(index)]].split()[0])
+            assert steps >= epochs * per_epoch, f"partition {index} in fit of {epochs} epochs"
+    network.close()
+
+
 def resumed(
     spark: Any, path: Path, data: Any, folder: Path, workers_per_node: int = 1
 ) -> dict[int, str]:

@@ -134,3 +134,15 @@ def test_who_asks_again_before_having_had_any_gets_what_was_made_for_it(model: A
     lender.at_boundary(state_of(model))
     clock.now_s += optimizer_lending.FRESH_S + 1
     assert lender.chunk(ask()) is not None
+
+
+def test_who_asks_before_there_is_a_copy_is_answered_once_there_is(model: Any) -> None:
+    lender = lender_at()
+    lender.ask(3, ask())
+    assert list(lender.answers()) == []
+    lender.at_boundary(state_of(model))
+    ((to, chunk),) = lender.answers()
+    assert (to, chunk.asker, chunk.index) == (3, 8, 0)
+    assert list(lender.answers()) == []
+    lender.ask(4, ask(chunk.copy, 1))
+    assert [(to, chunk.index) for to, chunk in lender.answers()] == [(4, 1)]

@@ -48,6 +48,16 @@ def test_options_that_take_memory_count() -> None:
     assert total(replica.worker) - total(plan().worker) == 40 * MIB
 
 
+def test_checkpoints_count_on_the_driver() -> None:
+    one = plan(checkpoint_directory="kept")
+    assert total(one.driver) - total(plan().driver) == 3 * 40 * MIB + 3 * 2 * 40 * MIB
+    everybodys = plan(checkpoint_directory="kept", checkpoint_updaters="all")
+    assert total(everybodys.driver) - total(one.driver) == (8 - 1) * 2 * 2 * 40 * MIB
+    assert everybodys.driver_overhead - one.driver_overhead == (8 - 1) * 2 * 2 * 40 * MIB
+    assert set_in(everybodys)["spark.sparkstrom.checkpoint_updaters"] == "all"
+    assert total(everybodys.worker) == total(plan().worker)
+
+
 def test_hosts_and_neighbours_count_in_shared_memory() -> None:
     three = plan(placing=Placing(8, 2, executors_per_host=3))
     assert three.shared_memory_host == 3 * plan().shared_memory_host

@@ -1,0 +1,53 @@
+"""A Spark and a CPython that are not the suite's own, with the wheel as users install it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.version_matrix import Outcome, Pair, StepFailed, interpreter, main, table
+
+ROOT = Path(__file__).parents[2]
+PAIR = "3.12/4.x"  # the suite runs on what `python3` and PYSPARK_VERSION say: 3.11 and 4.0
+LIMIT_S = 1200
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(LIMIT_S)
+def test_the_newest_spark_on_another_python_trains_to_equal_replicas() -> None:
+    pytest.importorskip("build")
+    try:
+        interpreter(PAIR.partition("/")[0])
+    except StepFailed as error:
+        pytest.skip(str(error))
+    command = [sys.executable, "-m", "scripts.version_matrix", PAIR]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    row = done.stdout.splitlines()[-1]
+    assert row.startswith("| 3.12."), row
+    assert "built-in, jax" in row
+
+
+def test_what_failed_is_in_the_table_by_its_first_line() -> None:
+    good = Outcome(
+        Pair("3.12", "4.0"), {"CPython": "3.12.1", "torch": "2"}, ("built-in", "PyTorch")
+    )
+    bad = Outcome(Pair("3.13", "3.5"), {}, (), "pip ended with 1:\nno such package")
+    assert table([good, bad])[2:] == [
+        "| 3.12.1 |  |  |  |  | built-in, torch 2 |",
+        "| 3.13 |  |  |  |  | **failed**: pip ended with 1: |",
+    ]
+
+
+def test_a_pair_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["3.10/4.0"])
+    assert "'3.10/4.0' is none of 3.11/3.5" in capsys.readouterr().err
+
+
+def test_a_python_that_is_not_there_is_named() -> None:
+    with pytest.raises(StepFailed, match=r"no CPython 3\.99 here"):
+        interpreter("3.99")
