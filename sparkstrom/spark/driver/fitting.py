@@ -6,14 +6,14 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from sparkstrom.base.errors import SetupError, TrainingError
 from sparkstrom.codec.messages import Phase
 from sparkstrom.runtime.fit_state import Progress
-from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.spark.data.job_errors import cause_of
 from sparkstrom.spark.driver.fit_listeners import FitEvents, FitListener
 
@@ -24,6 +24,8 @@ END_S = 15.0  # how long finished tasks may take to return
 FAILURE_GRACE_S = 2.0  # a worker's own words may be on their way when Spark reports its task
 FAREWELL_S = 0.5  # workers that Spark does not end hear from the master that it is over
 QUEUED_S = 10.0  # how often a job that waits for slots says so
+SETTLE_S = 90.0  # a controller elsewhere may take so long to end, once all tasks have returned
+RUNNING = "RUNNING"  # a task, in Spark's words
 TASKS_LOOKED_AT = 1000  # for the error of one that failed
 
 NO_MODULE = "ModuleNotFoundError"
@@ -38,7 +40,10 @@ NETWORK_IS_CLOSED = (
 )
 
 
-IS_CANCELLED = "the job was cancelled: {}; network.parameters hold what was learnt until then"
+IS_CANCELLED = (
+    "the job was cancelled: {}; network.parameters hold what was learnt until then, unless a"
+    " warning says otherwise"
+)
 CANCELLED = re.compile(r"\bjob \d+ (was )?cancell?ed\b", re.IGNORECASE)  # in Spark's words
 
 
@@ -48,12 +53,13 @@ class FitCancelled(TrainingError):
 
 @dataclass(slots=True)
 class SparkJob:
-    """The Spark job of a fit, in a thread of its own."""
+    """A Spark job of a fit, in a thread of its own."""
 
     context: Any
     group: str
-    runner: Callable[[], list[str]]
-    reports: list[str] = field(default_factory=list)  # of the tasks, once all have returned
+    runner: Callable[[], list[Any]]
+    words: str = "sparkstrom training"  # in Spark's UI
+    reports: list[Any] = field(default_factory=list)  # of the tasks, once all have returned
     error: Exception | None = None
     thread: threading.Thread | None = None
 
@@ -66,7 +72,7 @@ class SparkJob:
 
     def _run(self) -> None:
         try:
-            self.context.setJobGroup(self.group, "sparkstrom training", interruptOnCancel=True)
+            self.context.setJobGroup(self.group, self.words, interruptOnCancel=True)
             self.reports = self.runner()
         except Exception as error:  # handed to the main thread, which decides what it means
             self.error = error
@@ -92,13 +98,20 @@ class SparkJob:
 
     def task_error(self) -> str:
         """What a failed task raised, in one line; empty where Spark does not say."""
+        errors = (task.errorMessage() for task in self._tasks())
+        error = next((each for each in errors if each.isDefined()), None)
+        return "" if error is None else cause_of(error.get())
+
+    def executors(self) -> set[str]:
+        """Ids of those that run tasks of it now."""
+        return {str(task.executorId()) for task in self._tasks() if task.status() == RUNNING}
+
+    def _tasks(self) -> Iterator[Any]:
+        """As Spark's status store has them."""
         store = self.context._jsc.sc().statusStore()
         for stage in self._stages():
             tasks = store.taskList(stage.stageId, stage.currentAttemptId, TASKS_LOOKED_AT)
-            errors = (tasks.apply(i).errorMessage() for i in range(tasks.size()))
-            if (error := next((e for e in errors if e.isDefined()), None)) is not None:
-                return cause_of(error.get())
-        return ""
+            yield from (tasks.apply(i) for i in range(tasks.size()))
 
     def _stages(self) -> list[Any]:
         tracker = self.context.statusTracker()
@@ -142,7 +155,7 @@ class StartWatch(FitListener):
 class Fitting:
     """Runs a fit to its end, good or bad; afterwards nothing of it runs any more."""
 
-    def __init__(self, master: MasterThread, job: SparkJob, events: FitEvents) -> None:
+    def __init__(self, master: MasterControl, job: SparkJob, events: FitEvents) -> None:
         self._master, self._job, self._events = master, job, events
 
     def run(self) -> None:
@@ -176,17 +189,27 @@ class Fitting:
 
     def _job_ended_early(self) -> None:
         """Before the audit is done, Spark's failure is the fit's."""
+        error = self._job.error
+        if error is not None and CANCELLED.search(str(error)):
+            raise FitCancelled(IS_CANCELLED.format(cause_of(str(error))))
         if self._master.finished.wait(FAILURE_GRACE_S):
             return
-        error = self._job.error
         if error is None:
-            raise TrainingError("the Spark job ended before training was done")
-        if CANCELLED.search(str(error)):
-            raise FitCancelled(IS_CANCELLED.format(cause_of(str(error))))
+            self._await_settling()
+            return
         cause = cause_of(str(error))
         raise_if_refused(cause)
         remedy = f". {CODE_IS_MISSING}" if NO_MODULE in cause else ""
         raise TrainingError(f"the Spark job failed: {cause}{remedy}", trace=str(error))
+
+    def _await_settling(self) -> None:
+        """All tasks have returned; a controller elsewhere may not have told its end yet."""
+        until_s = time.monotonic() + SETTLE_S
+        while self._master.settles and time.monotonic() < until_s:
+            if self._master.finished.wait(LOOK_S):
+                return
+        if not self._master.finished.is_set():
+            raise TrainingError("the Spark job ended before training was done")
 
     def _end(self) -> None:
         """Tasks return by themselves; those that do not are ended, and failures do not count."""
