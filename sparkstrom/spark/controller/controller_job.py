@@ -95,8 +95,9 @@ class ControllerPlacing:
 
     def _look(self) -> ControllerPlace:
         if not self._choice.host:
-            (found,) = self._ask(self.context.parallelize([0], 1))
-            return found
+            (anywhere,) = self._ask(self.context.parallelize([0], 1))
+            place: ControllerPlace = anywhere
+            return place
         names = self._executors()
         for name, host in names[:HOSTS_ASKED_MAX]:
             (found,) = self._ask(one_row_at(self.context, f"executor_{host}_{name}"))
@@ -164,7 +165,8 @@ def one_row_at(context: Any, location: str) -> Any:
     from pyspark import RDD
     from pyspark.serializers import CPickleSerializer
 
-    jvm, serializer = context._jvm, CPickleSerializer()
+    serializer: Any = CPickleSerializer()
+    jvm = context._jvm
     row = jvm.scala.Tuple2(serializer.dumps(0), jvm.PythonUtils.toSeq([location]))
     of_bytes = jvm.scala.reflect.ClassTag.apply(jvm.java.lang.Class.forName("[B"))
     made = context._jsc.sc().makeRDD(jvm.PythonUtils.toSeq([row]), of_bytes)

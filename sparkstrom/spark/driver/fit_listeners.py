@@ -43,9 +43,7 @@ class FitListener:
     fails has no end.
     """
 
-    needs_live = (
-        ""  # the option for which it must hear of a fit while that runs; "": at the end will do
-    )
+    needs_live = ""  # the option for which it must hear while the fit runs; "": the end will do
 
     def on_fit_begin(self, spec: FitSpec) -> None:
         """All is checked; the master and the Spark job are about to start."""

@@ -65,9 +65,7 @@ class FitRun:
         self._key = secrets.token_bytes(KEY_BYTES)
         self.book = EpochBook(spec.first_epoch)
         self._remote = self._elsewhere(checkpoints)
-        self.master: MasterControl = (
-            self._local(checkpoints) if self._remote is None else self._remote
-        )
+        self.master: MasterControl = self._remote or self._local(checkpoints)
         self._events: FitEvents | None = None
 
     @property

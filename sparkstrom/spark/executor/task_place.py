@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def executor_name(proc: Path = PROC) -> ExecutorName:
     """Of the executor of this process, by what Spark started it with, on every cluster manager."""
     command = (proc / str(find_executor(proc=proc).pid) / "cmdline").read_text(errors="replace")
     words = command.split("\0")
-    said = dict(zip(words, words[1:], strict=False))
+    said = dict(pairwise(words))
     return ExecutorName(said.get("--executor-id", "driver"), said.get("--hostname", ""))
 
 
