@@ -8,6 +8,7 @@ connection makes another; what was asked and not answered is asked again there.
 from __future__ import annotations
 
 import logging
+import math
 import socket
 import threading
 import time
@@ -53,7 +54,7 @@ class ControlDoor:
         self._number = 0
         self._closing = threading.Event()
         self.met = threading.Event()  # the task has been here
-        self.heard_s = time.monotonic()
+        self.heard_s = math.inf  # from the first state on; a task takes its time to begin
         self._thread = threading.Thread(target=self._run, name="sparkstrom-door", daemon=True)
         self._thread.start()
 
@@ -99,7 +100,7 @@ class ControlDoor:
 
     def _follow(self, stream: SealedStream) -> None:
         """One connection, to its end."""
-        self.heard_s = time.monotonic()
+        self.heard_s = max(self.heard_s, time.monotonic())
         with stream:
             with self._lock:
                 self._stream = stream
@@ -110,7 +111,6 @@ class ControlDoor:
                 while not self._closing.is_set() and time.monotonic() - self.heard_s < SILENT_S:
                     if stream.waits(LOOK_S):
                         self._take(unpacked_word(stream.receive()))
-                        self.heard_s = time.monotonic()
             except WireError as error:
                 log.warning("the connection to the controller: %s", error)
             with self._lock:
@@ -118,6 +118,7 @@ class ControlDoor:
 
     def _take(self, word: ControllerState | Answered) -> None:
         if isinstance(word, ControllerState):
+            self.heard_s = time.monotonic()
             self._hear(word)
             return
         with self._lock:

@@ -41,7 +41,14 @@ class ControllerOrder:
     job: TrainingJob  # its endpoint is the place's
     kept: CheckpointFiles
     place: ControllerPlace
-    door: Endpoint | None  # where the driver program listens; None: nowhere
+
+
+@dataclass(frozen=True, slots=True)
+class LineOrder:
+    """How the task gets to the driver program; known before the rest of its order is read."""
+
+    door: Endpoint | None  # TCP, where the driver program listens; None: nowhere
+    key: bytes = field(repr=False)  # of the fit
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 from sparkstrom.base.errors import SetupError, TrainingError
-from sparkstrom.base.identity import Endpoint
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 from sparkstrom.spark.controller.control_words import (
     ControllerOrder,
     ControllerPlace,
+    LineOrder,
     NotHere,
     of_parts,
 )
@@ -54,7 +54,7 @@ class ControllerPlacing:
     context: Any
     training: TrainingJob
     kept: CheckpointFiles
-    door: Endpoint | None
+    line: LineOrder
     say: Callable[[str], None]
 
     def run(self) -> PlacedController:
@@ -80,8 +80,8 @@ class ControllerPlacing:
 
     def _begin(self, place: ControllerPlace) -> SparkJob:
         training = replace(self.training, endpoint=place.endpoint)
-        order = ControllerOrder(training, self.kept, place, self.door)
-        run = partial(enter_controller, Unopened(order))
+        order = ControllerOrder(training, self.kept, place)
+        run = partial(enter_controller, self.line, place.process, Unopened(order))
         rows = one_row_at(self.context, f"executor_{place.host}_{place.executor}")
         job = self._job("controller", rows.mapPartitionsWithIndex(run).collect)
         job.start()

@@ -31,6 +31,7 @@ from sparkstrom.spark.controller.control_words import (
     ControllerState,
     EndWanted,
     GiveUpWanted,
+    LineOrder,
     NotHere,
     SnapshotWanted,
     StopWanted,
@@ -84,22 +85,29 @@ def look_at_place(
     yield ControllerPlace(process, executor.number, host, endpoint, str(place.scratch))
 
 
-def enter_controller(unopened: Unopened, index: int, items: Iterable[Any]) -> Iterator[bytes]:
-    """Be the controller; the result comes in parts. Raise SetupError where there is no Aeron."""
+def enter_controller(
+    way: LineOrder, wanted: str, unopened: Unopened, index: int, items: Iterable[Any]
+) -> Iterator[bytes]:
+    """Be the controller, in the process that is wanted; the result comes in parts.
+
+    Raise SetupError where this host has no Aeron library.
+    """
     keep_unchanged_archives()
     need_library()
-    order: ControllerOrder = pickle.loads(unopened.job)
     place = here()
     process = f"{place.host}/{place.jvm}"
-    if is_again() or process != order.place.process:
+    if is_again() or process != wanted:
         return in_parts(NotHere(process, is_again()))
-    return in_parts(ControllerSession(order).run())
+    line = ControllerLine(way, SystemClock())
+    line.connect()  # what follows may import and compile for a minute
+    order: ControllerOrder = pickle.loads(unopened.job)
+    return in_parts(ControllerSession(order, line).run())
 
 
 class ControllerSession:
     """One fit's."""
 
-    def __init__(self, order: ControllerOrder) -> None:
+    def __init__(self, order: ControllerOrder, line: ControllerLine) -> None:
         from sparkstrom.encoding.backends import warm_up
         from sparkstrom.spark.executor.interfaces import warm_up_transport
         from sparkstrom.spark.executor.tasks import initial_theta
@@ -109,7 +117,6 @@ class ControllerSession:
         job, place = order.job, order.place
         theta = initial_theta(job)
         void = job.master.void
-        self._clock = SystemClock()
         self.master = MasterThread(
             plan_of(job.spec, theta, job.model, void.max_chunk_size, order.kept, job.join_stream),
             limits_of(job.master, job.spec.workers, job.spec.n_params),
@@ -118,9 +125,10 @@ class ControllerSession:
                 job.spec, void, place.endpoint, Path(place.scratch)
             ),
             seal=job.seal(),
-            clock=self._clock,
+            clock=SystemClock(),
         )
-        self._line = ControllerLine(order, self.master, self._clock)
+        self._line = line
+        line.master = self.master
 
     def run(self) -> ControllerResult:
         """Until the fit is over and all have left, or the driver program ends it."""
@@ -154,9 +162,10 @@ class ControllerSession:
 class ControllerLine:
     """The task's end of the connection to the driver program; there may be none, at any time."""
 
-    def __init__(self, order: ControllerOrder, master: MasterThread, clock: SystemClock) -> None:
-        self._door, self._key = order.door, order.job.key
-        self._master, self._clock = master, clock
+    master: MasterThread
+
+    def __init__(self, order: LineOrder, clock: SystemClock) -> None:
+        self._door, self._key, self._clock = order.door, order.key, clock
         self._stream: SealedStream | None = None
         self._try_s = self._tell_s = self._beat_s = -1.0
         self._told: object = None
@@ -172,21 +181,20 @@ class ControllerLine:
 
     def state(self) -> ControllerState:
         """Of this moment."""
-        master = self._master
+        master = self.master
         finished = master.finished.is_set()
-        return ControllerState(
-            master.progress, finished, master.failure if finished else None, self._now_s()
-        )
+        failure = master.failure if finished else None
+        return ControllerState(master.progress, finished, failure, self._clock.monotonic_s())
 
     def serve(self) -> None:
         """What is due, and a short rest."""
-        if self._master.finished.is_set():
+        if self.master.finished.is_set():
             self.finished_s = min(self.finished_s, time.monotonic())
         if self._stream is None:
-            self._connect()
+            self.connect()
         if self._stream is None:
-            self._master.finished.wait(SERVE_S)
-            if self._master.finished.is_set():
+            self.master.finished.wait(SERVE_S)
+            if self.master.finished.is_set():
                 time.sleep(SERVE_S)
             return
         try:
@@ -201,7 +209,8 @@ class ControllerLine:
             self._stream.close()
         self._stream = None
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
+        """Try, where it is time to."""
         now_s = time.monotonic()
         if self._door is None or now_s < self._try_s:
             return
@@ -221,9 +230,9 @@ class ControllerLine:
             self._answered[number] = self._copies.pop(number).result()
             stream.send(packed_word(Answered(number, self._answered[number])))
         now_s = time.monotonic()
-        news = self._master.progress is not self._told or self._master.finished.is_set()
+        news = self.master.progress is not self._told or self.master.finished.is_set()
         if (news and now_s >= self._tell_s) or now_s >= self._beat_s:
-            self._told = self._master.progress
+            self._told = self.master.progress
             self._tell_s, self._beat_s = now_s + TELL_S, now_s + BEAT_S
             stream.send(packed_word(self.state()))
 
@@ -235,7 +244,7 @@ class ControllerLine:
         if isinstance(asked.what, UpdatersWanted):
             if asked.number not in self._copies:
                 everybody = asked.what.everybody
-                self._copies[asked.number] = self._master.copy_updaters(everybody=everybody)
+                self._copies[asked.number] = self.master.copy_updaters(everybody=everybody)
             return
         answer = self._do(asked.what)
         if not isinstance(asked.what, SnapshotWanted):  # large, and a later one will do
@@ -244,8 +253,8 @@ class ControllerLine:
 
     def _do(self, what: Any) -> Any:
         ways: dict[type, Callable[[Any], Any]] = {
-            StopWanted: lambda it: self._master.request_stop(it.reason),
-            GiveUpWanted: lambda it: self._master.give_up(it.reason),
+            StopWanted: lambda it: self.master.request_stop(it.reason),
+            GiveUpWanted: lambda it: self.master.give_up(it.reason),
             SnapshotWanted: lambda it: self._snapshot(),
             EndWanted: lambda it: self._end(),
         }
@@ -253,12 +262,9 @@ class ControllerLine:
 
     def _snapshot(self) -> Any:
         try:
-            return self._master.snapshot()
+            return self.master.snapshot()
         except SparkstromError as error:
             return error
 
     def _end(self) -> None:
         self.ended = True
-
-    def _now_s(self) -> float:
-        return self._clock.monotonic_s()

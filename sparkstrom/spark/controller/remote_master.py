@@ -29,6 +29,7 @@ from sparkstrom.spark.controller.control_words import (
     ControllerState,
     EndWanted,
     GiveUpWanted,
+    LineOrder,
     SnapshotWanted,
     StopWanted,
     UpdatersWanted,
@@ -47,7 +48,7 @@ from sparkstrom.spark.executor.job import TrainingJob
 log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
-LINE_S = 6.0  # a connection that has not come by then is not expected any more
+LINE_S = 10.0  # a connection that has not come by then is not expected any more
 SNAPSHOT_S = 60.0
 RESULT_S = 600.0  # a result of gigabytes on a slow way
 DROPPED_S = 30.0  # a controller that had a connection, and has been without it for so long
@@ -104,7 +105,8 @@ class RemoteMaster:
         try:
             host = self._open_door(job, say)
             door = as_endpoint(host, self._door)
-            placing = ControllerPlacing(self._context, job, self._kept, door, say)
+            line = LineOrder(door, job.key)
+            placing = ControllerPlacing(self._context, job, self._kept, line, say)
             self._placed = placed = placing.run()
             self.endpoint = placed.place.endpoint
             say(f"sparkstrom: the controller is on {placed.place}")
@@ -236,18 +238,16 @@ class RemoteMaster:
 
         Raise TrainingError where there is none in time, or what the fit has failed of.
         """
-        if self._last is not None:
-            return self._last
-        answer = self._ask(SnapshotWanted())
+        answer = None if self._last is not None else self._ask(SnapshotWanted())
         until_s = time.monotonic() + SNAPSHOT_S
-        while answer is not None and time.monotonic() < until_s:
+        while self._last is None and answer is not None and time.monotonic() < until_s:
             if wait([answer], LOOK_S).done and not answer.cancelled():
                 copied: Snapshot = answer.result()
                 return copied
-            if self._last is not None:
-                return self._last
             if self.failure is not None:
                 raise self.failure
+        if (last := self._last) is not None:
+            return last
         raise TrainingError(
             f"the controller ({self._where()}) sent no parameters within {SNAPSHOT_S:.0f} s"
         )
