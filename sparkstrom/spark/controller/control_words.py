@@ -9,13 +9,15 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkstrom.base.errors import SparkstromError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
-from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
-from sparkstrom.spark.executor.job import TrainingJob
+
+if TYPE_CHECKING:  # most of it has kernels compiled
+    from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
+    from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
+    from sparkstrom.spark.executor.job import TrainingJob
 
 PART_BYTES = 16 << 20  # of a result on its way through Spark
 

@@ -23,7 +23,7 @@ from sparkstrom.spark.controller.control_words import (
     NotHere,
     of_parts,
 )
-from sparkstrom.spark.controller.controller_task import enter_controller, look_at_place
+from sparkstrom.spark.controller.controller_entry import enter_controller, look_at_place
 from sparkstrom.spark.data.job_errors import cause_of
 from sparkstrom.spark.driver.controller_choice import ControllerChoice, parse_controller
 from sparkstrom.spark.driver.fitting import END_S, QUEUED_S, SparkJob, raise_if_refused
