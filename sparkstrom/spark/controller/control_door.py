@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from typing import Any
 
 from sparkstrom.base.errors import SetupError, SparkstromError, WireError
-from sparkstrom.base.identity import Endpoint
 from sparkstrom.spark.controller.control_words import (
     Answered,
     Asked,
@@ -161,8 +160,3 @@ def door_address(context: Any) -> tuple[str, str]:
     conf = context._conf
     host = str(conf.get("spark.driver.host", "127.0.0.1"))
     return str(conf.get("spark.driver.bindAddress", host)), host
-
-
-def as_endpoint(host: str, door: ControlDoor | None) -> Endpoint | None:
-    """For the task."""
-    return None if door is None else Endpoint(host, door.port)

@@ -51,7 +51,8 @@ def look_at_place(
         fallback=local_ip(os.environ) or resolve(host),
     )
     ports = choice.ports(void)
-    port = next(candidate_ports(address, ports, None), None)
+    from_the_end = ports and ports[::-1]  # workers' media drivers take theirs from the beginning
+    port = next(candidate_ports(address, from_the_end, None), None)
     if not port:
         raise SetupError(none_free(address, ports))
     process = f"{place.host}/{place.jvm}"

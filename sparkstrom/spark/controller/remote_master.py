@@ -23,7 +23,7 @@ from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
 from sparkstrom.runtime.master_thread import any_join_stream
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.controller.control_door import ControlDoor, as_endpoint, door_address
+from sparkstrom.spark.controller.control_door import ControlDoor, door_address
 from sparkstrom.spark.controller.control_words import (
     ControllerResult,
     ControllerState,
@@ -37,12 +37,9 @@ from sparkstrom.spark.controller.control_words import (
     outcome_later,
     progress_later,
 )
-from sparkstrom.spark.controller.controller_job import (
-    ControllerPlacing,
-    PlacedController,
-    raise_what_failed,
-)
-from sparkstrom.spark.driver.fitting import END_S, SparkJob
+from sparkstrom.spark.controller.controller_job import ControllerPlacing, PlacedController
+from sparkstrom.spark.data.job_errors import cause_of
+from sparkstrom.spark.driver.fitting import END_S, SparkJob, raise_if_refused
 from sparkstrom.spark.executor.job import TrainingJob
 
 log = logging.getLogger(__name__)
@@ -59,13 +56,13 @@ LOST = (
     "controller='driver' the controller is in the driver program"
 )
 NO_LINE = (
-    "{needs} needs to hear of the fit while it runs, and {place} gets no TCP connection to this "
-    "program at {door}, where the controller would tell it: open that port (port_range fixes it, "
-    "spark.driver.host says the address), leave {needs} out, or use controller='driver'"
+    "the controller ({place}) gets no TCP connection to this program at {door}, and {needs} cannot "
+    "do without: open that port (port_range fixes it, spark.driver.host says the address), leave "
+    "{needs} out, or use controller='driver'"
 )
 SILENT = (
-    "the controller ({place}) has no TCP connection to this program at {door}: progress, epochs "
-    "and result come when the fit is over"
+    "the controller ({place}) has no TCP connection to this program ({door}): progress and epochs "
+    "come when the fit is over"
 )
 LIVE = "progress comes from the controller over TCP"
 
@@ -103,8 +100,7 @@ class RemoteMaster:
         from pyspark import InheritableThread
 
         try:
-            host = self._open_door(job, say)
-            door = as_endpoint(host, self._door)
+            door = self._open_door(job, needs_live, say)
             line = LineOrder(door, job.key)
             placing = ControllerPlacing(self._context, job, self._kept, line, say)
             self._placed = placed = placing.run()
@@ -120,26 +116,29 @@ class RemoteMaster:
         finally:
             self._close()
 
-    def _open_door(self, job: TrainingJob, say: Callable[[str], None]) -> str:
+    def _open_door(
+        self, job: TrainingJob, needs_live: Sequence[str], say: Callable[[str], None]
+    ) -> Endpoint | None:
+        """Where executors find it; None: there is none, and nothing needs one."""
         bind, host = door_address(self._context)
         try:
-            ports = job.master.void.controller_ports()
-            self._door = ControlDoor(job.key, bind, ports, self._hear)
+            self._door = ControlDoor(job.key, bind, job.master.void.controller_ports(), self._hear)
         except SetupError as error:
+            if needs_live:
+                raise
             say(f"sparkstrom warns: {error}")
-        return host
+            return None
+        return Endpoint(host, self._door.port)
 
     def _need_line(self, needs_live: Sequence[str], door: Endpoint | None) -> None:
-        assert self._placed is not None, "it has a place"
-        if self._door is not None:
-            until_s = time.monotonic() + LINE_S
-            while not self._door.met.wait(LOOK_S) and time.monotonic() < until_s:
-                if self.failure is not None:
-                    raise self.failure
-            if self._door.met.is_set():
-                return
-        needs = ", ".join(needs_live)
-        raise SetupError(NO_LINE.format(needs=needs, place=self._placed.place, door=door))
+        assert self._door is not None, "without one it has been refused"
+        until_s = time.monotonic() + LINE_S
+        while not self._door.met.wait(LOOK_S):
+            if self.failure is not None:
+                raise self.failure
+            if time.monotonic() > until_s:
+                needs = " and ".join(needs_live)
+                raise SetupError(NO_LINE.format(needs=needs, place=self._where(), door=door))
 
     # -- what it tells ---------------------------------------------------------------------------
 
@@ -162,8 +161,8 @@ class RemoteMaster:
     def _look_after(self, job: SparkJob, door: Endpoint | None) -> None:
         """Until the end, or until the task is gone."""
         said, began_s = False, time.monotonic()
-        while not self._ending.wait(LOOK_S):
-            if not job.running:
+        while not self._ending.is_set():
+            if job.wait(LOOK_S):
                 self._take_result(job)
                 return
             if job.tasks()[1]:
@@ -172,7 +171,8 @@ class RemoteMaster:
             met = self._door is not None and self._door.met.is_set()
             if not said and (met or time.monotonic() - began_s > LINE_S):
                 said = True
-                self._note(LIVE if met else SILENT.format(place=self._where(), door=door))
+                at = door or "no port could be had"
+                self._note(LIVE if met else SILENT.format(place=self._where(), door=at))
             if met and self._dropped_s() > DROPPED_S and not self.finished.is_set():
                 self._lose(f"nothing heard from it for {self._dropped_s():.0f} s")
                 return
@@ -184,23 +184,20 @@ class RemoteMaster:
         return str(self._placed.place) if self._placed is not None else "no place"
 
     def _lose(self, cause: str) -> None:
-        if not self.finished.is_set():
-            text = LOST.format(place=self._where(), cause=cause)
-            self.failure = TrainingError(text)
-            self.finished.set()
+        if self.finished.is_set():
+            return
+        try:
+            raise_if_refused(cause)
+            self.failure = TrainingError(LOST.format(place=self._where(), cause=cause))
+        except SetupError as error:
+            self.failure = error
+        self.finished.set()
 
     def _take_result(self, job: SparkJob) -> None:
         if self._result is not None:
             return
-        try:
-            raise_what_failed(job)
-        except SetupError as error:
-            if not self.finished.is_set():
-                self.failure = error
-                self.finished.set()
-            return
-        except TrainingError as error:
-            self._lose(str(error))
+        if job.error is not None:
+            self._lose(cause_of(str(job.error)))
             return
         result = of_parts(job.reports)
         if not isinstance(result, ControllerResult):

@@ -50,7 +50,12 @@ from sparkstrom.spark.driver.memory_parts import edges_of
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor import residual_files
 from sparkstrom.spark.executor.devices import backend_of
-from sparkstrom.spark.executor.interfaces import executor_address, opener, warm_up_transport
+from sparkstrom.spark.executor.interfaces import (
+    executor_address,
+    opener,
+    ports_beside,
+    warm_up_transport,
+)
 from sparkstrom.spark.executor.job import TrainingJob, serving_of
 from sparkstrom.spark.executor.task_place import TaskPlace, here
 
@@ -203,10 +208,11 @@ class Session:
     def _opener(self) -> Any:
         void = self._job.master.void
         edges, local_edges = edges_of(self._job.tree)
+        address = executor_address(void, self._job.endpoint)
         return opener(
             f"{self._job.spec.job:016x}-{self._place.jvm}",
-            executor_address(void, self._job.endpoint),
-            void.executor_ports(),
+            address,
+            ports_beside(void.executor_ports(), address, self._job.endpoint),
             edges=edges,
             local_edges=local_edges,
             scratch=self._place.scratch,
