@@ -179,6 +179,11 @@ class MasterThread(threading.Thread):
         """Live members."""
         return len(self._machine.members.live)
 
+    @property
+    def is_needed(self) -> bool:
+        """Does anybody stand under it who has not taken leave? Those below them went before."""
+        return bool(self._machine.children.by_node)
+
     def outcome(self) -> Outcome:
         """The result of a fit that is done."""
         master = self._machine

@@ -19,7 +19,8 @@ from sparkstrom.spark.driver.master_setup import controller_transport, limits_of
 from sparkstrom.spark.executor.interfaces import warm_up_transport
 from sparkstrom.spark.executor.tasks import initial_theta
 
-LEAVE_S = 15.0  # how long workers may take to leave a fit that is over
+LEAVE_S = 15.0  # how long workers may take to leave a fit that is done
+TOLD_S = 8.0  # one that has failed: to all who still speak; they do not take leave
 ABSENT_S = 60.0  # a driver program that had a connection may be without one at the end
 
 
@@ -71,4 +72,6 @@ class ControllerSession:
             return passed_s > LEAVE_S + ABSENT_S
         if line.was_open and passed_s < ABSENT_S:  # it comes back, to say that it is over
             return False
-        return not master.workers or passed_s > LEAVE_S
+        if master.failure is not None:
+            return passed_s > TOLD_S
+        return not master.is_needed or passed_s > LEAVE_S

@@ -39,7 +39,7 @@ from sparkstrom.spark.controller.control_words import (
 )
 from sparkstrom.spark.controller.controller_job import ControllerPlacing, PlacedController
 from sparkstrom.spark.data.job_errors import cause_of
-from sparkstrom.spark.driver.fitting import END_S, SparkJob, raise_if_refused
+from sparkstrom.spark.driver.fitting import END_S, SparkJob, cancelled_by, raise_if_refused
 from sparkstrom.spark.executor.job import TrainingJob
 
 log = logging.getLogger(__name__)
@@ -184,19 +184,23 @@ class RemoteMaster:
         return str(self._placed.place) if self._placed is not None else "no place"
 
     def _lose(self, cause: str) -> None:
-        if self.finished.is_set():
-            return
         try:
             raise_if_refused(cause)
-            self.failure = TrainingError(LOST.format(place=self._where(), cause=cause))
+            self._fail(TrainingError(LOST.format(place=self._where(), cause=cause)))
         except SetupError as error:
+            self._fail(error)
+
+    def _fail(self, error: SparkstromError) -> None:
+        if not self.finished.is_set():
             self.failure = error
-        self.finished.set()
+            self.finished.set()
 
     def _take_result(self, job: SparkJob) -> None:
         if self._result is not None:
             return
         if job.error is not None:
+            if (cancelled := cancelled_by(job.error)) is not None:
+                self._fail(cancelled)
             self._lose(cause_of(str(job.error)))
             return
         result = of_parts(job.reports)

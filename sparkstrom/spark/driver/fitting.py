@@ -51,6 +51,13 @@ class FitCancelled(TrainingError):
     """Somebody ended the Spark job, in its UI or by ``cancelAllJobs``."""
 
 
+def cancelled_by(error: Exception) -> FitCancelled | None:
+    """What to raise where a job's error is that somebody ended it; None: it is another one."""
+    if not CANCELLED.search(str(error)):
+        return None
+    return FitCancelled(IS_CANCELLED.format(cause_of(str(error))))
+
+
 @dataclass(slots=True)
 class SparkJob:
     """A Spark job of a fit, in a thread of its own."""
@@ -190,8 +197,8 @@ class Fitting:
     def _job_ended_early(self) -> None:
         """Before the audit is done, Spark's failure is the fit's."""
         error = self._job.error
-        if error is not None and CANCELLED.search(str(error)):
-            raise FitCancelled(IS_CANCELLED.format(cause_of(str(error))))
+        if error is not None and (cancelled := cancelled_by(error)) is not None:
+            raise cancelled
         if self._master.finished.wait(FAILURE_GRACE_S):
             return
         if error is None:
