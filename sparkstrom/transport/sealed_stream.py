@@ -47,7 +47,6 @@ class SealedStream:
         self._socket = connection
         connection.settimeout(GREETING_S)
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             own = secrets.token_bytes(SALT_BYTES)
             connection.sendall(own)
             theirs = self._exactly(SALT_BYTES)

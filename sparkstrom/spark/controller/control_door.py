@@ -90,6 +90,7 @@ class ControlDoor:
                 connection, peer = self._listening.accept()
             except TimeoutError:
                 continue
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
                 stream = SealedStream(connection, self._key, opens=False)
             except WireError as error:

@@ -95,6 +95,7 @@ class ControllerLine:
         self._try_s = now_s + AGAIN_S
         try:
             connection = socket.create_connection(self._door, CONNECT_S)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._stream = SealedStream(connection, self._key, opens=True)
         except (OSError, WireError) as error:
             log.warning("no TCP connection to the driver program at %s: %s", self._door, error)

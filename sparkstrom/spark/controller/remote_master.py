@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, Future, wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from typing import Any
 
@@ -180,6 +180,9 @@ class RemoteMaster:
     def _dropped_s(self) -> float:
         return 0.0 if self._door is None else time.monotonic() - self._door.heard_s
 
+    def _has_line(self) -> bool:
+        return self._door is not None and self._door.is_open
+
     def _where(self) -> str:
         return str(self._placed.place) if self._placed is not None else "no place"
 
@@ -271,7 +274,7 @@ class RemoteMaster:
             return
         door, job = self._door, self._placed.job
         done = self.finished.is_set() and self.failure is None
-        if door is not None and door.is_open:
+        if door is not None and self._has_line():
             if not done:
                 self._rescue()
             door.ask(EndWanted())
@@ -287,11 +290,15 @@ class RemoteMaster:
         """What was learnt, of a fit that is being ended from outside."""
         answer = self._ask(SnapshotWanted())
         assert answer is not None, "there is a door"
-        try:
-            self._last = copied = answer.result(SNAPSHOT_S)
-        except (TimeoutError, CancelledError, SparkstromError) as error:
-            log.warning("what was learnt does not come from the controller: %s", error)
+        until_s = time.monotonic() + SNAPSHOT_S
+        while not wait([answer], LOOK_S).done:
+            if time.monotonic() > until_s or not self._has_line():
+                log.warning("what was learnt does not come from the controller (%s)", self._where())
+                return
+        if answer.cancelled() or answer.exception() is not None:
+            log.warning("the controller (%s) has no parameters to send", self._where())
             return
+        self._last = copied = answer.result()
         self._theta.load(copied.parameters)
         self._theta.buffers = copied.buffers
         self.knows_theta = True
