@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
 import socket
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -81,10 +84,10 @@ def test_all_that_follows_a_fit_follows_it_there(
     assert master_at_work() is None
     assert summary.replicas_equal
     assert len(summary.hashes) == 4
-    assert summary.stopped_early is not None
-    assert 0 < len(heard.commits) == summary.epochs_trained < 9
-    assert heard.commits == sorted(heard.commits)
-    assert heard.commits[0] < summary.commits  # a copy of its time, not of the end
+    assert summary.stopped is not None
+    assert 0 < len(heard.commits) < 9
+    assert sorted(set(heard.commits)) == heard.commits  # each copy is of its own time
+    assert 0 < summary.best.commit <= summary.updates
     assert heard.looks > 1
     assert heard.summary == summary
     assert sorted(tmp_path.iterdir())[-1].name == Path(summary.checkpoint).name
@@ -119,7 +122,7 @@ def test_without_a_connection_all_of_it_comes_at_the_end(apart, data, taken_port
     summary = network.fit(data, epochs=3, listeners=[heard])
     check_whole(summary)
     assert len(heard.commits) == 3
-    assert set(heard.commits) == {summary.commits}
+    assert set(heard.commits) == {summary.updates}
     network.close()
 
 
@@ -130,11 +133,11 @@ def test_buffers_are_averaged_there_and_what_was_learnt_goes_on(apart, data, dig
 
     layers = [torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU()]
     module = torch.nn.Sequential(*layers, torch.nn.Linear(16, 10))
-    model = TorchModel(module, "cross_entropy", "sgd", lr=0.1)
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    model = TorchModel(module, torch.nn.CrossEntropyLoss(), sgd)
     network = apart(controller="127.0.0.1", model=model)
     before = float(network.module[1].running_mean.abs().sum())
-    for _ in range(2):
-        check_whole(network.fit(data, epochs=2))
+    check_whole(network.fit(data, epochs=2))
     assert before == 0.0
     assert float(network.module[1].running_mean.abs().sum()) > 0.1
     network.close()
@@ -148,15 +151,20 @@ def test_what_cannot_be_is_refused_by_name(apart, data):
 
 
 def controllers_worker():
-    """The Python worker whose media driver is the controller's."""
-    for process in processes():
+    """The Python worker, below this process, whose media driver is the controller's."""
+    table = {process.pid: process for process in processes()}
+
+    def is_ours(pid):
+        return pid == os.getpid() or (pid in table and is_ours(table[pid].parent))
+
+    for process in (each for each in table.values() if is_ours(each.pid)):
         try:
             maps = (Path("/proc") / str(process.pid) / "maps").read_text()
         except OSError:
             continue
         if "pyspark.daemon" in process.command and CONTROLLERS.search(maps):
             return process.pid
-    return None
+    raise AssertionError("no worker has a controller's media driver")
 
 
 def executor_above(pid):
@@ -169,7 +177,7 @@ def executor_above(pid):
 @pytest.mark.slow
 @pytest.mark.parametrize("whole_executor", [False, True])
 def test_its_death_ends_the_fit_and_a_checkpoint_goes_on(
-    whole_executor, apart, data, victims, in_background, wait_until, tmp_path
+    whole_executor, apart, data, in_background, wait_until, tmp_path
 ):
     """Within a bounded time, with host and executor; the same program goes on from its last one."""
     options = {"checkpoint_directory": str(tmp_path), "checkpoint_every": "1 epochs"}
@@ -178,7 +186,7 @@ def test_its_death_ends_the_fit_and_a_checkpoint_goes_on(
     fit = in_background(network.fit, data, epochs=1000)
     wait_until(lambda: list(tmp_path.glob("checkpoint-*.npz")), 90, "a checkpoint")
     pid = controllers_worker()
-    victims.kill(executor_above(pid) if whole_executor else pid)
+    os.kill(executor_above(pid) if whole_executor else pid, signal.SIGKILL)
     with pytest.raises(TrainingError, match=r"controller is gone.*executor \d+ on 127.*again"):
         fit.result(ENDS_S)
     np.testing.assert_array_equal(network.parameters, before)
@@ -186,7 +194,7 @@ def test_its_death_ends_the_fit_and_a_checkpoint_goes_on(
     again._checkpoints.network = network._checkpoints.network  # as the program run again has it
     summary = again.fit(data, epochs=3)
     assert summary.resumed_from
-    check_whole(summary)
+    assert summary.minibatches == summary.minibatches_expected
     again.close()
 
 
@@ -200,4 +208,5 @@ def test_a_cancelled_fit_keeps_what_was_learnt(apart, spark, data, in_background
     with pytest.raises(TrainingError, match="the job was cancelled"):
         fit.result(ENDS_S)
     assert float(np.abs(network.parameters - before).max()) > 1e-3
-    assert isinstance(network.fit(data, epochs=1).replicas_equal, bool)
+    check_whole(network.fit(data, epochs=1))
+    network.close()

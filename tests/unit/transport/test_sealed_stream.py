@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import socket
 import threading
@@ -85,8 +86,9 @@ class Between:
 
     def back(self) -> None:
         """What the listener sends goes on as it is."""
-        while part := self._outer.recv(1 << 16):
-            self._inner.sendall(part)
+        with contextlib.suppress(OSError):  # until they are closed
+            while part := self._outer.recv(1 << 16):
+                self._inner.sendall(part)
 
     def exactly(self, size: int) -> bytes:
         parts = b""
