@@ -50,7 +50,7 @@ def look_at_place(
         listed=listed,
         fallback=local_ip(os.environ) or resolve(host),
     )
-    ports = choice.ports(void)
+    ports = choice.ports(void.controller_ports())
     from_the_end = ports and ports[::-1]  # workers' media drivers take theirs from the beginning
     port = next(candidate_ports(address, from_the_end, None), None)
     if not port:

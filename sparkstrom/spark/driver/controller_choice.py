@@ -6,13 +6,9 @@ import ipaddress
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.transport.addresses import Listed
-
-if TYPE_CHECKING:
-    from sparkstrom.spark.driver.discovery import VoidConfiguration
 
 AUTO, DRIVER, EXECUTOR = WORDS = ("auto", "driver", "executor")
 PORT_MAX = 65535
@@ -42,11 +38,9 @@ class ControllerChoice:
         own = (each.address for each in listed)
         return next((each for each in own if _same(each, self.host)), None)
 
-    def ports(self, void: VoidConfiguration) -> range | None:
-        """UDP ports to try."""
-        if self.port is not None:
-            return range(self.port, self.port + 1)
-        return void.controller_ports()
+    def ports(self, otherwise: range | None) -> range | None:
+        """UDP ports to try: the one that was named, or these."""
+        return otherwise if self.port is None else range(self.port, self.port + 1)
 
 
 def parse_controller(text: object) -> ControllerChoice:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.protocol.common.topology import DEPTH, FAN_OUT, FLAT, Topology
-from sparkstrom.spark.driver.controller_choice import DRIVER, parse_controller
+from sparkstrom.spark.driver.controller_choice import AUTO, parse_controller
 from sparkstrom.spark.driver.options import need, need_one_of, need_seconds, need_whole, options
 
 PORT_MAX = 65535
@@ -65,8 +65,8 @@ class VoidConfiguration:
     # takes the first free one of the range, and no range means ports that the system picks
     network_mask: str | None = None  # CIDR network; every node binds its interface in it
     controller_address: str | None = None  # host or IP of the driver's interface
-    controller: str = DRIVER  # where the master runs: in the "driver" program, in a task of its own
-    # on an "executor", or on one at HOST or HOST:PORT
+    controller: str = AUTO  # where the master runs: in the "driver" program, in a task of its own
+    # on an "executor", on one at HOST or HOST:PORT; "auto": "driver" where executors reach it
     mesh_build_mode: str = "plain"  # "plain": every worker under the master; "mesh": under one
     # another, so that nobody has more than mesh_fan_out neighbours below; "auto": by their number
     mesh_fan_out: int = FAN_OUT  # children of a node in a mesh

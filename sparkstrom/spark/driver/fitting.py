@@ -53,9 +53,9 @@ class FitCancelled(TrainingError):
 
 def cancelled_by(error: Exception) -> FitCancelled | None:
     """What to raise where a job's error is that somebody ended it; None: it is another one."""
-    if not CANCELLED.search(str(error)):
-        return None
-    return FitCancelled(IS_CANCELLED.format(cause_of(str(error))))
+    if CANCELLED.search(str(error)):
+        return FitCancelled(IS_CANCELLED.format(cause_of(str(error))))
+    return None
 
 
 @dataclass(slots=True)

@@ -78,9 +78,9 @@ def test_whom_it_suits() -> None:
 
 def test_its_port() -> None:
     void = VoidConfiguration(port_range=(50000, 50003))
-    assert parse_controller("executor").ports(void) == range(50000, 50004)
-    assert parse_controller("node7:40123").ports(void) == range(40123, 40124)
-    assert parse_controller("executor").ports(VoidConfiguration()) is None
+    assert parse_controller("executor").ports(void.controller_ports()) == range(50000, 50004)
+    assert parse_controller("node7:40123").ports(void.controller_ports()) == range(40123, 40124)
+    assert parse_controller("executor").ports(None) is None
 
 
 def test_workers_leave_it_its_port() -> None:
