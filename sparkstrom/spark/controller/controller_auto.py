@@ -48,7 +48,7 @@ def settled(
     if word is None:
         word = _found_out(master, context, slots, say)
         if word is None:
-            word = DRIVER  # nobody has said; the next fit asks again
+            word = DRIVER  # nobody has said; the next network asks again
         else:
             _found[application] = word
     void = master.void

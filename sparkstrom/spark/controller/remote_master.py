@@ -162,17 +162,18 @@ class RemoteMaster:
         """Until the end, or until the task is gone."""
         said, began_s = False, time.monotonic()
         while not self._ending.is_set():
-            if job.wait(LOOK_S):
+            over = job.wait(LOOK_S)
+            met = self._door is not None and self._door.met.is_set()
+            if not said and (over or met or time.monotonic() - began_s > LINE_S):
+                said = True
+                at = door or "no port could be had"
+                self._note(LIVE if met else SILENT.format(place=self._where(), door=at))
+            if over:
                 self._take_result(job)
                 return
             if job.tasks()[1]:
                 self._lose(job.task_error() or "its task failed")
                 return
-            met = self._door is not None and self._door.met.is_set()
-            if not said and (met or time.monotonic() - began_s > LINE_S):
-                said = True
-                at = door or "no port could be had"
-                self._note(LIVE if met else SILENT.format(place=self._where(), door=at))
             if met and self._dropped_s() > DROPPED_S and not self.finished.is_set():
                 self._lose(f"nothing heard from it for {self._dropped_s():.0f} s")
                 return

@@ -31,6 +31,7 @@ from sparkstrom.spark.driver.cluster import (
     slots_of,
     workers_for,
 )
+from sparkstrom.spark.driver.controller_choice import AUTO
 from sparkstrom.spark.driver.epoch_watch import check_validation
 from sparkstrom.spark.driver.evaluation import Evaluation, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall, Showing
@@ -150,6 +151,8 @@ class SparkNetwork:
 
     def _settle(self, slots: Slots) -> None:
         """Where the controller is, from the first fit on."""
+        if self._master.void.controller != AUTO:
+            return
         with progress_for(self._progress) as progress:
             self._master = settled(self._master, self._context, slots, progress.say)
         self._site = replace(self._site, master=self._master)
