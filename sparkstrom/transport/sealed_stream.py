@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import secrets
 import select
 import socket
 import struct
+import time
 from types import TracebackType
 from typing import Self
 
@@ -45,6 +47,7 @@ class SealedStream:
     def __init__(self, connection: socket.socket, key: bytes, *, opens: bool) -> None:
         """Greet; ``opens``: this end has connected. At most ``GREETING_S``."""
         self._socket = connection
+        self._until_s = time.monotonic() + GREETING_S  # for all of the greeting
         connection.settimeout(GREETING_S)
         try:
             own = secrets.token_bytes(SALT_BYTES)
@@ -65,6 +68,7 @@ class SealedStream:
             connection.close()
             raise
         connection.settimeout(STALL_S)
+        self._until_s = math.inf
 
     def send(self, message: bytes) -> None:
         """All of it, or WireError."""
@@ -126,6 +130,8 @@ class SealedStream:
                 part = self._socket.recv(size - len(parts))
             except OSError as error:
                 raise WireError(f"the connection is gone: {error}") from None
+            if time.monotonic() > self._until_s:
+                raise WireError("no greeting in time")
             if not part:
                 raise WireError("the other end has closed the connection")
             parts += part

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.2
 SILENT_S = 15.0  # the task says something every second; a connection without it is a dead one
 WAITING_MAX = 8  # connections that nobody has looked at
+GUESTS_MAX = 16  # at once: strangers have three seconds each to show that they are none
 
 
 class ControlDoor:
@@ -54,6 +55,7 @@ class ControlDoor:
         self._closing = threading.Event()
         self.met = threading.Event()  # the task has been here
         self.heard_s = math.inf  # from the first state on; a task takes its time to begin
+        self._guests: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._run, name="sparkstrom-door", daemon=True)
         self._thread.start()
 
@@ -82,7 +84,7 @@ class ControlDoor:
                 answer.cancel()
             self._unanswered.clear()
 
-    # -- the thread ------------------------------------------------------------------------------
+    # -- the threads: one that accepts, and one for each connection -------------------------------
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -90,30 +92,48 @@ class ControlDoor:
                 connection, peer = self._listening.accept()
             except TimeoutError:
                 continue
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            try:
-                stream = SealedStream(connection, self._key, opens=False)
-            except WireError as error:
-                log.warning("somebody at %s is not the controller: %s", peer[0], error)
+            self._guests = [guest for guest in self._guests if guest.is_alive()]
+            if len(self._guests) >= GUESTS_MAX:
+                connection.close()
                 continue
+            guest = threading.Thread(
+                target=self._meet, args=(connection, peer[0]), name="sparkstrom-guest", daemon=True
+            )
+            self._guests.append(guest)
+            guest.start()
+        for guest in self._guests:
+            guest.join()
+
+    def _meet(self, connection: socket.socket, host: str) -> None:
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream = SealedStream(connection, self._key, opens=False)
+        except (OSError, WireError) as error:
+            log.warning("somebody at %s is not the controller: %s", host, error)
+            return
+        with stream:
             self._follow(stream)
 
     def _follow(self, stream: SealedStream) -> None:
-        """One connection, to its end."""
+        """One connection, to its end, or until the task has made another."""
+        with self._lock:
+            self._stream = stream
+            for asked, _ in self._unanswered.values():
+                self._say(asked)
         self.heard_s = max(self.heard_s, time.monotonic())
-        with stream:
-            with self._lock:
-                self._stream = stream
-                for asked, _ in self._unanswered.values():
-                    self._say(asked)
-            self.met.set()
-            try:
-                while not self._closing.is_set() and time.monotonic() - self.heard_s < SILENT_S:
-                    if stream.waits(LOOK_S):
-                        self._take(unpacked_word(stream.receive()))
-            except WireError as error:
-                log.warning("the connection to the controller: %s", error)
-            with self._lock:
+        self.met.set()
+        begun_s = time.monotonic()
+        try:
+            while self._stream is stream and not self._closing.is_set():
+                if stream.waits(LOOK_S):
+                    self._take(unpacked_word(stream.receive()))
+                elif time.monotonic() - max(begun_s, self.heard_s) > SILENT_S:
+                    log.warning("the connection to the controller: silent for %.0f s", SILENT_S)
+                    break
+        except WireError as error:
+            log.warning("the connection to the controller: %s", error)
+        with self._lock:
+            if self._stream is stream:
                 self._stream = None
 
     def _take(self, word: ControllerState | Answered) -> None:
