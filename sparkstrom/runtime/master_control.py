@@ -29,6 +29,11 @@ class MasterControl(Protocol):
         ...
 
     @property
+    def updater_copies(self) -> tuple[bytes, ...]:
+        """Workers' states that a last checkpoint is to have, once it has ended; (): none came."""
+        ...
+
+    @property
     def settles(self) -> bool:
         """Will it be ``finished`` soon, once all tasks have returned?"""
         ...

@@ -70,6 +70,7 @@ class ControllerResult:
     state: ControllerState
     outcome: Outcome | None
     snapshot: Snapshot
+    updater_copies: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,10 @@ class ControllerSession:
         state = self._line.state()
         done = state.finished and state.failure is None
         return ControllerResult(
-            state, self.master.outcome() if done else None, self.master.snapshot()
+            state,
+            self.master.outcome() if done else None,
+            self.master.snapshot(),
+            self.master.updater_copies,
         )
 
     def _is_over(self) -> bool:

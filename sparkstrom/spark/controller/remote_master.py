@@ -269,6 +269,11 @@ class RemoteMaster:
             )
         return copied
 
+    @property
+    def updater_copies(self) -> tuple[bytes, ...]:
+        """They come with the result."""
+        return () if self._result is None else self._result.updater_copies
+
     def end(self) -> None:
         """Have the task return, and take what it brings."""
         if self._placed is None or self._watch is None:
