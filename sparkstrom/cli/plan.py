@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add("--mesh", default="auto", help="plain, mesh or auto (default: %(default)s)")
     add("--fan-out", type=int, default=8, metavar="N", help="mesh_fan_out")
-    add("--controller", default="driver", help="driver or executor (default: %(default)s)")
+    add("--controller", default="auto", help="driver, executor or auto, which counts as driver")
     add("--port", type=int, default=None, metavar="N", help="first UDP port (default: 40123)")
     add("--json", action="store_true", help="one JSON document on stdout")
 
