@@ -147,10 +147,13 @@ class Hosts:
             inside = f"peer name eth0 netns {self._holders[host].pid}"
             self._in(self.count, f"ip link add port{host} type veth {inside}")
             self._in(self.count, f"ip link set port{host} master bridge up")
-            self._in(host, f"ip address add {self.address(host)}/24 dev eth0")
             self._in(host, "ip link set eth0 up")
+            self._give_address(host)
             if self._rate is not None:
                 self.set_rate(host, self._rate)
+
+    def _give_address(self, host: int) -> None:
+        self._in(host, f"ip address add {self.address(host)}/24 dev eth0")
 
     def _hold(self, name: str, table: Path) -> None:
         inside = [sys.executable, "-I", str(Path(__file__).with_name("host.py"))]

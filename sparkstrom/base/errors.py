@@ -2,7 +2,8 @@
 
     SparkstromError
     ├── UsageError        fix the call: a value, a combination of options, the data
-    ├── SetupError        fix the machine: shared memory, port, mask, library, Java
+    ├── SetupError        fix the machine: shared memory, port, library, Java
+    │   └── NetworkError  fix the network: mask, addresses, firewall; trying again is vain
     ├── PeerError         another process misbehaved; the mesh copes
     │   └── WireError     bytes that are no frame of ours, or not for us
     ├── TransportError    a C call of Aeron failed
@@ -29,6 +30,13 @@ class UsageError(SparkstromError, ValueError):
 
 class SetupError(SparkstromError, RuntimeError):
     """The machine or cluster is not ready: the message names what, where, and the remedy."""
+
+
+class NetworkError(SetupError):
+    """Two hosts cannot speak as things are: mask, address, firewall. It names what to mend.
+
+    A task that fails with it is not waited for: Spark would start it there again.
+    """
 
 
 class PeerError(SparkstromError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Phase
 from sparkstrom.models.base import Flat
 from sparkstrom.observe.telemetry import NO_BYTES, LinkBytes, WorkerCounters
@@ -37,6 +38,7 @@ class Progress:
     news: tuple[str, ...] = ()  # other notes, so far
     copied: int = 0  # live workers that hold a replica
     slow_now: int = 0  # of these, to live workers
+    deaf: tuple[Endpoint, ...] = ()  # of whom the driver hears, and who does not hear it
     heard: tuple[WorkerLine, ...] = ()  # of workers' code, so far
     unheard: int = 0  # lines of it that are left out
 

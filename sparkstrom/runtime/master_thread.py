@@ -354,6 +354,7 @@ class MasterThread(threading.Thread):
             news=self._news,
             copied=sum(member.whole for member in master.members.live.values()),
             slow_now=len(master.statuses.slow.keys() & master.members.live.keys()),
+            deaf=self._mail.deaf(),
             heard=self._heard.lines,
             unheard=self._heard.skipped,
         )

@@ -240,6 +240,10 @@ class MessageEndpoint:
         else:
             self.traffic.not_queued += 1
 
+    def deaf(self) -> tuple[Endpoint, ...]:
+        """Who has asked again and again and is not there for the answers."""
+        return self._answers.deaf()
+
     def _open_answer(self, address: Address) -> Sender:
         there = Endpoint(address.host, address.port)
         return self.transport.open_sender(there, address.control_stream, control=True)

@@ -16,12 +16,14 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from itertools import islice
 
+from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Address
 from sparkstrom.transport.contract import Offer, Sender
 
 OFFERED_FRAMES = 256  # at a time: a long queue that is stuck costs no more than this to look at
 ANSWERS_MAX = 32  # senders kept for those who have no edge
 ANSWER_FRAMES_MAX = 16  # for one place; what is repeated meanwhile says nothing new
+DEAF_ANSWERS = 12  # to one who asks twice a second: six seconds
 PATIENCE_FLUSHES = 1000  # with a place that does not connect while others wait; about a second
 
 
@@ -70,11 +72,14 @@ class Answers:
         self._open: dict[Address, Outbox] = {}  # the one opened first comes first
         self._turn_ends: dict[Address, int] = {}  # at which flush, if it has not connected
         self._waiting: dict[Address, list[bytes]] = {}
+        self._unheard: dict[Address, int] = {}  # answers to who has a sender and took none yet
         self._flushes = 0
 
     def put(self, address: Address, frames: list[bytes]) -> bool:
         """Queue a message's frames, all or none."""
         if address in self._open:
+            if address in self._unheard:
+                self._unheard[address] += 1
             self._open[address].put(frames)
             return True
         waiting = self._waiting.setdefault(address, [])
@@ -88,7 +93,17 @@ class Answers:
         self._flushes += 1
         while self._waiting and self._make_room():
             self._open_next()
-        return sum(box.flush() for box in self._open.values())
+        went = 0
+        for address, box in self._open.items():
+            if sent := box.flush():
+                went += sent
+                self._unheard.pop(address, None)
+        return went
+
+    def deaf(self) -> tuple[Endpoint, ...]:
+        """Who goes on asking, so that it lives and is heard, and has taken no answer."""
+        asked = [at for at, answers in self._unheard.items() if answers >= DEAF_ANSWERS]
+        return tuple(dict.fromkeys(Endpoint(at.host, at.port) for at in asked))
 
     def _make_room(self) -> bool:
         """One sender may be opened; for it goes the oldest that is done, or has had its time."""
@@ -98,6 +113,7 @@ class Answers:
             if not len(box) or self._turn_ends[address] <= self._flushes:
                 box.close()
                 del self._open[address], self._turn_ends[address]
+                self._unheard.pop(address, None)
                 return True
         return False
 
@@ -106,6 +122,7 @@ class Answers:
         box = self._open[address] = Outbox(self._opening(address))
         box.put(self._waiting.pop(address))
         self._turn_ends[address] = self._flushes + PATIENCE_FLUSHES
+        self._unheard[address] = 0
 
     def __len__(self) -> int:
         """Frames that the transport has not taken yet."""

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.base.errors import NetworkError, SetupError, UsageError
 
 IFF_UP = 1
 
@@ -30,14 +30,16 @@ def choose_address(
     listed: Sequence[Listed],
     fallback: str | None = None,
 ) -> str:
-    """The address to bind: ``explicit`` if given, else the first in ``mask``, else ``fallback``.
+    """The address to bind: ``explicit`` if given, else the one in ``mask``, else ``fallback``.
 
-    Raise UsageError for what is no mask or address, SetupError where this host has no such one.
+    Where an interface has several addresses in the mask, it is the first of them. Raise UsageError
+    for what is no mask or address, NetworkError where this host has no such one, or has several
+    interfaces in the mask.
     """
     if explicit is not None:
         return _require(explicit, listed)
     if mask is not None:
-        return _first_in(mask, listed)
+        return _only_in(mask, listed)
     if fallback is not None:
         return _require(fallback, listed)
     raise SetupError(
@@ -54,24 +56,30 @@ def _require(address: str, listed: Sequence[Listed]) -> str:
     # All of 127.0.0.0/8 is this host, though only 127.0.0.1 is listed.
     if wanted.is_loopback or any(ipaddress.ip_address(has.address) == wanted for has in listed):
         return str(wanted)
-    raise SetupError(
+    raise NetworkError(
         f"{address} is no address of {socket.gethostname()}: it has {_spelt(listed)}; name one of "
         "these, or a network mask that contains one"
     )
 
 
-def _first_in(mask: str, listed: Sequence[Listed]) -> str:
+def _only_in(mask: str, listed: Sequence[Listed]) -> str:
     try:
         network = ipaddress.ip_network(mask, strict=False)
     except ValueError as error:
         raise UsageError(f"network mask {mask!r}: {error}; write e.g. 10.0.0.0/16") from None
-    for has in listed:
-        if ipaddress.ip_address(has.address) in network:
-            return has.address
-    raise SetupError(
-        f"network mask {mask} matches no address of {socket.gethostname()}: it has "
-        f"{_spelt(listed)}; widen the mask or choose the network that all hosts share"
-    )
+    inside = [has for has in listed if ipaddress.ip_address(has.address) in network]
+    if not inside:
+        raise NetworkError(
+            f"network mask {mask} matches no address of {socket.gethostname()}: it has "
+            f"{_spelt(listed)}; widen the mask or choose the network that all hosts share"
+        )
+    if len({has.interface for has in inside}) > 1:
+        raise NetworkError(
+            f"network mask {mask} matches several interfaces of {socket.gethostname()}: "
+            f"{_spelt(inside)}; narrow the mask until it holds only the network that all hosts "
+            "share for training"
+        )
+    return inside[0].address
 
 
 def _spelt(listed: Sequence[Listed]) -> str:

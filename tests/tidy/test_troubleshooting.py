@@ -46,10 +46,10 @@ PASSED_ON = {
     ("spark/driver/accuracy_warnings.py", "log.warning('%s', text)"),
     ("spark/driver/followed_fit.py", "self._showing.warnings.append(text)"),
     ("spark/driver/followed_fit.py", "self._warn(warning)"),
-    ("spark/driver/fitting.py", "SetupError(cause.removeprefix(SETUP))"),
     ("spark/driver/listener_thread.py", "log.warning('%s', text)"),
     ("spark/driver/listener_thread.py", "self._warn(str(self._raised"),
     ("spark/driver/listener_thread.py", "self.warnings.append(text)"),
+    ("spark/driver/start_watch.py", "NetworkError(closed[0] + _whose("),
 }
 
 TEXTS_MAX = 12  # that one pattern may find

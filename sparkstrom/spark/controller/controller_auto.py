@@ -16,8 +16,8 @@ from sparkstrom.base.errors import SetupError
 from sparkstrom.spark.controller.udp_reach import EchoPort, Reached, ReachOrder, reaches
 from sparkstrom.spark.driver.cluster import Slots, driver_host, live_conf
 from sparkstrom.spark.driver.controller_choice import AUTO, DRIVER, EXECUTOR
-from sparkstrom.spark.driver.fitting import SparkJob
 from sparkstrom.spark.driver.preflight import check_machine
+from sparkstrom.spark.driver.spark_job import SparkJob
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor.interfaces import driver_address
 

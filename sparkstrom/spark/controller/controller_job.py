@@ -26,7 +26,9 @@ from sparkstrom.spark.controller.control_words import (
 from sparkstrom.spark.controller.controller_entry import enter_controller, look_at_place
 from sparkstrom.spark.data.job_errors import cause_of
 from sparkstrom.spark.driver.controller_choice import ControllerChoice, parse_controller
-from sparkstrom.spark.driver.fitting import END_S, QUEUED_S, SparkJob, raise_if_refused
+from sparkstrom.spark.driver.fitting import END_S
+from sparkstrom.spark.driver.spark_job import SparkJob
+from sparkstrom.spark.driver.start_watch import QUEUED_S, refusal_of
 from sparkstrom.spark.executor.entry import Unopened
 from sparkstrom.spark.executor.job import TrainingJob
 
@@ -81,7 +83,7 @@ class ControllerPlacing:
     def _begin(self, place: ControllerPlace) -> SparkJob:
         training = replace(self.training, endpoint=place.endpoint)
         order = ControllerOrder(training, self.kept, place)
-        run = partial(enter_controller, self.line, place.process, Unopened(order))
+        run = partial(enter_controller, self.line, place.process, Unopened(order, training.way))
         rows = one_row_at(self.context, f"executor_{place.host}_{place.executor}")
         job = self._job("controller", rows.mapPartitionsWithIndex(run).collect)
         job.start()
@@ -156,7 +158,8 @@ def raise_what_failed(job: SparkJob) -> None:
     if job.error is None:
         return
     cause = cause_of(str(job.error))
-    raise_if_refused(cause)
+    if (refusal := refusal_of(cause)) is not None:
+        raise refusal
     raise TrainingError(f"the controller's Spark job failed: {cause}", trace=str(job.error))
 
 

@@ -39,7 +39,9 @@ from sparkstrom.spark.controller.control_words import (
 )
 from sparkstrom.spark.controller.controller_job import ControllerPlacing, PlacedController
 from sparkstrom.spark.data.job_errors import cause_of
-from sparkstrom.spark.driver.fitting import END_S, SparkJob, cancelled_by, raise_if_refused
+from sparkstrom.spark.driver.fitting import END_S, cancelled_by
+from sparkstrom.spark.driver.spark_job import SparkJob
+from sparkstrom.spark.driver.start_watch import refusal_of
 from sparkstrom.spark.executor.job import TrainingJob
 
 log = logging.getLogger(__name__)
@@ -172,7 +174,7 @@ class RemoteMaster:
                 self._take_result(job)
                 return
             if job.tasks()[1]:
-                self._lose(job.task_error() or "its task failed")
+                self._lose(next(iter(job.task_errors()), "its task failed"))
                 return
             if met and self._dropped_s() > DROPPED_S and not self.finished.is_set():
                 self._lose(f"nothing heard from it for {self._dropped_s():.0f} s")
@@ -188,11 +190,8 @@ class RemoteMaster:
         return str(self._placed.place) if self._placed is not None else "no place"
 
     def _lose(self, cause: str) -> None:
-        try:
-            raise_if_refused(cause)
-            self._fail(TrainingError(LOST.format(place=self._where(), cause=cause)))
-        except SetupError as error:
-            self._fail(error)
+        lost = TrainingError(LOST.format(place=self._where(), cause=cause))
+        self._fail(refusal_of(cause) or lost)
 
     def _fail(self, error: SparkstromError) -> None:
         if not self.finished.is_set():

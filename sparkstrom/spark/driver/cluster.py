@@ -40,8 +40,7 @@ def slots_of(context: Any) -> Slots:
         return Slots(1, max(1, _local_cores(local.group(2)) // cpus))
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master):
         return Slots(int(cluster.group(1)), max(1, int(cluster.group(2)) // cpus))
-    registered = context._jsc.sc().getExecutorMemoryStatus().size() - 1
-    executors = int(conf.get("spark.executor.instances", "0")) or registered
+    executors = int(conf.get("spark.executor.instances", "0")) or registered(context)
     if executors < 1:
         raise SetupError(
             f"no executor has registered with {master}: start the application with executors "
@@ -50,6 +49,22 @@ def slots_of(context: Any) -> Slots:
     default = 1 if master.startswith(("yarn", "k8s")) else context.defaultParallelism // executors
     cores = int(conf.get("spark.executor.cores", str(max(1, default))))
     return Slots(executors, max(1, cores // cpus))
+
+
+def is_told(context: Any) -> bool:
+    """Do the master URL or the configuration say how many executors there are?
+
+    Where allocation is dynamic nobody comes before there is work.
+    """
+    conf = live_conf(context)
+    dynamic = conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
+    instances = int(conf.get("spark.executor.instances", "0"))
+    return dynamic or instances > 0 or context.master.startswith("local")
+
+
+def registered(context: Any) -> int:
+    """Executors that are there now; the driver counts to Spark, too."""
+    return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
 
 
 def _local_cores(text: str | None) -> int:

@@ -28,9 +28,11 @@ from sparkstrom.spark.driver.epoch_watch import EpochWatch
 from sparkstrom.spark.driver.fit_call import Showing
 from sparkstrom.spark.driver.fit_listeners import FitEvents, FitListener
 from sparkstrom.spark.driver.fit_progress import FitProgress, ResidualLog
-from sparkstrom.spark.driver.fitting import Fitting, SparkJob, StartWatch
+from sparkstrom.spark.driver.fitting import Fitting
 from sparkstrom.spark.driver.initial_parameters import Handle, StateHandle, own_states, travelling
 from sparkstrom.spark.driver.master_setup import driver_transport, limits_of, plan_of
+from sparkstrom.spark.driver.spark_job import SparkJob
+from sparkstrom.spark.driver.start_watch import StartWatch
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor.entry import Unopened, enter
 from sparkstrom.spark.executor.interfaces import driver_address, warm_up_transport
@@ -85,7 +87,8 @@ class FitRun:
             self._controller(initial, own, [watch, *others], say),
         ):
             job = self._spark_job(self._training_job(initial, own))
-            ours = [StartWatch(job, say), watch, FitProgress(showing.progress), ResidualLog()]
+            start = StartWatch(job, say, self.master.endpoint, self._site.master.void)
+            ours = [start, watch, FitProgress(showing.progress), ResidualLog()]
             self._events = FitEvents(self.spec, [*ours, showing.record, *others], self.book)
             Fitting(self.master, job, self._events).run()
 
@@ -141,6 +144,6 @@ class FitRun:
         )
 
     def _spark_job(self, job: TrainingJob) -> SparkJob:
-        run = partial(enter, Unopened(job), self._spread.blocks)
+        run = partial(enter, Unopened(job, job.way), self._spread.blocks)
         runner = self._spread.rdd.mapPartitionsWithIndex(run).collect
         return SparkJob(self._site.context, f"sparkstrom-{job.spec.job:016x}", runner)

@@ -17,8 +17,9 @@ from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.memory_parts import driver_edges
 from sparkstrom.spark.driver.training_master import ALL, SharedTrainingMaster
-from sparkstrom.spark.executor.interfaces import opener
+from sparkstrom.spark.executor.interfaces import ends_of, opener
 from sparkstrom.spark.executor.job import message_bytes_max, serving_of
+from sparkstrom.transport.aeron.driver import DriverOptions
 
 
 def plan_of(
@@ -42,28 +43,28 @@ def plan_of(
 
 def driver_transport(spec: FitSpec, void: VoidConfiguration, host: str) -> OpenTransport:
     """Opens the driver program's media driver, at this address."""
-    return opener(
-        f"{spec.job:016x}-driver",
-        host,
-        void.controller_ports(),
+    options = DriverOptions(
+        host=host,
+        ports=ends_of(void.controller_ports()),
         edges=driver_edges(void.topology(spec.workers), spec.workers),
         scratch=Path(tempfile.gettempdir()),
         alone=True,
     )
+    return opener(f"{spec.job:016x}-driver", options)
 
 
 def controller_transport(
     spec: FitSpec, void: VoidConfiguration, endpoint: Endpoint, scratch: Path
 ) -> OpenTransport:
     """The same for a controller's task: at the place that its workers have been told."""
-    return opener(
-        f"{spec.job:016x}-driver",
-        endpoint.host,
-        range(endpoint.port, endpoint.port + 1),
+    options = DriverOptions(
+        host=endpoint.host,
+        ports=(endpoint.port, endpoint.port),
         edges=driver_edges(void.topology(spec.workers), spec.workers),
         scratch=scratch,
         alone=True,
     )
+    return opener(f"{spec.job:016x}-driver", options)
 
 
 def limits_of(master: SharedTrainingMaster, workers: int, n_params: int) -> MasterLimits:

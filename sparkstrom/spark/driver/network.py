@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -31,7 +31,6 @@ from sparkstrom.spark.driver.cluster import (
     slots_of,
     workers_for,
 )
-from sparkstrom.spark.driver.controller_choice import AUTO
 from sparkstrom.spark.driver.epoch_watch import check_validation
 from sparkstrom.spark.driver.evaluation import Evaluation, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall, Showing
@@ -46,6 +45,7 @@ from sparkstrom.spark.driver.memory_parts import demand_of
 from sparkstrom.spark.driver.pickling import need_model, need_picklable
 from sparkstrom.spark.driver.predictor import Predictor
 from sparkstrom.spark.driver.preflight import check_machine
+from sparkstrom.spark.driver.registering import await_slots
 from sparkstrom.spark.driver.settings import resolve
 from sparkstrom.spark.driver.summary import TrainingSummary
 from sparkstrom.spark.driver.summary_json import skipped
@@ -122,14 +122,14 @@ class SparkNetwork:
         check_listeners(listeners)
         need_picklable(self._model)  # it may have been changed since the network was made
         spreading.check_data(data)
-        slots = slots_of(self._context)
-        self._settle(slots)
-        workers = workers_for(slots, self._master)
-        warnings = check_conf(self._conf, workers, demand_of(self._model), self._master)
-        warnings += check_key(self._conf)
-        check_machine(self._master.void, workers, driver_host(self._context))
         chosen = Chosen(features, label, weight, validation)
         with progress_for(self._progress) as progress:
+            slots = await_slots(self._context, self._master.start_timeout, progress.say)
+            self._settle(slots, progress.say)
+            workers = workers_for(slots, self._master)
+            warnings = check_conf(self._conf, workers, demand_of(self._model), self._master)
+            warnings += check_key(self._conf)
+            check_machine(self._master.void, workers, driver_host(self._context))
             key = key_of(self._checkpoints.fits + 1, self._context.getLocalProperty)
             found = self._checkpoints.find(key, epochs, progress.say)
             if found is None and key.number == 1:
@@ -149,12 +149,9 @@ class SparkNetwork:
                     spread = self._spread(data, chosen, workers)
                 return self._train(call, theta, spread, Showing(progress, record, slots, warnings))
 
-    def _settle(self, slots: Slots) -> None:
+    def _settle(self, slots: Slots, say: Callable[[str], None]) -> None:
         """Where the controller is, from the first fit on."""
-        if self._master.void.controller != AUTO:
-            return
-        with progress_for(self._progress) as progress:
-            self._master = settled(self._master, self._context, slots, progress.say)
+        self._master = settled(self._master, self._context, slots, say)
         self._site = replace(self._site, master=self._master)
 
     def _train(

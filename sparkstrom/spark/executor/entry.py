@@ -16,6 +16,8 @@ from sparkstrom.base.import_archives import keep_unchanged_archives
 from sparkstrom.spark.data.shuffle_blocks import Blocks
 from sparkstrom.spark.driver.pickling import packed
 from sparkstrom.spark.executor.interfaces import need_library
+from sparkstrom.spark.executor.reaching import WayToController, need_answer
+from sparkstrom.spark.executor.task_place import here
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +28,21 @@ class Unopened:
     """
 
     job: Any
+    way: WayToController
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Unopened, (packed(self.job),)
+        return Unopened, (packed(self.job), self.way)
 
 
 def enter(unopened: Unopened, blocks: Blocks, index: int, items: Iterable[Any]) -> Iterator[str]:
-    """Train on one partition. Raise SetupError where this host has no Aeron library."""
+    """Train on one partition.
+
+    Raise SetupError where this host has no Aeron library, NetworkError where UDP to the controller
+    and back is dropped.
+    """
     keep_unchanged_archives()
     need_library()
+    need_answer(unopened.way, here())
     from sparkstrom.spark.executor.tasks import run_partition
 
     return run_partition(pickle.loads(unopened.job), blocks, index, items)

@@ -6,10 +6,10 @@ import logging
 import os
 import socket
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Final
 
-from sparkstrom.base.errors import DriverLost, SetupError
+from sparkstrom.base.errors import DriverLost, NetworkError, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.settings import local_ip
@@ -47,9 +47,13 @@ def executor_address(void: VoidConfiguration, controller: Endpoint) -> str:
 
 
 def resolve(host: str) -> str:
-    """A host's address. Raise SetupError where the name means nothing here."""
+    """A host's address. Raise SetupError where the name means nothing here.
+
+    Spark writes an IPv6 address of its own in brackets.
+    """
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_DGRAM)[0][4][0])
+        return str(socket.getaddrinfo(bare, None, type=socket.SOCK_DGRAM)[0][4][0])
     except OSError as error:
         raise SetupError(
             f"controller address {host!r} cannot be resolved on this machine: {error}; "
@@ -64,7 +68,7 @@ def route_to(controller: Endpoint) -> str:
         try:
             probe.connect((controller.host, controller.port))
         except OSError as error:
-            raise SetupError(
+            raise NetworkError(
                 f"there is no route from {socket.gethostname()} to the controller at {controller}: "
                 f"{error}; set network_mask to the network that driver and executors share"
             ) from None
@@ -79,31 +83,11 @@ def ports_beside(ports: range | None, host: str, controller: Endpoint) -> range 
     return max(ports[:at], ports[at + 1 :], key=len)
 
 
-def opener(
-    key: str,
-    host: str,
-    ports: range | None,
-    *,
-    edges: int,
-    scratch: Path,
-    local_edges: int = 0,
-    alone: bool = False,
-) -> OpenTransport:
-    """How to open a transport here; with the former endpoint given, on its port again.
-
-    ``alone``: nobody else uses this media driver, so it ends with the transport.
-    """
+def opener(key: str, given: DriverOptions) -> OpenTransport:
+    """How to open a transport here; with the former endpoint given, on its port again."""
 
     def open_transport(before: Endpoint | None) -> Transport:
-        options = DriverOptions(
-            host=host,
-            ports=(ports[0], ports[-1]) if ports is not None else None,
-            port_preferred=before.port if before is not None else None,
-            edges=edges,
-            local_edges=local_edges,
-            scratch=scratch,
-            alone=alone,
-        )
+        options = replace(given, port_preferred=before.port if before is not None else None)
         for _ in range(1, ATTEMPTS):
             try:
                 return connected(key, options)
@@ -112,6 +96,11 @@ def opener(
         return connected(key, options)
 
     return open_transport
+
+
+def ends_of(ports: range | None) -> tuple[int, int] | None:
+    """First and last."""
+    return (ports[0], ports[-1]) if ports is not None else None
 
 
 def connected(key: str, options: DriverOptions) -> Transport:

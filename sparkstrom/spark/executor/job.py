@@ -14,7 +14,9 @@ from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.common.topology import Topology
 from sparkstrom.runtime.theta import CHUNK_PARAMS
 from sparkstrom.spark.driver.initial_parameters import Handle, StateHandle
+from sparkstrom.spark.driver.memory_parts import edges_of
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.executor.reaching import WayToController
 
 FRAME_ROOM_BYTES = 1 << 20  # headers beside a payload, how far each origin is, control messages
 BYTES_PER_PARAM_MAX = 8  # no payload form needs more
@@ -55,6 +57,11 @@ class TrainingJob:
     def tree(self) -> Topology:
         """The topology, empty: its fan-out and depth."""
         return self.master.void.topology(self.spec.workers)
+
+    @property
+    def way(self) -> WayToController:
+        """From an executor to the master."""
+        return WayToController(self.spec.job, self.endpoint, self.master.void, *edges_of(self.tree))
 
     @property
     def message_bytes_max(self) -> int:

@@ -46,16 +46,10 @@ from sparkstrom.runtime.worker_output import WorkerOutput, captured
 from sparkstrom.spark.data.row_blocks import Block, check_block
 from sparkstrom.spark.data.shuffle_blocks import Blocks
 from sparkstrom.spark.driver.initial_parameters import unpack
-from sparkstrom.spark.driver.memory_parts import edges_of
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor import residual_files
 from sparkstrom.spark.executor.devices import backend_of
-from sparkstrom.spark.executor.interfaces import (
-    executor_address,
-    opener,
-    ports_beside,
-    warm_up_transport,
-)
+from sparkstrom.spark.executor.interfaces import opener, warm_up_transport
 from sparkstrom.spark.executor.job import TrainingJob, serving_of
 from sparkstrom.spark.executor.task_place import TaskPlace, here
 
@@ -206,17 +200,8 @@ class Session:
         )
 
     def _opener(self) -> Any:
-        void = self._job.master.void
-        edges, local_edges = edges_of(self._job.tree)
-        address = executor_address(void, self._job.endpoint)
-        return opener(
-            f"{self._job.spec.job:016x}-{self._place.jvm}",
-            address,
-            ports_beside(void.executor_ports(), address, self._job.endpoint),
-            edges=edges,
-            local_edges=local_edges,
-            scratch=self._place.scratch,
-        )
+        way, place = self._job.way, self._place
+        return opener(way.driver_key(place), way.driver_options(place))
 
     def report(self, error: Exception, doing: str) -> None:
         """Say why training has failed; before the thread starts: instead of joining."""

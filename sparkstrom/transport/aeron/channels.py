@@ -47,10 +47,10 @@ def local_publication_uri(there: Endpoint, sizes: Sizes, *, control: bool, sessi
 LOCAL_SUBSCRIPTION_URI = "aeron:ipc?tether=true"
 
 
-def self_test_uri(here: Endpoint, session: int, term: int) -> str:
-    """The channel of a driver's message to itself."""
+def trial_uri(there: Endpoint, session: int, term: int) -> str:
+    """The channel of who only looks whether something gets through."""
     return (
-        f"aeron:udp?endpoint={here}|session-id={session}|term-length={term}"
+        f"aeron:udp?endpoint={there}|session-id={session}|term-length={term}"
         f"|mtu={MTU_NETWORK}|sparse=false|linger=0"
     )
 

@@ -22,10 +22,12 @@ from typing import Any
 
 from sparkstrom.base.errors import SetupError, SparkstromError, TransportError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.transport.aeron.channels import random_session, self_test_uri, subscription_uri
-from sparkstrom.transport.aeron.checked import Aeron, ffi, harmless
+from sparkstrom.transport.aeron.answering import ANCHOR_STREAM
+from sparkstrom.transport.aeron.channels import random_session, subscription_uri, trial_uri
+from sparkstrom.transport.aeron.checked import Aeron, ffi
 from sparkstrom.transport.aeron.driver import READY, facts_of
 from sparkstrom.transport.aeron.homes import AERON, ENDPOINT, Home
+from sparkstrom.transport.aeron.invoked import invoked_client, still_runs
 from sparkstrom.transport.aeron.locks import (
     CLIENTS_LOCK,
     DRIVER_LOCK,
@@ -40,7 +42,6 @@ from sparkstrom.transport.aeron.selftest import TERM_BYTES, loopback_self_test
 from sparkstrom.transport.aeron.sizes import Sizes
 
 LOOK_S = 0.1
-ANCHOR_STREAM = 0  # keeps the port bound; nobody sends to it
 BIND_DEADLINE_S = 5.0
 TIDY_DEADLINE_S = 1.0
 
@@ -155,7 +156,8 @@ class MediaDriver:
         try:
             sizes = Sizes(**self._order["sizes"])
             self._start_driver(sizes)
-            self._start_client()
+            directory = self._directory / AERON
+            self._client = invoked_client(self._aeron, directory, "anchor", self._closing)
             endpoint = self._bind()
             publish(self._directory / ENDPOINT, facts_of(endpoint, sizes))
         except BaseException:
@@ -168,8 +170,7 @@ class MediaDriver:
 
     def keep_alive(self) -> bool:
         """Do the anchor client's duties; False once it or the driver's thread has given up."""
-        lib = self._aeron.lib
-        return lib.aeron_main_do_work(self._client) >= 0 and not lib.aeron_is_closed(self._client)
+        return still_runs(self._aeron, self._client)
 
     def _start_driver(self, sizes: Sizes) -> None:
         lib, checked = self._aeron.lib, self._aeron.checked
@@ -206,29 +207,6 @@ class MediaDriver:
             ("socket_so_sndbuf", sizes.send_buffer),
         )
 
-    def _start_client(self) -> None:
-        lib, checked = self._aeron.lib, self._aeron.checked
-        holder = ffi.new("aeron_context_t **")
-        checked(lib.aeron_context_init(holder), "making the anchor client's context")
-        context = holder[0]
-        self._closing.callback(lib.aeron_context_close, context)
-        for name, value in (
-            ("dir", os.fsencode(self._directory / AERON)),
-            ("client_name", b"anchor"),
-            ("use_conductor_agent_invoker", True),
-        ):
-            checked(getattr(lib, f"aeron_context_set_{name}")(context, value), f"setting {name}")
-        # The default handler ends the process. What another is told, keep_alive sees as well.
-        checked(
-            lib.aeron_context_set_error_handler(context, harmless(lib), ffi.NULL),
-            "setting the error handler",
-        )
-        holder = ffi.new("aeron_t **")
-        checked(lib.aeron_init(holder, context), "connecting the anchor client")
-        self._client = holder[0]
-        self._closing.callback(lib.aeron_close, self._client)
-        checked(lib.aeron_start(self._client), "starting the anchor client")
-
     def _bind(self) -> Endpoint:
         host = self._order["host"]
         given = self._order["ports"]
@@ -264,7 +242,7 @@ class MediaDriver:
 
     def _test(self, endpoint: Endpoint, anchor: Any) -> None:
         session = random_session()
-        uri = self_test_uri(endpoint, session, TERM_BYTES)
+        uri = trial_uri(endpoint, session, TERM_BYTES)
         loopback_self_test(
             self._aeron, self._client, anchor, uri, ANCHOR_STREAM, session, self.keep_alive
         )

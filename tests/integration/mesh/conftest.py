@@ -142,10 +142,7 @@ class RealMesh:
             self.theta,
             open_transport=opener(
                 self._key("driver"),
-                "127.0.0.1",
-                None,
-                edges=self.order.fan_out,
-                scratch=self._scratch,
+                DriverOptions(edges=self.order.fan_out, scratch=self._scratch),
             ),
             seal=job.seal(),
             clock=SystemClock(),

@@ -15,7 +15,13 @@ import pytest
 
 from sparkstrom import AdaptiveThreshold, SparkNetwork, VoidConfiguration
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.spark.executor.interfaces import driver_address, executor_address, opener
+from sparkstrom.spark.executor.interfaces import (
+    driver_address,
+    ends_of,
+    executor_address,
+    opener,
+)
+from sparkstrom.transport.aeron.driver import DriverOptions
 
 # -- sockets ---------------------------------------------------------------------------------------
 
@@ -47,7 +53,8 @@ def free_ports(count: int) -> range:
 def bound(host: str, ports: range | None, scratch: Path) -> Iterator[Endpoint]:
     """A media driver as a fit would start it; yields the socket that the kernel shows for it."""
     before = bound_sockets()
-    open_transport = opener(secrets.token_hex(8), host, ports, edges=2, scratch=scratch)
+    options = DriverOptions(host=host, ports=ends_of(ports), edges=2, scratch=scratch)
+    open_transport = opener(secrets.token_hex(8), options)
     with closing(open_transport(None)) as transport:
         assert transport.endpoint in bound_sockets() - before
         yield transport.endpoint

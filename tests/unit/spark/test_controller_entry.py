@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sparkstrom.base.identity import Endpoint
 from sparkstrom.spark.controller import controller_entry
 from sparkstrom.spark.controller.control_words import (
     PART_BYTES,
@@ -15,7 +16,9 @@ from sparkstrom.spark.controller.control_words import (
     of_parts,
 )
 from sparkstrom.spark.controller.controller_entry import enter_controller
+from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.executor.entry import Unopened
+from sparkstrom.spark.executor.reaching import WayToController
 from sparkstrom.spark.executor.task_place import TaskPlace
 
 NOWHERE = LineOrder(None, bytes(32))
@@ -34,7 +37,8 @@ def test_it_says_so_and_ends(
 ) -> None:
     monkeypatch.setattr(controller_entry, "here", lambda: PLACE)
     monkeypatch.setattr(controller_entry, "is_again", lambda: again)
-    unopened = Unopened(b"no pickle at all")
+    way = WayToController(1, Endpoint("127.0.0.1", 9), VoidConfiguration(), 1, 0)
+    unopened = Unopened(b"no pickle at all", way)
     assert of_parts(enter_controller(NOWHERE, wanted, unopened, 0, [])) == answer
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from sparkstrom.spark.executor.interfaces import (
     route_to,
 )
 from sparkstrom.transport.addresses import Listed
+from sparkstrom.transport.aeron.driver import DriverOptions
 
 LISTED = [Listed("lo", "127.0.0.1"), Listed("eth0", "10.1.2.3"), Listed("eth1", "192.168.7.8")]
 MASK = VoidConfiguration(network_mask="10.0.0.0/8")
@@ -66,6 +66,11 @@ def test_a_name_that_means_nothing_is_refused() -> None:
         resolve("no such host")
 
 
+def test_an_address_in_brackets_is_one() -> None:
+    """So Spark writes IPv6 in spark.driver.host, and people in controller_address."""
+    assert resolve("[fd00:77::1]") == resolve("fd00:77::1") == "fd00:77::1"
+
+
 def test_no_route_is_an_error_that_names_the_controller() -> None:
     with pytest.raises(SetupError, match=r"no route .* to the controller at no such host:9"):
         route_to(Endpoint("no such host", 9))
@@ -85,7 +90,7 @@ def test_a_media_driver_that_ends_while_it_is_joined_is_replaced(
 
     monkeypatch.setattr(interfaces, "ensure_driver", lambda key, options: object())
     monkeypatch.setattr("sparkstrom.transport.aeron.client.AeronTransport", join)
-    open_transport = opener("k", "127.0.0.1", None, edges=1, scratch=Path("/tmp"))
+    open_transport = opener("k", DriverOptions(edges=1))
     if losses < interfaces.ATTEMPTS:
         assert open_transport(None) is joined[-1]
         assert len(set(map(id, joined))) == losses + 1

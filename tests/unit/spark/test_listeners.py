@@ -21,7 +21,8 @@ from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.spark.driver import fitting
 from sparkstrom.spark.driver.fit_listeners import FitDone, FitEvents, FitListener
 from sparkstrom.spark.driver.fit_progress import FitProgress
-from sparkstrom.spark.driver.fitting import FitCancelled, Fitting, SparkJob
+from sparkstrom.spark.driver.fitting import FitCancelled, Fitting
+from sparkstrom.spark.driver.spark_job import SparkJob
 from tests.unit.spark.test_summary import outcome
 
 SPEC = FitSpec(workers=2, epochs=5, n_params=3, version="1", first_epoch=10)

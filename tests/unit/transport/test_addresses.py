@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.base.errors import NetworkError, SetupError, UsageError
 from sparkstrom.transport.addresses import Listed, choose_address, listed_addresses
 
 HOST = [
@@ -22,12 +22,25 @@ HOST = [
         ("192.168.1.200", "192.168.1.200"),
         ("fd00::/8", "fd00::2"),
         ("127.0.0.0/8", "127.0.0.1"),
-        ("0.0.0.0/0", "127.0.0.1"),  # the first one listed
         ("::/0", "fd00::2"),
     ],
 )
-def test_the_first_address_in_the_mask_is_chosen(mask: str, address: str) -> None:
+def test_the_address_in_the_mask_is_chosen(mask: str, address: str) -> None:
     assert choose_address(mask, None, HOST) == address
+
+
+def test_of_several_addresses_of_one_interface_the_first_is_chosen() -> None:
+    more = [*HOST, Listed("eth0", "10.0.2.5")]
+    assert choose_address("10.0.0.0/8", None, more) == "10.0.2.4"
+
+
+@pytest.mark.parametrize("mask", ["0.0.0.0/0", "0.0.0.0/1"])
+def test_a_mask_of_several_interfaces_names_them(mask: str) -> None:
+    with pytest.raises(NetworkError, match=rf"{mask} matches several interfaces of ") as caught:
+        choose_address(mask, None, HOST, fallback="127.0.0.1")
+    assert "127.0.0.1 (lo), 10.0.2.4 (eth0)" in str(caught.value)
+    assert "fd00::2" not in str(caught.value)
+    assert "narrow the mask" in str(caught.value)
 
 
 @pytest.mark.parametrize("mask", ["10.1.0.0/16", "192.168.1.0/25", "fe80::/10"])

@@ -1,0 +1,81 @@
+"""Spark job: the one of a fit, in a thread of its own, and what Spark says of its tasks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkstrom.spark.data.job_errors import cause_of
+
+RUNNING = "RUNNING"  # a task, in Spark's words
+TASKS_LOOKED_AT = 1000  # for the errors of those that failed
+
+
+@dataclass(slots=True)
+class SparkJob:
+    """A Spark job of a fit, in a thread of its own."""
+
+    context: Any
+    group: str
+    runner: Callable[[], list[Any]]
+    words: str = "sparkstrom training"  # in Spark's UI
+    reports: list[Any] = field(default_factory=list)  # of the tasks, once all have returned
+    error: Exception | None = None
+    thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Submit."""
+        from pyspark import InheritableThread
+
+        self.thread = InheritableThread(target=self._run, name=f"{self.group}-job", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.context.setJobGroup(self.group, self.words, interruptOnCancel=True)
+            self.reports = self.runner()
+        except Exception as error:  # handed to the main thread, which decides what it means
+            self.error = error
+
+    @property
+    def running(self) -> bool:
+        return self.thread is not None and self.thread.is_alive()
+
+    def cancel(self) -> None:
+        """End whatever of it still runs."""
+        self.context.cancelJobGroup(self.group)
+
+    def wait(self, seconds: float) -> bool:
+        """Until it has returned; at most so long."""
+        assert self.thread is not None
+        self.thread.join(seconds)
+        return not self.thread.is_alive()
+
+    def tasks(self) -> tuple[int, int]:
+        """Tasks that have a slot now, and tasks that have failed so far."""
+        known = self._stages()
+        return sum(s.numActiveTasks for s in known), sum(s.numFailedTasks for s in known)
+
+    def task_errors(self) -> list[str]:
+        """What failed tasks raised, each once, in one line; nothing where Spark does not say."""
+        errors = (task.errorMessage() for task in self._tasks())
+        return list(dict.fromkeys(cause_of(each.get()) for each in errors if each.isDefined()))
+
+    def executors(self) -> set[str]:
+        """Ids of those that run tasks of it now."""
+        return {str(task.executorId()) for task in self._tasks() if task.status() == RUNNING}
+
+    def _tasks(self) -> Iterator[Any]:
+        """As Spark's status store has them."""
+        store = self.context._jsc.sc().statusStore()
+        for stage in self._stages():
+            tasks = store.taskList(stage.stageId, stage.currentAttemptId, TASKS_LOOKED_AT)
+            yield from (tasks.apply(i) for i in range(tasks.size()))
+
+    def _stages(self) -> list[Any]:
+        tracker = self.context.statusTracker()
+        jobs = map(tracker.getJobInfo, tracker.getJobIdsForGroup(self.group))
+        stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+        return [stage for stage in stages if stage is not None]

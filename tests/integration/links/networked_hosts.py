@@ -1,0 +1,129 @@
+"""Hosts with two networks, and hosts that have IPv6 only; from ``benchmarks.hosts``."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from benchmarks.hosts import Hosts
+
+SNIFFER = """
+import selectors, socket, sys
+from collections import Counter
+from multiprocessing.connection import Client
+
+ANY, OUTGOING, UDP, IP, IPV6 = 3, 4, 17, 0x0800, 0x86DD
+test, sent, watched = Client(sys.argv[1]), Counter(), selectors.DefaultSelector()
+for name in sys.argv[2:]:
+    port = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(ANY))
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8 << 20)
+    port.bind((name, ANY))
+    port.setblocking(False)
+    watched.register(port, selectors.EVENT_READ, name)
+watched.register(test, selectors.EVENT_READ)
+test.send("ready")
+while True:
+    for key, _ in watched.select():
+        if key.fileobj is test:
+            test.recv()
+            test.send(dict(sent))
+            continue
+        try:
+            while True:
+                packet, (_, protocol, kind, *_) = key.fileobj.recvfrom(64)
+                length = int.from_bytes(packet[2:4], "big")
+                number = packet[9]
+                if protocol == IPV6:
+                    length, number = 40 + int.from_bytes(packet[4:6], "big"), packet[6]
+                if protocol in (IP, IPV6) and kind != OUTGOING and number == UDP:
+                    sent[key.data] += length
+        except BlockingIOError:
+            pass
+"""
+
+
+class TwoNetworks(Hosts):
+    """Each host has eth0 in the management network and eth1 in the data network.
+
+    Host 1 has a third interface, eth2, that leads nowhere; all are in 10.78.0.0/16, hosts 0 and 1
+    with eth1 in 10.78.0.0/24, host 2 in 10.78.1.0/24. So 10.78.0.0/23 is the data network,
+    10.78.0.0/24 has nothing on host 2 and 10.78.0.0/16 has two interfaces on host 1.
+    """
+
+    DATA, LACKS, TWICE = "10.78.0.0/23", "10.78.0.0/24", "10.78.0.0/16"
+
+    def _build(self) -> None:
+        super()._build()
+        self._in(self.count, "ip link add data type bridge")
+        self._in(self.count, "ip link set data up")
+        for host in range(self.count):
+            inside = f"peer name eth1 netns {self._holders[host].pid}"
+            self._in(self.count, f"ip link add wire{host} type veth {inside}")
+            self._in(self.count, f"ip link set wire{host} master data up")
+            self._in(host, f"ip address add {self.data_address(host)}/16 dev eth1")
+            self._in(host, "ip link set eth1 up")
+            # Rules of a test come before the table of local addresses: they may drop what comes in.
+            self._in(host, "ip rule add pref 100 lookup local")
+            self._in(host, "ip rule del pref 0")
+        self._in(1, "ip link add eth2 type bridge")
+        self._in(1, "ip address add 10.78.2.2/24 dev eth2")
+        self._in(1, "ip link set eth2 up")
+
+    @staticmethod
+    def data_address(host: int) -> str:
+        """Of eth1."""
+        return f"10.78.{host // 2}.{host + 1}"
+
+    @contextmanager
+    def dropping(self, host: int, udp: str = "") -> Iterator[None]:
+        """What comes in over eth1 by UDP is dropped there without a word; ``udp`` says of which."""
+        rule = f"pref 50 iif eth1 ipproto udp {udp} blackhole"
+        self._in(host, f"ip rule add {rule}")
+        try:
+            yield
+        finally:
+            self._in(host, f"ip rule del {rule}")
+
+
+class SixOnly(Hosts):
+    """Hosts without any IPv4 address save 127.0.0.1, where Python and Java meet."""
+
+    @staticmethod
+    def address(host: int) -> str:
+        """Of its one interface."""
+        return f"fd00:77::{host + 1}"
+
+    def _give_address(self, host: int) -> None:
+        for interface in ("lo", "eth0"):
+            self._in(host, f"sysctl -w net.ipv6.conf.{interface}.disable_ipv6=0")
+        self._in(host, f"ip -6 address add {self.address(host)}/64 dev eth0 nodad")
+
+
+@contextmanager
+def calls_at(path: Path, seconds: float = 60.0) -> Iterator[Callable[[], Connection]]:
+    """Be there for a process that will call from another host; raises TimeoutError without one."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        listening.settimeout(seconds)
+        yield lambda: Connection(listening.accept()[0].detach())
+
+
+class Sniffer:
+    """Counts UDP that hosts send, at the ports of the switch; bytes with IP's and UDP's headers."""
+
+    def __init__(self, hosts: Hosts, path: Path, ports: list[str]) -> None:
+        with calls_at(path) as called:
+            hosts.run(hosts.count, [sys.executable, "-c", SNIFFER, str(path), *ports])
+            self._counter = called()
+        assert self._counter.recv() == "ready"
+
+    def sent(self) -> dict[str, int]:
+        """By port, so far."""
+        self._counter.send("?")
+        counts: dict[str, int] = self._counter.recv()
+        return counts

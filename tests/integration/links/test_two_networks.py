@@ -1,0 +1,141 @@
+"""Three hosts with a management and a data network each, Spark's standalone daemons on the first.
+
+One cluster and one application for all tests: a Master and a driver program on host 0, started by
+the command of docs/standalone.md, and an executor on hosts 1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.hosts import lacking
+from tests.integration.links.networked_hosts import Sniffer, TwoNetworks
+from tests.integration.links.standalone_cluster import StandaloneCluster
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif((reason := lacking()) is not None, reason=reason or ""),
+]
+
+HOSTS = 3
+MANAGEMENT, DATA = ([f"{port}{host}" for host in range(HOSTS)] for port in ("port", "wire"))
+FOUND_S = 10.0
+PORTS = "ports 40123 to 40186"
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[TwoNetworks]:
+    with TwoNetworks(HOSTS) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def sniffer(hosts: TwoNetworks) -> Sniffer:
+    return Sniffer(hosts, hosts.directory / "sniffer", [*MANAGEMENT, *DATA])
+
+
+@pytest.fixture(scope="module")
+def empty(hosts: TwoNetworks, sniffer: Sniffer) -> Iterator[StandaloneCluster]:
+    """Without Workers."""
+    made = StandaloneCluster(hosts)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def first_fits(empty: StandaloneCluster) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One without any Worker, and one that is called before there are any."""
+    refused = empty.fit(start_timeout=1.5)
+    empty.order()
+    empty.start_workers()
+    return refused, empty.answer()
+
+
+@pytest.fixture
+def cluster(empty: StandaloneCluster, first_fits: object) -> StandaloneCluster:
+    """With its executors."""
+    return empty
+
+
+def test_the_pages_command_waits_for_executors(first_fits: tuple[dict[str, Any], ...]) -> None:
+    refused, first = first_fits
+    assert refused.get("error") == "SetupError", refused
+    assert "no executor has registered with spark://10.77.0.1:7077 within 1.5 s" in refused["text"]
+    assert "waits: 0 of 2 executors have registered" in refused["said"]
+    assert "waits: 0 of 2 executors have registered" in first["said"]
+    assert first["equal"], first
+    assert len(first["hashes"]) == 3  # the driver's and two executors'
+
+
+def test_gradients_go_over_the_network_of_the_mask(
+    hosts: TwoNetworks, cluster: StandaloneCluster, sniffer: Sniffer
+) -> None:
+    before = sniffer.sent()
+    # The first fit had no mask: its executors took the way that leads to Spark's driver.
+    assert all(before.get(port, 0) > 0 for port in MANAGEMENT)
+    assert not any(before.get(port, 0) for port in DATA)
+    done = cluster.fit(network_mask=hosts.DATA)
+    after = sniffer.sent()
+    sent = {port: after.get(port, 0) - before.get(port, 0) for port in after}
+    assert done["equal"], done
+    driver, *executors = (sent[port] for port in DATA)
+    # The media drivers of the fit before live some seconds longer, and say so.
+    assert max(sent[port] for port in MANAGEMENT) < driver / 20
+    assert sum(executors) > done["bytes_sent"] > 50_000
+    assert min(executors) > 0.3 * done["bytes_sent"]
+    assert driver > done["bytes_sent"]  # each update goes on to the other executor
+
+
+def test_a_mask_that_does_not_name_one_interface_of_a_host(
+    hosts: TwoNetworks, cluster: StandaloneCluster
+) -> None:
+    none = cluster.fit(network_mask=hosts.LACKS)
+    assert none.get("error") == "NetworkError", none
+    assert f"{hosts.LACKS} matches no address of host2" in none["text"]
+    assert "10.77.0.3 (eth0), 10.78.1.3 (eth1); widen the mask" in none["text"]
+    two = cluster.fit(network_mask=hosts.TWICE)
+    assert two.get("error") == "NetworkError", two
+    assert f"{hosts.TWICE} matches several interfaces of host1" in two["text"]
+    assert "10.78.0.2 (eth1), 10.78.2.2 (eth2); narrow the mask" in two["text"]
+    for each in (none, two):
+        assert each["seconds"] < FOUND_S
+        assert "training" not in each["said"]
+
+
+def test_a_driver_behind_a_firewall(hosts: TwoNetworks, cluster: StandaloneCluster) -> None:
+    with hosts.dropping(0):
+        found = cluster.fit(network_mask=hosts.DATA)
+    assert found.get("error") == "NetworkError", found
+    assert found["seconds"] < FOUND_S
+    executor = 1 if "host1" in found["text"] else 2
+    there = hosts.data_address(executor)
+    assert f"the executor on host{executor} at {there}:401" in found["text"]
+    assert "the driver at 10.78.0.1:40123 is dropped" in found["text"]
+    assert f"allow UDP from {there} to 10.78.0.1 port 40123" in found["text"]
+    assert f"from 10.78.0.1 to {there} {PORTS}" in found["text"]
+    assert "nobody has joined so far" in found["text"]
+    assert cluster.fit(network_mask=hosts.DATA)["equal"]  # nothing is left of it
+
+
+@pytest.mark.parametrize(
+    ("udp", "words"),
+    [
+        ("", "the executor on host2 at 10.78.1.3:401"),
+        # As a stateful firewall does, which lets answers to what went out come in.
+        ("dport 40123-40186", "hears the executor at 10.78.1.3:401"),
+    ],
+    ids=["all", "what is no answer"],
+)
+def test_an_executor_behind_a_firewall(
+    hosts: TwoNetworks, cluster: StandaloneCluster, udp: str, words: str
+) -> None:
+    with hosts.dropping(2, udp):
+        found = cluster.fit(network_mask=hosts.DATA)
+    assert found.get("error") == "NetworkError", found
+    assert words in found["text"]
+    assert f"from 10.78.0.1 to 10.78.1.3 {PORTS}" in found["text"]
+    assert "host1" not in found["text"]
+    assert found["seconds"] < 2 * FOUND_S  # rows may be read before

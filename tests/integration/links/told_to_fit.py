@@ -1,0 +1,59 @@
+"""A driver program, by spark-submit: one session, and a fit for each order."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import sys
+import time
+from multiprocessing.connection import Client
+from typing import Any
+
+import numpy as np
+from pyspark.sql import SparkSession
+
+from sparkstrom import SharedTrainingMaster, SparkNetwork, SparkstromError, VoidConfiguration
+from sparkstrom.models import DenseNetwork, Sgd
+
+ROWS, EPOCHS = 400, 6
+
+
+def fit(spark: Any, data: Any, start_timeout: float, options: dict[str, Any]) -> dict[str, Any]:
+    """What became of it, as a test looks at it."""
+    model = DenseNetwork([64, 256, 10], updater=Sgd(0.1), seed=1)
+    void = VoidConfiguration(**options)
+    master = SharedTrainingMaster(void, batch_size_per_worker=10, start_timeout=start_timeout)
+    said, began_s = io.StringIO(), time.monotonic()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            summary = SparkNetwork(spark, model, master, progress="plain", keep=False).fit(
+                data, epochs=EPOCHS
+            )
+        found = {
+            "equal": summary.replicas_equal,
+            "hashes": summary.hashes,
+            "minibatches": (summary.minibatches, summary.minibatches_expected),
+            "bytes_sent": summary.bytes_sent,
+            "warnings": summary.warnings,
+        }
+    except SparkstromError as error:
+        found = {"error": type(error).__name__, "text": str(error)}
+    return found | {"seconds": time.monotonic() - began_s, "said": said.getvalue()}
+
+
+def await_idle(spark: Any) -> None:
+    """Until tasks of a fit that failed have gone: they hold their executor's one slot."""
+    tracker = spark._jsc.sc().statusTracker()
+    while any(executor.numRunningTasks() for executor in tracker.getExecutorInfos()):
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    with Client(sys.argv[1]) as test:
+        session = SparkSession.builder.getOrCreate()
+        features = np.random.default_rng(0).normal(size=(ROWS, 64)).astype(np.float32)
+        rows = session.sparkContext.parallelize([(x, int(x[0] > 0)) for x in features], 2)
+        while (order := test.recv()) is not None:
+            await_idle(session)
+            test.send(fit(session, rows, *order))
+        session.stop()

@@ -1,0 +1,100 @@
+"""What a task asks before anything else, and what it says when nobody answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import DriverLost, NetworkError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.executor import interfaces, reaching
+from sparkstrom.spark.executor.interfaces import ATTEMPTS
+from sparkstrom.spark.executor.reaching import WayToController, need_answer
+from sparkstrom.spark.executor.task_place import TaskPlace
+from sparkstrom.transport.addresses import Listed
+
+PLACE = TaskPlace(0, 0, "b", "7-8", Path("/scratch"))
+MASK = {"network_mask": "10.0.0.0/24"}
+
+
+def way(host: str = "10.0.0.1", **void: Any) -> WayToController:
+    return WayToController(255, Endpoint(host, 40123), VoidConfiguration(**MASK, **void), 8, 0)
+
+
+class Asked:
+    """A media driver that is there, and what was asked of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.endpoint = directory, Endpoint("10.0.0.7", 40125)
+        self.answers: list[bool | Exception] = []
+        self.keys: list[str] = []
+
+    def ensure(self, key: str, options: Any) -> Any:
+        self.keys.append(key)
+        assert options.host == "10.0.0.7"
+        return SimpleNamespace(directory=self.directory, endpoint=self.endpoint, close=lambda: None)
+
+    def is_answered(self, handle: Any, there: Endpoint, seconds: float) -> bool:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Asked:
+    made = Asked(tmp_path)
+    monkeypatch.setattr(reaching, "ensure_driver", made.ensure)
+    monkeypatch.setattr(reaching, "is_answered", made.is_answered)
+    monkeypatch.setattr(reaching.socket, "gethostname", lambda: "b")
+    monkeypatch.setattr(interfaces, "listed_addresses", lambda: [Listed("eth1", "10.0.0.7")])
+    return made
+
+
+def test_one_task_of_an_executor_asks(asked: Asked) -> None:
+    asked.answers = [True]
+    need_answer(way(), PLACE)
+    need_answer(way(), PLACE)
+    assert asked.answers == []
+    assert asked.keys == ["00000000000000ff-7-8"] * 2
+
+
+@pytest.mark.parametrize("host", ["10.0.0.7", "127.0.0.1"])
+def test_on_one_machine_nobody_asks(asked: Asked, host: str) -> None:
+    need_answer(way(host), PLACE)
+    assert asked.keys == []
+
+
+def test_both_addresses_and_the_rule_are_told(asked: Asked) -> None:
+    asked.answers = [False]
+    with pytest.raises(NetworkError) as found:
+        need_answer(way(unicast_port=40123), PLACE)
+    text = str(found.value)
+    assert text.startswith(
+        "UDP between the executor on b at 10.0.0.7:40125 and the driver at 10.0.0.1:40123 is "
+    )
+    assert "UDP from 10.0.0.7 to 10.0.0.1 port 40123, and from 10.0.0.1 to 10.0.0.7 ports" in text
+    assert "ports 40123 to 40186, with the answers to both; or" in text
+    assert "\n" not in text
+
+
+def test_ports_that_change_are_said_to(asked: Asked) -> None:
+    asked.answers = [False]
+    with pytest.raises(NetworkError, match=r"10\.0\.0\.7 port 40125, .*fix them by unicast_port"):
+        need_answer(way(), PLACE)
+
+
+@pytest.mark.parametrize("losses", [1, ATTEMPTS])
+def test_a_media_driver_that_ends_meanwhile_is_asked_for_again(asked: Asked, losses: int) -> None:
+    lost = [DriverLost("asking", 0, "it ended") for _ in range(losses)]
+    asked.answers = [*lost, True]
+    if losses < ATTEMPTS:
+        need_answer(way(), PLACE)
+        assert asked.answers == []
+    else:
+        with pytest.raises(DriverLost):
+            need_answer(way(), PLACE)

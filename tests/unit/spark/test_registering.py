@@ -1,0 +1,116 @@
+"""A first fit waits for executors where nobody said how many there are; in time that is made up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.spark.driver import registering
+from sparkstrom.spark.driver.cluster import Slots
+from sparkstrom.spark.driver.registering import MISSING_S, QUIET_S, await_slots
+
+NUMBERS = itertools.count()
+
+
+class Clock:
+    """Time passes in sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    made = Clock()
+    monkeypatch.setattr(registering, "time", made)
+    return made
+
+
+class Coming:
+    """An application whose executors register at these times from now."""
+
+    defaultParallelism = 4  # Spark's name
+
+    def __init__(self, clock: Clock, *at_s: float, master: str = "spark://h:7077", **conf: str):
+        self.master, self._conf = master, {f"spark.{k.replace('_', '.')}": conf[k] for k in conf}
+        self.applicationId = f"app-{next(NUMBERS)}"
+        self._clock, self._at_s = clock, [clock.now_s + at for at in at_s]
+        self._jsc = SimpleNamespace(sc=lambda: self)
+
+    def getExecutorMemoryStatus(self) -> Any:
+        here = sum(at <= self._clock.now_s for at in self._at_s)
+        return SimpleNamespace(size=lambda: here + 1)  # the driver counts, too
+
+
+CORES = {"cores_max": "8", "executor_cores": "2"}
+
+
+def test_it_waits_for_as_many_as_the_cores_are_for(clock: Clock) -> None:
+    said: list[str] = []
+    coming = Coming(clock, 2, 4, 7, 7.5, **CORES)
+    assert await_slots(coming, 60, said.append) == Slots(4, 2)
+    assert clock.now_s == pytest.approx(107.5, abs=0.2)
+    assert said[0] == "sparkstrom waits: 0 of 4 executors have registered"
+    assert said[1] == "sparkstrom waits: 2 of 4 executors have registered"
+
+
+def test_where_nobody_said_how_many_they_are_all_when_nobody_comes(clock: Clock) -> None:
+    said: list[str] = []
+    assert await_slots(Coming(clock, 2, 4), 60, said.append) == Slots(2, 2)
+    assert clock.now_s == pytest.approx(104 + QUIET_S, abs=0.3)
+    assert said[0] == "sparkstrom waits: 0 executors have registered"
+
+
+def test_a_cluster_with_less_room_trains_with_what_there_is(clock: Clock) -> None:
+    said: list[str] = []
+    assert await_slots(Coming(clock, 2, 4, **CORES), 60, said.append) == Slots(2, 2)
+    assert clock.now_s == pytest.approx(104 + MISSING_S, abs=0.3)
+    assert said[-1].startswith("sparkstrom notes: 2 of 4 executors have registered")
+
+
+def test_the_wait_has_an_end(clock: Clock) -> None:
+    with pytest.raises(SetupError, match=r"with spark://h:7077 within 20 s \(start_timeout\)"):
+        await_slots(Coming(clock, 21), 20, print)
+    assert clock.now_s == pytest.approx(120, abs=0.3)
+
+
+def test_the_second_fit_of_an_application_does_not_wait(clock: Clock) -> None:
+    coming = Coming(clock, 2, 4, 50)
+    await_slots(coming, 60, print)
+    clock.now_s = 160.0
+    assert await_slots(coming, 60, print) == Slots(3, 1)
+    assert clock.now_s == 160.0
+
+
+@pytest.mark.parametrize(
+    ("master", "conf"),
+    [
+        ("local[4]", {}),
+        ("spark://h:7077", {"executor_instances": "3", "executor_cores": "2"}),
+    ],
+)
+def test_what_is_said_is_not_waited_for(clock: Clock, master: str, conf: dict[str, str]) -> None:
+    await_slots(Coming(clock, master=master, **conf), 60, print)
+    assert clock.now_s == 100.0
+
+
+def test_where_executors_come_with_the_work_nobody_waits(clock: Clock) -> None:
+    with pytest.raises(SetupError, match="no executor has registered"):
+        await_slots(Coming(clock, dynamicAllocation_enabled="true"), 60, print)
+    assert clock.now_s == 100.0
+
+
+def test_yarn_starts_two_where_nobody_says_otherwise(clock: Clock) -> None:
+    assert await_slots(Coming(clock, 0, 1, master="yarn"), 60, print) == Slots(2, 1)
+    assert clock.now_s == pytest.approx(101, abs=0.2)
