@@ -15,6 +15,7 @@ from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.settings import resolve
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor.interfaces import ports_beside
+from sparkstrom.spark.executor.reaching import WayToController
 from sparkstrom.spark.executor.task_place import ExecutorName, executor_name
 from sparkstrom.transport.addresses import Listed
 from sparkstrom.transport.aeron.processes import find_executor
@@ -91,6 +92,15 @@ def test_workers_leave_it_its_port() -> None:
     assert ports_beside(ports, here, Endpoint("10.1.2.4", 50003)) == ports  # another host's
     assert ports_beside(ports, here, Endpoint(here, 40123)) == ports
     assert ports_beside(None, here, Endpoint(here, 50003)) is None
+
+
+def test_workers_wait_for_one_that_begins_with_them() -> None:
+    """In a task it may compile kernels first; in the driver program it is there before they are."""
+    there, here = (
+        WayToController(1, Endpoint("10.1.2.3", 9), VoidConfiguration(controller=word), 1, 0)
+        for word in ("executor", "driver")
+    )
+    assert there.patience_s > 5 * here.patience_s
 
 
 def master(controller: str, workers: int = -1) -> SharedTrainingMaster:
