@@ -24,11 +24,14 @@ WARNS = ("log.warning", "warnings.append", "logger.warning", "warnings.warn")
 WARNING_FUNCTIONS = (  # that return one text
     "checkpoint/checkpoint_writer.py:unsaved",
     "protocol/common/slow_links.py:in_words",
+    "spark/driver/container_memory.py:killed_in_words",
 )
 WARNING_MODULES = (  # whose functions return warnings, as lists of texts
     "spark/driver/accuracy_warnings.py",
     "spark/driver/attempts.py",
     "spark/driver/cluster.py",
+    "spark/driver/container_memory.py",
+    "spark/driver/dynamic_allocation.py",
     "spark/driver/horizon_notes.py",
     "spark/driver/summary_warnings.py",
 )
@@ -197,6 +200,8 @@ def _kind(func: ast.expr, module: Module) -> str:
         return "warning"
     if last in ("warn", "warning", "append"):
         name = ast.unparse(func)
+        if name.endswith("_showing.warn"):
+            return "warning"
         listed = name == "out.append" and module.name in WARNING_MODULES
         if listed or name in WARNS or name.endswith(".warnings.append"):
             return "warning"

@@ -75,15 +75,22 @@ class Cluster:
         }
 
     def submit(
-        self, script: Path, *arguments: str, conf: Mapping[str, str] = {}, timeout_s: float = 240.0
+        self,
+        script: Path,
+        *arguments: str,
+        conf: Mapping[str, str] = {},
+        mode: str = "cluster",
+        timeout_s: float = 240.0,
     ) -> Submitted:
-        """spark-submit in cluster mode with this Python; wait for the application's end."""
+        """spark-submit in cluster or client mode with this Python; wait for the program's end."""
         before = set(self._applications())
         environment = {**os.environ, **self.variables()}
         for name in ("SPARK_HOME", "PYTHONPATH"):  # Spark would pass the second one on
             environment.pop(name, None)
+        if mode == "client":  # the driver is a child of ours; containers are told otherwise
+            environment["PYTHONPATH"] = str(ROOT)
         command = [str(PYSPARK / "bin/spark-submit"), "--master", "yarn"]
-        command += ["--deploy-mode", "cluster"]
+        command += ["--deploy-mode", mode]
         command += [f"--conf={key}={value}" for key, value in conf.items()]
         command += [str(script), *arguments]
         done = subprocess.run(
@@ -126,15 +133,20 @@ _children: dict[int, subprocess.Popen[bytes]] = {}  # of this process, to be rea
 
 
 @contextmanager
-def mini_yarn(jars: Path, home: Path, nodes: int = 2) -> Iterator[Cluster]:
-    """A cluster for as long as the block runs; raises RuntimeError naming the log if it dies."""
+def mini_yarn(
+    jars: Path, home: Path, nodes: int = 2, site: Mapping[str, object] = {}
+) -> Iterator[Cluster]:
+    """A cluster for as long as the block runs; raises RuntimeError naming the log if it dies.
+
+    ``site``: properties of yarn-site.xml, beside our own or in their place.
+    """
     try:
-        yield start(home, jars, nodes)
+        yield start(home, jars, nodes, site)
     finally:
         stop(home)
 
 
-def start(home: Path, jars: Path, nodes: int = 2) -> Cluster:
+def start(home: Path, jars: Path, nodes: int = 2, wanted: Mapping[str, object] = {}) -> Cluster:
     """A cluster that runs until ``stop``; what an earlier one left in ``home`` is removed."""
     if is_running(home):
         raise RuntimeError(f"a cluster runs in {home}: stop it first")
@@ -147,6 +159,7 @@ def start(home: Path, jars: Path, nodes: int = 2) -> Cluster:
     (home / "log4j2.properties").write_text(LOG4J)
     _write_spark_defaults(home)
     site, web = _site(home)
+    site |= wanted
     _write_site(home / "conf", site)
     _write_site(home / "conf-rm", site)
     _write_xml(home / "conf-rm/capacity-scheduler.xml", CAPACITY)

@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 def size(flag: str, text: str) -> int:
     """Bytes. Raise UsageError naming the flag where it is no size."""
-    from sparkstrom.spark.driver.cluster import parse_bytes
+    from sparkstrom.spark.driver.container_memory import parse_bytes
 
     try:
         return parse_bytes(text)

@@ -29,13 +29,25 @@ from tests.unit.protocol.conftest import Make, MasterDriver, NodeDriver
 KINDS = [LinkStage, ReplicaStage, TaskStage, FarewellStage, ChildStage, MemberStage]
 Row = tuple[Stage, Cause]
 RUNS: list[tuple[str, int, range, dict[str, Any]]] = [
-    ("mesh", 9, range(6), {"resumed": 0, "copies": 0}),
-    ("plain", 4, range(4), {"stop": 0.0, "failure": 1.0, "resumed": 0, "copies": 0}),
+    ("mesh", 9, range(9), {"resumed": 0, "copies": 0, "last_copies": 0}),
     (
         "plain",
         4,
         range(4),
-        {"crashes": 4, "restart_s_max": 8.0, "stop": 0.0, "copies": 0, "resumed": 0},
+        {"stop": 0.0, "failure": 1.0, "resumed": 0, "copies": 0, "last_copies": 0},
+    ),
+    (
+        "plain",
+        4,
+        range(4),
+        {
+            "crashes": 4,
+            "restart_s_max": 8.0,
+            "stop": 0.0,
+            "copies": 0,
+            "last_copies": 0,
+            "resumed": 0,
+        },
     ),
 ]
 

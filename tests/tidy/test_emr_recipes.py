@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkstrom.cli.main import main
-from sparkstrom.spark.driver.cluster import parse_bytes
+from sparkstrom.spark.driver.container_memory import parse_bytes
 from sparkstrom.spark.driver.fit_plan import mib
 from sparkstrom.spark.driver.settings import resolve
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster

@@ -44,11 +44,12 @@ PASSED_ON = {
     ("runtime/master_thread.py", "ev.GivenUp(reason)"),
     ("runtime/master_thread.py", "log.warning('%s', text)"),
     ("spark/driver/accuracy_warnings.py", "log.warning('%s', text)"),
-    ("spark/driver/followed_fit.py", "self._showing.warnings.append(text)"),
-    ("spark/driver/followed_fit.py", "self._warn(warning)"),
+    ("spark/driver/fit_call.py", "self.warnings.append(text)"),
+    ("spark/driver/followed_fit.py", "self._showing.warn(warning)"),
     ("spark/driver/listener_thread.py", "log.warning('%s', text)"),
     ("spark/driver/listener_thread.py", "self._warn(str(self._raised"),
     ("spark/driver/listener_thread.py", "self.warnings.append(text)"),
+    ("spark/driver/memory_watch.py", "self._warn(text)"),
     ("spark/driver/start_watch.py", "NetworkError(closed[0] + _whose("),
 }
 

@@ -17,7 +17,7 @@ class MasterLimits:
     start_s: float = 60.0  # from the first join until training begins with those who came
     workers_min: int = 1
     attach_s: float = 120.0  # from the order of a place until its parent confirms it
-    rejoin_s: float = 300.0  # how long a partition may be without a worker
+    rejoin_s: float = 300.0  # how long a partition may be without a worker, while nobody trains
     release_s: float = 10.0  # how long one waits before a finished worker gives up its slot
     end_s: float = 60.0  # draining or auditing without progress
     log_bytes: int = 64 << 20

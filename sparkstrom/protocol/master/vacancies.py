@@ -23,17 +23,23 @@ class Vacancies:
         self._members, self._phases = members, phases
         self._released_s = 0.0  # when one was last chosen to give up its slot
         self._asked_s = now_s  # when those chosen were last asked
+        self._busy_s = now_s  # when somebody last had something to train
 
     def look(self, now_s: float) -> list[Effect]:
-        """Find a slot for a partition without a worker, and give up when none comes."""
+        """Find a slot for a partition without a worker; give up when none comes.
+
+        Not while others train: where the cluster has no room they leave theirs when they are done.
+        """
         if self._phases.phase is not Phase.RUNNING:
             return []
         waiting = [p for p in self._members.partitions if p.owner is None and not p.trained]
         if not waiting:
             return []
+        if any(p.owner is not None and not p.trained for p in self._members.partitions):
+            self._busy_s = now_s
         longest = min(waiting, key=lambda p: p.unowned_s)
         waited_s = now_s - max(longest.unowned_s, self._phases.running_s)
-        if waited_s > self._rejoin_s:
+        if min(waited_s, now_s - self._busy_s) > self._rejoin_s:
             reason, at = Lack.LATER.value.format(longest.index, waited_s), longest.index
             return [ev.Abort(reason, partition=at, kind=ev.Failure.SETUP, lack=Lack.LATER)]
         if min(waited_s, now_s - self._released_s) > self._patience_s:

@@ -94,7 +94,8 @@ def _ask(
         partial(reaches, order)
     )
     group = f"sparkstrom-reach-{time.monotonic_ns()}"
-    job = SparkJob(context, group, runner.collect, "sparkstrom: is this program reached by UDP?")
+    words = "sparkstrom: is this program reached by UDP?"
+    job = SparkJob(context, group, runner.collect, words=words)
     job.start()
     try:
         done = job.wait(FOUND_OUT_S)

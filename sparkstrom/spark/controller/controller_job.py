@@ -91,7 +91,7 @@ class ControllerPlacing:
 
     def _job(self, what: str, runner: Callable[[], list[Any]]) -> SparkJob:
         group = f"sparkstrom-{self.training.spec.job:016x}-{what}"
-        return SparkJob(self.context, group, runner, f"sparkstrom {what}")
+        return SparkJob(self.context, group, runner, words=f"sparkstrom {what}")
 
     # -- which executor --------------------------------------------------------------------------
 

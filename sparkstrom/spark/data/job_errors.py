@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 
 from sparkstrom.base.errors import TrainingError, first_line
 
 OURS = "sparkstrom."  # the line of one of our own errors, which are as long as they must be
+CALLING = "An error occurred while calling "  # py4j; what happened is on the next line
+JAVA = re.compile(r"^: (?:[\w.$]+: )?")  # its class
+LOST = "ExecutorLostFailure "  # Spark names jobs, stages and tasks before it comes to this
+NEWEST = " Most recent failure reason:"  # on the lines behind it
 
 
 def cause_of(text: str) -> str:
@@ -22,7 +27,12 @@ def cause_of(text: str) -> str:
         frames = [i for i, line in enumerate(said) if line.startswith('  File "')]
         after = said[frames[-1] + 1 :] if frames else said[-1:]
         return _cut(next((line for line in after if not line.startswith(" ")), said[-1]))
-    return _cut(said[0]) if said else "no reason given"
+    if len(said) > 1 and said[0].startswith(CALLING):
+        said = [JAVA.sub("", said[1])]
+    if not said:
+        return "no reason given"
+    line = said[0][said[0].find(LOST) :] if LOST in said[0] else said[0]
+    return _cut(line.partition(NEWEST)[0])
 
 
 def _cut(line: str) -> str:

@@ -42,7 +42,7 @@ def spark_finding(version: str) -> Finding:
 def conf_findings(conf: Mapping[str, str], workers: int) -> list[Finding]:
     """What `fit` would say of Spark's configuration, and of the key's way to the executors."""
     try:
-        warnings = check_scheduling(conf, workers)
+        warnings = check_scheduling(conf)
     except UsageError as error:
         what, _, remedy = str(error).rpartition(": ")
         return [failure("configuration", "driver", what, remedy)]

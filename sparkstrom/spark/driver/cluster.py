@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.spark.driver.container_memory import Need, check_overhead
 from sparkstrom.spark.driver.controller_choice import parse_controller
-from sparkstrom.spark.driver.memory_parts import MIB, Demand, executor_overhead
+from sparkstrom.spark.driver.dynamic_allocation import (
+    check_allocation,
+    executors_wanted,
+    is_dynamic,
+    wish_of,
+)
+from sparkstrom.spark.driver.memory_parts import Demand
 from sparkstrom.spark.driver.training_master import ALL_SLOTS, SharedTrainingMaster
-
-OVERHEAD_MIN, OVERHEAD_SHARE = 384 * MIB, 0.10  # Spark's default memory overhead
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +26,8 @@ class Slots:
 
     executors: int
     per_executor: int  # task slots of one executor
+    is_dynamic: bool = False  # executors come and go
+    is_guess: bool = False  # of how many a fit should have: nobody said
 
     @property
     def total(self) -> int:
@@ -31,7 +38,8 @@ def slots_of(context: Any) -> Slots:
     """Executors and task slots, from the master URL and the configuration.
 
     Executors may still be on their way when a session starts, so what is configured counts
-    before what has registered.
+    before what has registered. With dynamic allocation there may be none before the first job:
+    Spark asks for as many as the fit has tasks for.
     """
     conf = live_conf(context)
     cpus = int(conf.get("spark.task.cpus", "1"))
@@ -40,7 +48,11 @@ def slots_of(context: Any) -> Slots:
         return Slots(1, max(1, _local_cores(local.group(2)) // cpus))
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master):
         return Slots(int(cluster.group(1)), max(1, int(cluster.group(2)) // cpus))
-    executors = int(conf.get("spark.executor.instances", "0")) or registered(context)
+    dynamic = is_dynamic(conf)
+    if dynamic:
+        executors = executors_wanted(conf, registered(context))
+    else:
+        executors = int(conf.get("spark.executor.instances", "0")) or registered(context)
     if executors < 1:
         raise SetupError(
             f"no executor has registered with {master}: start the application with executors "
@@ -48,7 +60,8 @@ def slots_of(context: Any) -> Slots:
         )
     default = 1 if master.startswith(("yarn", "k8s")) else context.defaultParallelism // executors
     cores = int(conf.get("spark.executor.cores", str(max(1, default))))
-    return Slots(executors, max(1, cores // cpus))
+    guess = dynamic and wish_of(conf) is None
+    return Slots(executors, max(1, cores // cpus), is_dynamic=dynamic, is_guess=guess)
 
 
 def is_told(context: Any) -> bool:
@@ -57,9 +70,8 @@ def is_told(context: Any) -> bool:
     Where allocation is dynamic nobody comes before there is work.
     """
     conf = live_conf(context)
-    dynamic = conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true"
     instances = int(conf.get("spark.executor.instances", "0"))
-    return dynamic or instances > 0 or context.master.startswith("local")
+    return is_dynamic(conf) or instances > 0 or context.master.startswith("local")
 
 
 def registered(context: Any) -> int:
@@ -100,6 +112,11 @@ def workers_for(slots: Slots, master: SharedTrainingMaster) -> int:
     return wanted
 
 
+def workers_again(slots: Slots, workers: int, before: int | None) -> int:
+    """Where nobody said how many: as many as the checkpoint is of, so that rows lie as they did."""
+    return workers if before is None or not slots.is_guess else before
+
+
 def refuse_connect(session: Any) -> None:
     """Spark Connect has no RDDs and no tasks of ours: say so."""
     if type(session).__module__.startswith("pyspark.sql.connect"):
@@ -129,22 +146,18 @@ def check_conf(
 
     Every message names the key and the value to set.
     """
-    return check_scheduling(conf, workers) + _check_overhead(conf, workers, demand, master)
+    need = Need.of(conf, workers, demand, master)
+    return check_scheduling(conf) + check_overhead(conf, need)
 
 
-def check_scheduling(conf: Mapping[str, str], workers: int) -> list[str]:
+def check_scheduling(conf: Mapping[str, str]) -> list[str]:
     """``check_conf``'s part that does not depend on what is trained."""
     if conf.get("spark.speculation", "false").lower() == "true":
         raise UsageError(
             "spark.speculation=true would start a second copy of slow workers, which train the "
             "same rows: set --conf spark.speculation=false"
         )
-    warnings = []
-    if conf.get("spark.dynamicAllocation.enabled", "false").lower() == "true":
-        warnings.append(
-            "spark.dynamicAllocation.enabled=true: executors may come late or be taken away; "
-            f"for {workers} workers set --conf spark.dynamicAllocation.enabled=false"
-        )
+    warnings = check_allocation(conf)
     if conf.get("spark.task.maxFailures", "4") == "1":
         warnings.append(
             "spark.task.maxFailures=1: the first executor that dies ends the fit; set it to 4"
@@ -185,36 +198,3 @@ def is_key_sealed(conf: Mapping[str, str]) -> bool:
     encrypted = on("spark.authenticate") and any(map(on, ciphers))
     local = conf.get("spark.master", "").startswith("local")
     return local or encrypted or on("spark.ssl.rpc.enabled")
-
-
-def _check_overhead(
-    conf: Mapping[str, str], workers: int, demand: Demand, master: SharedTrainingMaster
-) -> list[str]:
-    """YARN and Kubernetes kill containers that use more than heap + overhead."""
-    if not conf.get("spark.master", "").startswith(("yarn", "k8s")):
-        return []
-    slots = int(conf.get("spark.executor.cores", "1")) // int(conf.get("spark.task.cpus", "1"))
-    here = max(1, slots if master.workers_per_node == ALL_SLOTS else master.workers_per_node)
-    needed = executor_overhead(demand, master, workers, here)
-    heap = parse_bytes(conf.get("spark.executor.memory", "1g"))
-    default = max(OVERHEAD_MIN, int(OVERHEAD_SHARE * heap))
-    overhead = conf.get("spark.executor.memoryOverhead")
-    given = parse_bytes(overhead, unit=MIB) if overhead else default
-    if given >= needed:
-        return []
-    advised = -(-needed // MIB)
-    return [
-        f"spark.executor.memoryOverhead is {given // MIB} MiB; {here} workers of "
-        f"{demand.n_params:,} parameters and Aeron need up to {advised} MiB beside the heap, "
-        f"{master.batch_memory_bytes // MIB} MiB of each for rows (batch_memory_bytes) and "
-        f"{master.void.log_bytes // MIB} MiB for recent commits (log_bytes): set --conf "
-        f"spark.executor.memoryOverhead={advised}m, or lower these, or containers may be killed "
-        "(`sparkstrom plan` tells the parts)"
-    ]
-
-
-def parse_bytes(text: str, unit: int = 1) -> int:
-    """Spark's way to write sizes: 512m, 2g, or a number in ``unit`` bytes."""
-    number, suffix = re.fullmatch(r"\s*(\d+)\s*([kmgt]?)b?\s*", text.lower()).groups()  # type: ignore[union-attr]
-    factor = {"": unit, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}[suffix]
-    return int(number) * factor

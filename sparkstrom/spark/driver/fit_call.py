@@ -35,3 +35,8 @@ class Showing:
     record: FitRecord
     slots: Slots
     warnings: list[str]
+
+    def warn(self, text: str) -> None:
+        """Now, and in the summary."""
+        self.warnings.append(text)
+        self.progress.say(f"sparkstrom warns: {text}")

@@ -22,7 +22,8 @@ from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.controller.remote_master import RemoteMaster
 from sparkstrom.spark.data.partitioning import Spread
-from sparkstrom.spark.driver.cluster import driver_host
+from sparkstrom.spark.driver.cluster import driver_host, live_conf
+from sparkstrom.spark.driver.container_memory import ContainerMemory, Need
 from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.epoch_watch import EpochWatch
 from sparkstrom.spark.driver.fit_call import Showing
@@ -31,6 +32,8 @@ from sparkstrom.spark.driver.fit_progress import FitProgress, ResidualLog
 from sparkstrom.spark.driver.fitting import Fitting
 from sparkstrom.spark.driver.initial_parameters import Handle, StateHandle, own_states, travelling
 from sparkstrom.spark.driver.master_setup import driver_transport, limits_of, plan_of
+from sparkstrom.spark.driver.memory_parts import demand_of
+from sparkstrom.spark.driver.memory_watch import MemoryWatch
 from sparkstrom.spark.driver.spark_job import SparkJob
 from sparkstrom.spark.driver.start_watch import StartWatch
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
@@ -88,7 +91,8 @@ class FitRun:
         ):
             job = self._spark_job(self._training_job(initial, own))
             start = StartWatch(job, say, self.master.endpoint, self._site.master.void)
-            ours = [start, watch, FitProgress(showing.progress), ResidualLog()]
+            memory = MemoryWatch(job, showing.warn)
+            ours = [start, memory, watch, FitProgress(showing.progress), ResidualLog()]
             self._events = FitEvents(self.spec, [*ours, showing.record, *others], self.book)
             Fitting(self.master, job, self._events).run()
 
@@ -146,4 +150,8 @@ class FitRun:
     def _spark_job(self, job: TrainingJob) -> SparkJob:
         run = partial(enter, Unopened(job, job.way), self._spread.blocks)
         runner = self._spread.rdd.mapPartitionsWithIndex(run).collect
-        return SparkJob(self._site.context, f"sparkstrom-{job.spec.job:016x}", runner)
+        site = self._site
+        conf = live_conf(site.context)
+        need = Need.of(conf, job.spec.workers, demand_of(site.model), site.master)
+        memory = ContainerMemory(conf, need)
+        return SparkJob(site.context, f"sparkstrom-{job.spec.job:016x}", runner, memory)

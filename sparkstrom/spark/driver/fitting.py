@@ -11,7 +11,7 @@ from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.spark.data.job_errors import cause_of
 from sparkstrom.spark.driver.fit_listeners import FitEvents
 from sparkstrom.spark.driver.spark_job import SparkJob
-from sparkstrom.spark.driver.start_watch import CODE_IS_MISSING, NO_MODULE, refusal_of
+from sparkstrom.spark.driver.start_watch import CODE_IS_MISSING, NO_MODULE, refusal_of, sentence
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +20,13 @@ END_S = 15.0  # how long finished tasks may take to return
 FAILURE_GRACE_S = 2.0  # a worker's own words may be on their way when Spark reports its task
 FAREWELL_S = 0.5  # workers that Spark does not end hear from the master that it is over
 SETTLE_S = 90.0  # a controller elsewhere may take so long to end, once all tasks have returned
+
+TOO_OFTEN = "has failed the maximum allowable number of times"  # Spark, of a stage
+ANOTHER_ATTEMPT = (
+    "When executors die Spark makes the rows that they had shuffled again, but not more often than"
+    " spark.stage.maxConsecutiveAttempts says, 4 times by default: find out why they die, and set"
+    " --conf spark.stage.maxConsecutiveAttempts=100"
+)
 
 IS_CANCELLED = (
     "the job was cancelled: {}; network.parameters hold what was learnt until then, unless a"
@@ -87,8 +94,17 @@ class Fitting:
         cause = cause_of(str(error))
         if (refusal := refusal_of(cause)) is not None:
             raise refusal
-        remedy = f". {CODE_IS_MISSING}" if NO_MODULE in cause else ""
-        raise TrainingError(f"the Spark job failed: {cause}{remedy}", trace=str(error))
+        remedy, what = self._remedy_of(cause), cause.removesuffix(".")
+        text = f"the Spark job failed: {what}" + (f". {remedy}" if remedy else "")
+        raise TrainingError(text, trace=str(error))
+
+    def _remedy_of(self, cause: str) -> str:
+        """What may help against it, as far as that is known."""
+        if NO_MODULE in cause:
+            return CODE_IS_MISSING
+        if killed := self._job.killed_for_memory():
+            return sentence(killed[-1])
+        return ANOTHER_ATTEMPT if TOO_OFTEN in cause else ""
 
     def _await_settling(self) -> None:
         """All tasks have returned; a controller elsewhere may not have told its end yet."""

@@ -82,26 +82,22 @@ class FollowedFit:
         watch.go_on(run.book.history()[: run.book.epochs_before], goes_on.best)
         if workers != len(goes_on.starts):
             whole = run.spec.starts[0].position.epoch
-            self._warn(
+            self._showing.warn(
                 f"{goes_on.path} is of {len(goes_on.starts)} workers and there are {workers} now:"
                 f" rows lie otherwise, and all of epoch {whole + 1} is trained again"
             )
         if not goes_on.states.one:
-            self._warn(
+            self._showing.warn(
                 f"{goes_on.path} has no optimizer's state, because no worker could lend one in"
                 " time: momentum and second moments begin anew"
             )
 
         if goes_on.left_out and goes_on.states.one and workers == len(goes_on.starts):
             left_out = ", ".join(map(str, goes_on.left_out))
-            self._warn(
+            self._showing.warn(
                 f"{goes_on.path} has no optimizer's state of the workers of partitions {left_out},"
                 " which did not lend theirs in time: they go on with another one's"
             )
-
-    def _warn(self, text: str) -> None:
-        self._showing.warnings.append(text)
-        self._showing.progress.say(f"sparkstrom warns: {text}")
 
     def _keeper(
         self, run: FitRun, watch: EpochWatch, heard: ListenerThread
@@ -129,12 +125,12 @@ class FollowedFit:
         except (KeyboardInterrupt, FitCancelled):
             self._checkpoints.is_over(self._call.key.number)
             if not run.master.knows_theta:
-                self._warn(NOT_KEPT)
+                self._showing.warn(NOT_KEPT)
                 raise
             learnt.keep(run.theta, run.spec, run.epochs_complete)
             if keeper is not None:
                 for warning in keeper.interrupted():
-                    self._warn(warning)
+                    self._showing.warn(warning)
             raise
         except BaseException:
             self._checkpoints.has_failed()
@@ -158,7 +154,7 @@ class FollowedFit:
         self._checkpoints.done(self._call.key, told)
         warnings = keeper.finish(delivered, end.epochs_trained, self._checkpoints.summaries)
         for warning in warnings:
-            self._warn(warning)
+            self._showing.warn(warning)
         return replace(summary, checkpoint=keeper.newest, warnings=[*summary.warnings, *warnings])
 
     def _summary(self, watch: EpochWatch, export_directory: str | None) -> TrainingSummary:
@@ -172,7 +168,7 @@ class FollowedFit:
             showing.progress.say(f"sparkstrom warns: {text}")
         summary = summarize(
             record,
-            executors=showing.slots.executors,
+            executors=0 if showing.slots.is_dynamic else showing.slots.executors,
             warnings=[*showing.warnings, *found],
             master=site.master,
             export_directory=export_directory,

@@ -29,8 +29,10 @@ from sparkstrom.spark.driver.cluster import (
     driver_host,
     refuse_connect,
     slots_of,
+    workers_again,
     workers_for,
 )
+from sparkstrom.spark.driver.dynamic_allocation import allocation_note
 from sparkstrom.spark.driver.epoch_watch import check_validation
 from sparkstrom.spark.driver.evaluation import Evaluation, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall, Showing
@@ -142,6 +144,9 @@ class SparkNetwork:
                     self._checkpoints.is_over(key.number)
                     return skipped(found.checkpoint, key)
             goes_on = found.checkpoint if found is not None and found.use is Use.GO_ON else None
+            workers = workers_again(slots, workers, len(goes_on.starts) if goes_on else None)
+            if slots.is_dynamic:
+                progress.say(f"sparkstrom notes: {allocation_note(workers, slots.per_executor)}")
             call = FitCall(epochs, chosen, early_stopping, tuple(listeners), run_log, key, goes_on)
             theta = self._learnt.theta(self._master.layer_multipliers or {})
             with plain_interrupts(self._context):

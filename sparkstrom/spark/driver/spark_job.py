@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkstrom.spark.data.job_errors import cause_of
+from sparkstrom.spark.driver.container_memory import ContainerMemory
 
 RUNNING = "RUNNING"  # a task, in Spark's words
 TASKS_LOOKED_AT = 1000  # for the errors of those that failed
@@ -20,6 +21,7 @@ class SparkJob:
     context: Any
     group: str
     runner: Callable[[], list[Any]]
+    memory: ContainerMemory | None = None  # of its executors, where that is to be explained
     words: str = "sparkstrom training"  # in Spark's UI
     reports: list[Any] = field(default_factory=list)  # of the tasks, once all have returned
     error: Exception | None = None
@@ -73,6 +75,27 @@ class SparkJob:
         for stage in self._stages():
             tasks = store.taskList(stage.stageId, stage.currentAttemptId, TASKS_LOOKED_AT)
             yield from (tasks.apply(i) for i in range(tasks.size()))
+
+    def newest(self) -> list[tuple[int, int, int]]:
+        """By stage: the attempt at it that is under way, and how many tasks of that have failed."""
+        return [(s.stageId, s.currentAttemptId, s.numFailedTasks) for s in self._stages()]
+
+    def killed_for_memory(self) -> list[str]:
+        """What to set, for each container that was; Spark names them in its tasks' errors."""
+        if self.memory is None:
+            return []
+        store = self.context._jsc.sc().statusStore()
+        java, known = self.context._jvm.java.util.List, self.context._jvm.org.apache.spark.status
+        failed = java.of(known.api.v1.TaskStatus.FAILED)
+        found: dict[str, None] = {}
+        for stage, newest, _ in self.newest():
+            for attempt in range(newest + 1):
+                order = known.api.v1.TaskSorting.ID
+                tasks = store.taskList(stage, attempt, 0, TASKS_LOOKED_AT, order, failed)
+                for i in range(tasks.size()):
+                    error = tasks.apply(i).errorMessage()
+                    found[self.memory.explain(error.get() if error.isDefined() else "")] = None
+        return [text for text in found if text]
 
     def _stages(self) -> list[Any]:
         tracker = self.context.statusTracker()

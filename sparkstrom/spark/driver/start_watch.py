@@ -84,6 +84,8 @@ class StartWatch(FitListener):
             if (refusal := refusal_of(error)) is not None:
                 raise refusal
             remedy = CODE_IS_MISSING if NO_MODULE in error else NETWORK_IS_CLOSED
+            if killed := self._job.killed_for_memory():
+                remedy = sentence(killed[-1])
             raise SetupError(
                 f"{failed} tasks failed before any worker joined: {error}"
                 f" (more in the executors' logs: stderr in Spark's UI, `yarn logs`). {remedy}"
@@ -105,6 +107,11 @@ def _whose(hosts: int, progress: Progress) -> str:
         return f"{others}; nobody has joined so far"
     there = f"{progress.joined} of {progress.partitions} workers have joined"
     return f"{others}; {there}, so it is not the driver's host"
+
+
+def sentence(text: str) -> str:
+    """Which follows another one."""
+    return text[:1].upper() + text[1:]
 
 
 def refusal_of(cause: str) -> SetupError | None:

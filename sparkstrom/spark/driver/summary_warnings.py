@@ -12,7 +12,10 @@ SKEW = 1.5  # largest partition / smallest, from which on it is said
 
 
 def warnings_of(outcome: Outcome, total: FitTotals, executors: int, overflows: int) -> list[str]:
-    """All that there are, the master's notes first; ``executors`` of the application."""
+    """All that there are, the master's notes first.
+
+    ``executors`` of the application; 0 where their number is not fixed.
+    """
     return [
         *outcome.notes,
         *skew_warnings(outcome.rows, len(outcome.executors), executors),

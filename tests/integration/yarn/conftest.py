@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -23,3 +27,49 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         )
     with mini_yarn(Path(JARS), tmp_path_factory.mktemp("yarn") / "home") as running:
         yield running
+
+
+@dataclass
+class UdpRange:
+    """Ports that a user has opened, and on which of them somebody listened."""
+
+    first: int
+    size: int = 16
+    seen: set[int] = field(default_factory=set)
+
+    def conf(self) -> dict[str, str]:
+        """As a user says it to spark-submit."""
+        return {
+            "spark.sparkstrom.network_mask": "127.0.0.0/8",
+            "spark.sparkstrom.unicast_port": str(self.first),
+            "spark.sparkstrom.port_range": f"{self.first}-{self.first + self.size - 1}",
+        }
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look at the system's sockets beside the block."""
+        done = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(done,))
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+
+    def _watch(self, done: threading.Event) -> None:
+        while not done.wait(0.2):
+            rows = Path("/proc/net/udp").read_text().splitlines()[1:]
+            ports = {int(row.split()[1].partition(":")[2], 16) for row in rows}
+            self.seen |= ports & set(range(self.first, self.first + self.size))
+
+
+@pytest.fixture
+def udp_range() -> UdpRange:
+    """Some ports in a row that nobody uses now."""
+    while True:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.bind(("127.0.0.1", 0))
+            first = int(probe.getsockname()[1])
+        if first < 65_000:
+            return UdpRange(first)

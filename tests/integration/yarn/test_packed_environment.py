@@ -31,7 +31,7 @@ def archive(tmp_path_factory) -> Path:
     return target
 
 
-def test_digits_run_in_cluster_mode_from_the_archive_alone(cluster, archive) -> None:
+def test_digits_run_in_cluster_mode_from_the_archive_alone(cluster, archive, udp_range) -> None:
     packed = "./environment/bin/python"
     conf = {
         "spark.yarn.dist.archives": f"{archive}#environment",  # as --archives says it
@@ -41,7 +41,10 @@ def test_digits_run_in_cluster_mode_from_the_archive_alone(cluster, archive) -> 
         "spark.executorEnv.PYTHONPATH": "",
         "spark.executor.cores": "1",
     }
-    done = cluster.submit(HERE / "packed_job.py", str(ROOT / "examples/digits.py"), conf=conf)
+    options = "--mask", "127.0.0.0/8", "--port", str(udp_range.first)
+    example = str(ROOT / "examples/digits.py"), *options
+    with udp_range.watched():
+        done = cluster.submit(HERE / "packed_job.py", *example, conf=conf)
     assert done.exit_code == 0, done.output + done.container_logs
     [line] = [each for each in done.container_logs.splitlines() if each.startswith('{"driver"')]
     said = json.loads(line)
@@ -52,6 +55,7 @@ def test_digits_run_in_cluster_mode_from_the_archive_alone(cluster, archive) -> 
     hashes = re.findall(r"^hash \S+ +([0-9a-f]{16})$", done.container_logs, re.MULTILINE)
     assert len(hashes) == 3  # two workers and the driver
     assert len(set(hashes)) == 1
+    assert len(udp_range.seen) == 3
 
 
 def test_the_archive_has_the_library_and_no_script_that_names_where_it_was_made(archive) -> None:

@@ -1,4 +1,4 @@
-"""On a real YARN in cluster mode: equal replicas and exit code 0; a failure is exit code 1."""
+"""On a real YARN in both modes: equal replicas and exit code 0; a failure is exit code 1."""
 
 from __future__ import annotations
 
@@ -13,12 +13,21 @@ ROOT = HERE.parents[2]
 pytestmark = pytest.mark.slow
 
 
-def test_digits_in_cluster_mode_end_with_equal_replicas(cluster) -> None:
-    done = cluster.submit(ROOT / "examples/digits.py")
-    assert done.exit_code == 0, done.output + done.container_logs
-    hashes = dict(re.findall(r"^hash (\S+) +([0-9a-f]{16})$", done.container_logs, re.MULTILINE))
-    assert len(hashes) == 5, done.container_logs  # four workers and the driver
+@pytest.mark.parametrize(
+    ("example", "mode"),
+    [("digits.py", "client"), ("torch_digits.py", "client"), ("torch_digits.py", "cluster")],
+)
+def test_examples_end_with_equal_replicas(cluster, udp_range, example, mode) -> None:
+    """digits.py in cluster mode: test_packed_environment.py."""
+    conf = {"spark.executor.cores": "1", **udp_range.conf()}
+    with udp_range.watched():
+        done = cluster.submit(ROOT / "examples" / example, conf=conf, mode=mode)
+    told = done.output + done.container_logs
+    assert done.exit_code == 0, told
+    hashes = dict(re.findall(r"^hash (\S+) +([0-9a-f]{16})$", told, re.MULTILINE))
+    assert len(hashes) == 3, told  # two workers and the driver
     assert len(set(hashes.values())) == 1
+    assert len(udp_range.seen) == 3
 
 
 def test_an_exception_in_training_fails_the_application_with_its_cause_in_the_log(cluster) -> None:

@@ -281,6 +281,23 @@ def test_a_partition_without_a_worker_has_a_deadline(master_with: Any, make: Any
     assert abort.reason.startswith("partition 1 has been without a worker for 3")
 
 
+def test_a_partition_without_a_worker_waits_while_others_train(master_with: Any, make: Any) -> None:
+    """On a cluster without room: its turn comes when they are done and leave their slots."""
+    master = master_with(rejoin_s=30.0, release_s=1e9)
+    master.running()
+    master.evict(2)
+    for _ in range(200):
+        master.say(1, activity=Activity.STEPPING)
+        assert not aborts(master.tick(1.0))
+    master.hear(1, make.update(1, 1, epoch=2, batch=0))
+    assert not aborts(tick_alive(master, 29))
+    assert aborted(tick_alive(master, 3)).partition == 1
+
+
+def aborts(effects: list[ev.Effect]) -> list[ev.Abort]:
+    return [effect for effect in effects if isinstance(effect, ev.Abort)]
+
+
 def test_ten_thousand_drain_and_the_audit_names_those_that_differ(
     master_with: Any, make: Any
 ) -> None:

@@ -34,6 +34,33 @@ def test_an_exception_of_several_lines_is_its_first_one_and_not_all_of_it() -> N
     assert len(cause) <= 200
 
 
+LOST = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 5.0 failed 2 \
+times, most recent failure: Lost task 1.1 in stage 5.0 (TID 65) (localhost executor 7): \
+ExecutorLostFailure (executor 7 exited caused by one of the running tasks) Reason: Container \
+killed by YARN for exceeding physical memory limits.
+Driver stacktrace:
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:2935)
+"""
+TOO_OFTEN = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collect.
+: org.apache.spark.SparkException: Job aborted due to stage failure: ResultStage 5 (collect at \
+job.py:3) has failed the maximum allowable number of times: 4. Most recent failure reason:
+org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output location for shuffle 2
+\tat org.apache.spark.MapOutputTracker$.validateStatus(MapOutputTracker.scala:1770)
+"""
+
+
+def test_what_spark_says_of_an_executor_is_told_and_not_whom_py4j_called() -> None:
+    assert cause_of(LOST) == (
+        "ExecutorLostFailure (executor 7 exited caused by one of the running tasks) Reason: "
+        "Container killed by YARN for exceeding physical memory limits."
+    )
+    assert cause_of(TOO_OFTEN) == (
+        "Job aborted due to stage failure: ResultStage 5 (collect at job.py:3) has failed the "
+        "maximum allowable number of times: 4."
+    )
+
+
 def test_our_own_words_are_not_cut() -> None:
     ours = "sparkstrom.base.errors.UsageError: " + "why " * 100
     assert cause_of(PYTHON.replace("ModuleNotFoundError: No module named 'mine'", ours)) == (

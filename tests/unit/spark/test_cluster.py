@@ -10,18 +10,17 @@ import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.spark.driver.cluster import (
-    MIB,
     Slots,
     check_conf,
     check_key,
     driver_host,
-    parse_bytes,
     refuse_connect,
     slots_of,
     workers_for,
 )
+from sparkstrom.spark.driver.container_memory import parse_bytes
 from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.memory_parts import Demand
+from sparkstrom.spark.driver.memory_parts import MIB, Demand
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 
@@ -109,7 +108,6 @@ def test_speculation_is_refused() -> None:
     ("conf", "warning"),
     [
         ({}, None),
-        ({"spark.dynamicAllocation.enabled": "true"}, "spark.dynamicAllocation.enabled=false"),
         ({"spark.task.maxFailures": "1"}, "set it to 4"),
         (
             {"spark.master": "yarn", "spark.executor.cores": "2"},
@@ -121,6 +119,8 @@ def test_speculation_is_refused() -> None:
         ),
         ({"spark.master": "yarn", "spark.executor.memoryOverhead": "360"}, None),
         ({"spark.master": "yarn", "spark.executor.memory": "8g"}, None),
+        ({"spark.master": "yarn", "spark.executor.memoryOverheadFactor": "0.5"}, None),
+        ({"spark.master": "yarn", "spark.executor.minMemoryOverhead": "1g"}, None),
         ({"spark.master": "local[2]", "spark.executor.memoryOverhead": "1m"}, None),
     ],
 )

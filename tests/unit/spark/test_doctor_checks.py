@@ -217,9 +217,10 @@ def test_configuration() -> None:
     (speculation,) = conf_findings({"spark.speculation": "true"}, 4)
     assert (speculation.level, speculation.check) == (FAILURE, "configuration")
     assert speculation.remedy == "set --conf spark.speculation=false"
-    dynamic, key = conf_findings({"spark.dynamicAllocation.enabled": "true"}, 4)
-    assert dynamic.level is key.level is WARNING
-    assert "spark.dynamicAllocation.enabled=false" in dynamic.remedy
+    unsaid, few, key = conf_findings({"spark.dynamicAllocation.enabled": "true"}, 4)
+    assert unsaid.level is few.level is key.level is WARNING
+    assert "set --conf spark.dynamicAllocation.initialExecutors=N" in unsaid.remedy
+    assert few.remedy == "set --conf spark.stage.maxConsecutiveAttempts=100"
     assert "spark.network.crypto.enabled=true" in key.remedy
     (sealed,) = conf_findings({"spark.master": "local[2]"}, 2)
     assert (sealed.level, sealed.check) == (OK, "encryption")

@@ -232,6 +232,9 @@ class Job:
     def cancel(self) -> None:
         """Too late."""
 
+    def killed_for_memory(self) -> list[str]:
+        return []
+
 
 def fit_with(master: Master, *listeners: FitListener) -> None:
     events = FitEvents(SPEC, listeners)

@@ -1,0 +1,86 @@
+"""On a real YARN with dynamic allocation, in one fit: executors come late, one is killed -9, one
+takes more memory than its container has, and a NodeManager is killed -9, whose executors train on
+as zombies beside those that replace them. Each row is trained once in each epoch all the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.mini_yarn import Cluster, mini_yarn
+from sparkstrom.protocol.common.endings import Ending
+from tests.integration.yarn.conftest import JARS
+from tests.integration.yarn.faults_job import EPOCHS, GLUT_BYTES
+
+JOB = Path(__file__).parent / "faults_job.py"
+SITE = {
+    "yarn.nm.liveness-monitor.expiry-interval-ms": 6_000,  # 10 minutes by default
+    "yarn.nodemanager.container-monitor.interval-ms": 500,
+    # One node for the driver alone, and two for the executors, of which one dies.
+    "yarn.nodemanager.resource.memory-mb": 2_560,
+}
+OVERHEAD_MIB = 768
+CONF = {
+    "spark.executor.memoryOverhead": f"{OVERHEAD_MIB}m",
+    "spark.executor.instances": "0",
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.initialExecutors": "2",
+    "spark.dynamicAllocation.executorIdleTimeout": "1s",
+    "spark.dynamicAllocation.schedulerBacklogTimeout": "4s",
+    "spark.stage.maxConsecutiveAttempts": "100",
+    "spark.executor.maxNumFailures": "100",
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def frail_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """One that finds a dead node soon, for a test that kills one."""
+    if not JARS:
+        pytest.skip("no YARN here: set SPARKSTROM_YARN_JARS")
+    with mini_yarn(Path(JARS), tmp_path / "home", nodes=3, site=SITE) as running:
+        yield running
+
+
+def test_whatever_dies_each_row_counts_once_an_epoch(frail_cluster: Cluster) -> None:
+    done = frail_cluster.submit(JOB, str(frail_cluster.home), conf=CONF, timeout_s=500)
+    assert done.exit_code == 0, done.output + done.container_logs
+    lines = done.container_logs.splitlines()
+    [told] = [json.loads(line) for line in lines if line.startswith('{"trainings"')]
+    assert told["trainings"] == [EPOCHS]
+    assert told["minibatches"] == told["expected"]
+    assert told["equal"]
+    check_late(told, done.container_logs)
+    check_faults(told)
+    check_memory(told, done.container_logs)
+
+
+def check_late(told: dict, logs: str) -> None:
+    """There was nobody, then one executor, then two."""
+    assert "this fit has 4 workers, for which Spark needs 2 executors or more" in logs
+    assert "began with 2 of 4 workers" in told["warnings"]
+    assert told["training"][0] == 2
+    assert 4 in told["training"]
+
+
+def check_faults(told: dict) -> None:
+    """Both executors at first; then zombies, which were alive when they were superseded."""
+    lost = [fault for fault in told["faults"] if fault["what"] == "worker lost"]
+    assert {fault["partition"] for fault in lost if "silent" in fault["reason"]} == {0, 1, 2, 3}
+    superseded = {f["partition"] for f in lost if f["reason"] == Ending.SUPERSEDED.value}
+    assert told["of_zombies"]
+    assert superseded >= set(told["of_zombies"])
+
+
+def check_memory(told: dict, logs: str) -> None:
+    """It is said at once and in the summary, and what is advised would have been enough."""
+    [warning] = [text for text in told["warnings"] if "killed for its memory" in text]
+    assert f"sparkstrom warns: {warning}" in logs
+    assert f"of 512 MiB it had {OVERHEAD_MIB} MiB" in warning
+    [advised] = map(int, re.findall(r"--conf spark\.executor\.memoryOverhead=(\d+)m", warning))
+    assert advised > OVERHEAD_MIB + (GLUT_BYTES >> 20)

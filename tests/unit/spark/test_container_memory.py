@@ -1,0 +1,104 @@
+"""Containers killed for their memory: found in Spark's own words, and told with what to set."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sparkstrom.spark.driver.container_memory import (
+    Beside,
+    ContainerMemory,
+    Need,
+    check_overhead,
+    killed_for_memory,
+    parse_bytes,
+)
+from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.memory_parts import MIB, Demand
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+
+# As Spark 4.0's YarnAllocator has it, and its scheduler around it.
+BY_YARN = (
+    "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: Container "
+    "killed by YARN for exceeding {kind} memory limits. {used} of {limit} {kind} memory used. "
+    "Consider boosting spark.executor.memoryOverhead."
+)
+BY_KERNEL = (
+    "ExecutorLostFailure (executor 1 exited caused by one of the running tasks) Reason: The "
+    "executor with id 1 exited with exit code 137(SIGKILL, possible container OOM)."
+)
+OTHERS = (
+    "ExecutorLostFailure (executor 2 exited caused by one of the running tasks) Reason: Container "
+    "from a bad node: container_1795443792902_0001_01_000003 on host: 127.0.0.2. Exit status: 137. "
+    "Possible causes: Unknown executor exit code (137) (died from signal 9?)"
+)
+CONF = {"spark.master": "yarn", "spark.executor.memory": "512m", "spark.executor.cores": "2"}
+MASTER = SharedTrainingMaster(
+    batch_memory_bytes=66 * MIB, void=VoidConfiguration(log_bytes=64 * MIB, window_bytes=6 * MIB)
+)
+NEED = Need.of(CONF, 4, Demand(1000, library="dense"), MASTER)
+PLANNED = 642  # MiB, as test_cluster.py adds it up
+
+
+def explained(error: str, overhead: int, **more: str) -> str:
+    """With so many MiB of overhead; ``more`` of spark.executor's keys."""
+    keys = {f"spark.executor.{key.replace('_', '.')}": value for key, value in more.items()}
+    conf = CONF | {"spark.executor.memoryOverhead": f"{overhead}m"} | keys
+    return ContainerMemory(conf, NEED).explain(error)
+
+
+def advised(text: str) -> int:
+    """MiB."""
+    [found] = re.findall(r"--conf spark\.executor\.memoryOverhead=(\d+)m", text)
+    return int(found)
+
+
+def yarn(used: str, limit: str, kind: str = "physical") -> str:
+    return BY_YARN.format(kind=kind, used=used, limit=limit)
+
+
+def test_less_than_the_plan_is_told_with_the_plan() -> None:
+    text = explained(yarn("901.2 MB", "900 MB"), 388)
+    assert "YARN counted 901.2 MB of 900 MB physical memory" in text
+    assert "beside the heap of 512 MiB it had 388 MiB" in text
+    assert advised(text) == PLANNED
+    assert check_overhead(CONF | {"spark.executor.memoryOverhead": f"{PLANNED}m"}, NEED) == []
+
+
+@pytest.mark.parametrize("overhead", [388, 700])
+def test_what_was_used_beyond_the_plan_is_told_with_a_quarter_more(overhead: int) -> None:
+    container = 512 + overhead
+    text = explained(yarn(f"{2 * container} MB", f"{container} MB"), overhead)
+    assert advised(text) == 2.25 * container - 512
+    assert ("so the model itself takes more" in text) == (overhead > PLANNED)
+
+
+def test_memory_for_python_is_a_part_of_the_container() -> None:
+    text = explained(yarn("901 MB", "900 MB"), 288, pyspark_memory="100m")
+    assert "it had 388 MiB" in text
+    assert advised(text) == PLANNED - 100
+    assert Beside.of(CONF | {"spark.executor.pyspark.memory": "1g"}).given == (384 + 1024) * MIB
+
+
+def test_virtual_memory_has_another_remedy() -> None:
+    text = explained(yarn("4.6 GB", "3.1 GB", "virtual"), 700)
+    assert "yarn.nodemanager.vmem-check-enabled=false" in text
+    assert advised(text) > 700
+
+
+def test_a_kernel_says_no_sizes() -> None:
+    assert advised(explained(BY_KERNEL, 388)) == PLANNED
+    text = explained(BY_KERNEL, 1000)
+    assert "Spark says 'possible container OOM'" in text
+    assert advised(text) == 1000 + 378  # a quarter of 1512
+
+
+def test_a_container_killed_for_another_reason_is_not_taken_for_one() -> None:
+    """A kill -9 has the same exit status; YARN says why it killed what it killed."""
+    assert killed_for_memory(OTHERS) is None
+    assert explained(OTHERS, 388) == ""
+
+
+def test_yarns_sizes_have_fractions() -> None:
+    assert parse_bytes("1.5 GB") == 1536 * MIB

@@ -1,0 +1,82 @@
+"""Dynamic allocation: how many executors a fit counts on, and what it says of that."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkstrom.spark.driver.cluster import Slots, check_scheduling, slots_of, workers_again
+from sparkstrom.spark.driver.dynamic_allocation import ENABLED, allocation_note, executors_wanted
+from sparkstrom.spark.driver.summary_warnings import skew_warnings
+from tests.unit.spark.test_cluster import FakeContext
+
+DYNAMIC = "spark.dynamicAllocation."
+
+
+def conf_of(**said: str) -> dict[str, str]:
+    names = {key: f"{DYNAMIC}{key}" for key in ("initialExecutors", "minExecutors", "maxExecutors")}
+    names["instances"] = "spark.executor.instances"
+    return {ENABLED: "true"} | {names[key]: value for key, value in said.items()}
+
+
+@pytest.mark.parametrize(
+    ("said", "registered", "wanted"),
+    [
+        ({}, 0, 2),
+        ({}, 5, 5),
+        ({"initialExecutors": "3"}, 0, 3),
+        ({"initialExecutors": "3"}, 5, 3),
+        ({"instances": "4"}, 0, 4),
+        ({"instances": "4", "initialExecutors": "6"}, 1, 6),
+        ({"instances": "0", "minExecutors": "1"}, 0, 2),  # the least is no wish
+        ({"minExecutors": "3"}, 0, 3),
+        ({"maxExecutors": "1"}, 0, 1),
+        ({"instances": "8", "maxExecutors": "5"}, 0, 5),
+        ({"maxExecutors": "50"}, 0, 2),  # nor is the most
+    ],
+)
+def test_executors(said: dict[str, str], registered: int, wanted: int) -> None:
+    assert executors_wanted(conf_of(**said), registered) == wanted
+
+
+def test_slots_before_any_executor_is_there() -> None:
+    """Without dynamic allocation that is an error of the cluster."""
+    slots = slots_of(FakeContext("yarn", dynamicAllocation_enabled="true", executor_cores="4"))
+    assert (slots.executors, slots.per_executor, slots.total) == (2, 4, 8)
+    assert slots.is_dynamic
+    assert slots.is_guess
+    said = slots_of(
+        FakeContext("yarn", dynamicAllocation_enabled="TRUE", executor_instances="3", registered=9)
+    )
+    assert (said.executors, said.is_guess) == (3, False)
+    assert not slots_of(FakeContext("yarn", executor_instances="3")).is_dynamic
+
+
+def test_a_fit_that_goes_on_has_as_many_workers_as_before_unless_somebody_said_how_many() -> None:
+    """Those that are there may be others each time."""
+    guess = slots_of(FakeContext("yarn", dynamicAllocation_enabled="true", registered=3))
+    assert workers_again(guess, 3, None) == 3
+    assert workers_again(guess, 3, 8) == 8
+    assert workers_again(Slots(3, 1, is_dynamic=True), 3, 8) == 3
+
+
+def test_executors_without_a_worker_are_no_news_where_their_number_is_not_fixed() -> None:
+    assert skew_warnings([10, 10], executors_used=1, executors=2) != []
+    assert skew_warnings([10, 10], executors_used=1, executors=0) == []
+
+
+def test_what_is_not_said_and_what_ends_a_fit_early_is_warned_of() -> None:
+    unsaid, few = check_scheduling(conf_of())
+    assert "set --conf spark.dynamicAllocation.initialExecutors=N" in unsaid
+    assert "spark.stage.maxConsecutiveAttempts=4: the 4th executor" in few
+    assert few.endswith("set --conf spark.stage.maxConsecutiveAttempts=100")
+    served = {"spark.shuffle.service.enabled": "true"}
+    patient = {"spark.stage.maxConsecutiveAttempts": "100"}
+    assert check_scheduling(conf_of(instances="2") | served) == []
+    assert check_scheduling(conf_of(instances="2") | patient) == []
+    assert check_scheduling({}) == []
+
+
+def test_the_note_says_how_many_it_takes() -> None:
+    assert "this fit has 5 workers, for which Spark needs 3 executors or more" in allocation_note(
+        5, 2
+    )

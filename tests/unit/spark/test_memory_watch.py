@@ -1,0 +1,87 @@
+"""The watch of containers killed for their memory: each text once, as soon as it is known."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.spark.driver import memory_watch
+from sparkstrom.spark.driver.fitting import ANOTHER_ATTEMPT, Fitting
+from sparkstrom.spark.driver.memory_watch import MemoryWatch
+
+ANYTHING: Any = None
+TOO_OFTEN = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collect.
+: org.apache.spark.SparkException: Job aborted due to stage failure: ResultStage 5 (collect at \
+job.py:3) has failed the maximum allowable number of times: 4. Most recent failure reason:
+org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output location for shuffle 2
+"""
+
+
+class FakeJob:
+    """Stages with attempts and failed tasks, and what their errors mean."""
+
+    def __init__(self) -> None:
+        self.stages = [(0, 0, 0), (1, 0, 0)]
+        self.killed: list[str] = []
+        self.asked = 0
+        self.error: Exception | None = None
+
+    def newest(self) -> list[tuple[int, int, int]]:
+        return list(self.stages)
+
+    def killed_for_memory(self) -> list[str]:
+        self.asked += 1
+        return list(self.killed)
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(memory_watch, "LOOK_S", -1.0)  # every look is due
+    job, warnings = FakeJob(), []
+    watch = MemoryWatch(job, warnings.append)  # type: ignore[arg-type]
+    return SimpleNamespace(job=job, watch=watch, warnings=warnings)
+
+
+def test_errors_are_read_only_where_tasks_have_failed_since(watched: Any) -> None:
+    for _ in range(3):
+        watched.watch.on_progress(ANYTHING)
+    assert watched.job.asked == 0
+    watched.job.stages[1] = (1, 0, 2)
+    for _ in range(3):
+        watched.watch.on_progress(ANYTHING)
+    assert watched.job.asked == 1
+    assert watched.warnings == []  # they failed for another reason
+
+
+def test_each_text_is_told_once_and_that_of_the_last_moment_too(watched: Any) -> None:
+    watched.job.stages[1], watched.job.killed = (1, 0, 2), ["give it 1 GB"]
+    watched.watch.on_progress(ANYTHING)
+    watched.job.stages[1] = (1, 1, 0)  # the stage was tried again; its first tasks are the same
+    watched.watch.on_progress(ANYTHING)
+    assert watched.warnings == ["give it 1 GB"]
+    watched.job.stages[1] = (1, 1, 1)
+    watched.job.killed.append("give it 2 GB")
+    watched.watch.on_fit_end(ANYTHING)
+    assert watched.warnings == ["give it 1 GB", "give it 2 GB"]
+
+
+@pytest.mark.parametrize(
+    ("killed", "remedy"),
+    [
+        (["give it 1 GB", "give it 2 GB"], "Give it 2 GB"),
+        ([], ANOTHER_ATTEMPT),
+    ],
+)
+def test_a_job_that_fails_for_it_names_the_same(killed: list[str], remedy: str) -> None:
+    job = FakeJob()
+    job.killed, job.error = killed, Exception(TOO_OFTEN)
+    master = SimpleNamespace(finished=SimpleNamespace(wait=lambda seconds: False))
+    with pytest.raises(TrainingError) as raised:
+        Fitting(master, job, ANYTHING)._job_ended_early()  # type: ignore[arg-type]
+    assert str(raised.value) == (
+        "the Spark job failed: Job aborted due to stage failure: ResultStage 5 (collect at "
+        f"job.py:3) has failed the maximum allowable number of times: 4. {remedy}"
+    )
