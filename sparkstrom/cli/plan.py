@@ -34,6 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     add("--mesh", default="auto", help="plain, mesh or auto (default: %(default)s)")
     add("--fan-out", type=int, default=8, metavar="N", help="mesh_fan_out")
+    add("--controller", default="auto", help="driver, executor or auto, which counts as driver")
     add("--port", type=int, default=None, metavar="N", help="first UDP port (default: 40123)")
     add("--json", action="store_true", help="one JSON document on stdout")
 
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
         log_bytes=size("--log", args.log),
         window_bytes=size("--window", args.window),
         unicast_port=args.port,
+        controller=args.controller,
     )
     master = SharedTrainingMaster(
         void,

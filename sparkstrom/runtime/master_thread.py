@@ -1,4 +1,7 @@
-"""Master thread: drives the master's machine in the driver program, and holds its replica."""
+"""Master thread: drives the master's machine, and holds its replica.
+
+In the driver program, or in a Spark task of its own (``spark.controller``).
+"""
 
 from __future__ import annotations
 
@@ -55,10 +58,19 @@ class Plan:
     chunk_bytes_max: int  # of a message in one data frame
     kept: CheckpointFiles
     average: Callable[[list[bytes]], bytes] | None = None  # of a model's buffers
+    join_stream: int | None = None  # that workers have been told; None: any
+
+
+def any_join_stream() -> int:
+    """A stream id that two fits at one port will hardly share."""
+    return 1 + secrets.randbelow(900)
 
 
 class MasterThread(threading.Thread):
     """The driver's node. Wait on ``finished``; then ``failure`` or ``outcome()``."""
+
+    settles = False  # tasks return after it has finished
+    knows_theta = True
 
     def __init__(
         self,
@@ -82,7 +94,7 @@ class MasterThread(threading.Thread):
             chunk_bytes_max=plan.chunk_bytes_max,
         )
         self.endpoint: Endpoint = self._mail.transport.endpoint
-        self.join_stream = 1 + secrets.randbelow(900)
+        self.join_stream = plan.join_stream or any_join_stream()
         self._machine = Master(
             plan.spec,
             chunks=chunk_count(theta.n_params),
@@ -166,6 +178,11 @@ class MasterThread(threading.Thread):
     def workers(self) -> int:
         """Live members."""
         return len(self._machine.members.live)
+
+    @property
+    def is_needed(self) -> bool:
+        """Does anybody stand under it who has not taken leave? Those below them went before."""
+        return bool(self._machine.children.by_node)
 
     def outcome(self) -> Outcome:
         """The result of a fit that is done."""

@@ -45,7 +45,7 @@ def udp_findings(matrix: Matrix, ports: Mapping[str, int]) -> list[Finding]:
                 f"hears nothing at port {ports[receiver]} from {_some(from_)}",
                 f"open UDP to port {ports[receiver]} of {receiver}, and between all hosts in both "
                 "directions; fix the ports with unicast_port and port_range, the network with "
-                "network_mask",
+                "network_mask; if only the driver is out of reach, controller='executor' will do",
             )
         )
     findings += _of_length(ways)

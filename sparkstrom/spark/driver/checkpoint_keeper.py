@@ -20,7 +20,7 @@ from sparkstrom.observe.listening.fit_events import CheckpointWritten
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.fit_state import Progress, Snapshot
 from sparkstrom.runtime.lent_state import LentStates, partition_in
-from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.spark.driver.checkpoint_content import FitKey, FitToSave, checkpoint_of
 from sparkstrom.spark.driver.epoch_watch import EpochWatch
 from sparkstrom.spark.driver.fit_listeners import FitListener
@@ -47,10 +47,12 @@ class Kept:
 class CheckpointKeeper(FitListener):
     """``tell`` hears of each checkpoint, in the driver's main thread; ``say`` of failures."""
 
+    needs_live = "checkpoint_directory"
+
     def __init__(
         self,
         kept: Kept,
-        master: MasterThread,
+        master: MasterControl,
         *,
         book: EpochBook,
         watch: EpochWatch,

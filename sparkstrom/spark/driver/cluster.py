@@ -9,6 +9,7 @@ from typing import Any
 
 from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.spark.driver.container_memory import Need, check_overhead
+from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.dynamic_allocation import (
     check_allocation,
     executors_wanted,
@@ -87,16 +88,28 @@ def _local_cores(text: str | None) -> int:
 
 
 def workers_for(slots: Slots, master: SharedTrainingMaster) -> int:
-    """How many workers a fit has. Raise UsageError where they cannot all run at once."""
+    """How many workers a fit has. Raise UsageError where they cannot all run at once.
+
+    A controller in a task of its own has one of the slots.
+    """
+    free = slots.total - parse_controller(master.void.controller).apart
+    wanted = slots.executors * master.workers_per_node
     if master.workers_per_node == ALL_SLOTS:
-        return slots.total
-    if master.workers_per_node > slots.per_executor:
+        wanted = max(1, free)
+    elif master.workers_per_node > slots.per_executor:
         raise UsageError(
             f"workers_per_node={master.workers_per_node}: an executor has {slots.per_executor} "
             "task slots (spark.executor.cores / spark.task.cpus); all workers of a fit must run "
             "at the same time: raise --executor-cores or lower workers_per_node"
         )
-    return slots.executors * master.workers_per_node
+    if wanted > free:
+        raise UsageError(
+            f"controller={master.void.controller!r} needs one slot more: {wanted} workers and the "
+            f"controller's task must run at the same time, and there are {slots.total} task slots "
+            f"({slots.executors} executors of {slots.per_executor}); add an executor, raise "
+            "--executor-cores, or lower workers_per_node"
+        )
+    return wanted
 
 
 def workers_again(slots: Slots, workers: int, before: int | None) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.protocol.common.topology import DEPTH, FAN_OUT, FLAT, Topology
+from sparkstrom.spark.driver.controller_choice import AUTO, parse_controller
 from sparkstrom.spark.driver.options import need, need_one_of, need_seconds, need_whole, options
 
 PORT_MAX = 65535
@@ -64,6 +65,8 @@ class VoidConfiguration:
     # takes the first free one of the range, and no range means ports that the system picks
     network_mask: str | None = None  # CIDR network; every node binds its interface in it
     controller_address: str | None = None  # host or IP of the driver's interface
+    controller: str = AUTO  # where the master runs: in the "driver" program, in a task of its own
+    # on an "executor", on one at HOST or HOST:PORT; "auto": "driver" where executors reach it
     mesh_build_mode: str = "plain"  # "plain": every worker under the master; "mesh": under one
     # another, so that nobody has more than mesh_fan_out neighbours below; "auto": by their number
     mesh_fan_out: int = FAN_OUT  # children of a node in a mesh
@@ -139,6 +142,17 @@ class VoidConfiguration:
             named = bool(self.controller_address.strip())
             reason = "is empty; name the driver's host or leave it out"
             need(named, "controller_address", self.controller_address, reason)
+        apart = parse_controller(self.controller).apart
+        reason = (
+            f"names an address of the driver's machine, and controller={self.controller!r} is on "
+            "another one: leave it out; network_mask, or controller='HOST', says which address"
+        )
+        need(
+            not (apart and self.controller_address),
+            "controller_address",
+            self.controller_address,
+            reason,
+        )
 
 
 def _need_port(option: str, port: int) -> None:

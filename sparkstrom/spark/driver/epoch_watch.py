@@ -16,7 +16,7 @@ from sparkstrom.models.base import FlatModel, LossBound, Measured
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.stopping import LOSS, EarlyStopping, Judge
 from sparkstrom.runtime.fit_state import Progress, Snapshot
-from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.spark.data.columns import LABEL, Names
 from sparkstrom.spark.driver.fit_listeners import FitListener
 
@@ -34,8 +34,9 @@ class Best:
 class EpochWatch(FitListener):
     """With a rule it judges epochs, asks the master to stop, and holds the best parameters."""
 
-    def __init__(self, master: MasterThread, rule: EarlyStopping | None) -> None:
+    def __init__(self, master: MasterControl, rule: EarlyStopping | None) -> None:
         self._master, self._rule = master, rule
+        self.needs_live = "early_stopping" if rule is not None else ""
         self._judge = Judge(rule or EarlyStopping())
         self._phase = Phase.GATHERING
         self._stopping, self._improved = False, False

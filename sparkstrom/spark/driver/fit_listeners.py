@@ -43,6 +43,8 @@ class FitListener:
     fails has no end.
     """
 
+    needs_live = ""  # the option for which it must hear while the fit runs; "": the end will do
+
     def on_fit_begin(self, spec: FitSpec) -> None:
         """All is checked; the master and the Spark job are about to start."""
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.discovery import PORTS_PER_HOST, VoidConfiguration
 from sparkstrom.spark.driver.memory_parts import (
     LIBRARY_BYTES,
@@ -25,11 +26,11 @@ from sparkstrom.spark.driver.memory_parts import (
     worker_parts,
 )
 from sparkstrom.spark.driver.options import need_one_of, need_whole
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.driver.training_master import ALL_SLOTS, SharedTrainingMaster
 
 UNICAST_PORT = 40_123  # DL4J's, as the samples in conf/ have it
 OF_MASTER = ("batch_memory_bytes", "train_on", "checkpoint_updaters")
-OF_VOID = ("log_bytes", "window_bytes", "mesh_build_mode", "mesh_fan_out")
+OF_VOID = ("log_bytes", "window_bytes", "mesh_build_mode", "mesh_fan_out", "controller")
 FITS_PER_PORT = 2  # the media driver of the fit before keeps its port for some seconds
 
 
@@ -51,11 +52,6 @@ class Placing:
                 "an executor cannot have more"
             )
 
-    @property
-    def executors(self) -> int:
-        """In all; the last one may have fewer workers."""
-        return -(-self.workers // self.per_executor)
-
 
 @dataclass(frozen=True, slots=True)
 class FitPlan:
@@ -74,15 +70,26 @@ class FitPlan:
     shared_memory_driver: int
     ports: tuple[int, int]  # UDP, first and last, on every host
 
+    @property
+    def executors(self) -> int:
+        """In all; one slot more than there are workers where the controller is a task."""
+        apart = parse_controller(self.master.void.controller).apart
+        return -(-(self.placing.workers + apart) // self.placing.per_executor)
+
+    def _workers_per_node(self) -> int:
+        """As many as planned; all slots but one are no such number."""
+        apart = parse_controller(self.master.void.controller).apart
+        return ALL_SLOTS if apart else self.placing.per_executor
+
     def conf(self) -> list[str]:
         """The lines to give to spark-submit."""
         first, last = self.ports
         lines = [
-            f"spark.executor.instances={self.placing.executors}",
+            f"spark.executor.instances={self.executors}",
             f"spark.executor.cores={self.placing.per_executor}",
             f"spark.executor.memoryOverhead={mib(self.executor_overhead)}m",
             f"spark.driver.memoryOverhead={mib(self.driver_overhead)}m",
-            f"spark.sparkstrom.workers_per_node={self.placing.per_executor}",
+            f"spark.sparkstrom.workers_per_node={self._workers_per_node()}",
             f"spark.sparkstrom.unicast_port={first}",
             f"spark.sparkstrom.port_range={first}-{last}",
             *_otherwise(self.master, SharedTrainingMaster(), OF_MASTER),
@@ -98,7 +105,7 @@ class FitPlan:
 
         return {
             "workers": self.placing.workers,
-            "executors": self.placing.executors,
+            "executors": self.executors,
             "workers_per_executor": self.placing.per_executor,
             "worker": parts(self.worker) | {"total": total(self.worker)},
             "media_driver": parts(self.media_driver) | {"total": total(self.media_driver)},
@@ -177,7 +184,7 @@ def text_of_plan(plan: FitPlan) -> str:
     sections.append(
         "\n".join(
             [
-                f"{here.executors} executors of {here.per_executor} workers, "
+                f"{plan.executors} executors of {here.per_executor} workers, "
                 f"{here.executors_per_host} on a host",
                 f"  beside an executor's heap         {mib(plan.executor_overhead):>8,} MiB",
                 f"  beside the driver's heap          {mib(plan.driver_overhead):>8,} MiB",

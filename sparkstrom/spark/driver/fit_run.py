@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,11 +17,14 @@ from sparkstrom.observe.epochs import EpochBook
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 from sparkstrom.runtime.lent_state import LentStates
+from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.controller.remote_master import RemoteMaster
 from sparkstrom.spark.data.partitioning import Spread
 from sparkstrom.spark.driver.cluster import driver_host, live_conf
 from sparkstrom.spark.driver.container_memory import ContainerMemory, Need
+from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.epoch_watch import EpochWatch
 from sparkstrom.spark.driver.fit_call import Showing
 from sparkstrom.spark.driver.fit_listeners import FitEvents, FitListener
@@ -65,12 +69,15 @@ class FitRun:
         self.states = states  # that workers begin with
         self._key = secrets.token_bytes(KEY_BYTES)
         self.book = EpochBook(spec.first_epoch)
-        self.master = self._master_thread(checkpoints)
+        self._remote = self._elsewhere(checkpoints)
+        self.master: MasterControl = self._remote or self._local(checkpoints)
         self._events: FitEvents | None = None
 
     @property
     def epochs_complete(self) -> int:
-        """That all who train have come to the end of, so far."""
+        """That all who train have come to the end of, so far; of what ``theta`` is."""
+        if not self.master.knows_theta:
+            return 0
         return self._events.epochs_complete if self._events is not None else 0
 
     def run(self, showing: Showing, watch: EpochWatch, *others: FitListener) -> None:
@@ -80,6 +87,7 @@ class FitRun:
         with (
             travelling(context, self.theta, self.spec.workers, states.one) as initial,
             own_states(context, states.own) as own,
+            self._controller(initial, own, [watch, *others], say),
         ):
             job = self._spark_job(self._training_job(initial, own))
             start = StartWatch(job, say, self.master.endpoint, self._site.master.void)
@@ -88,7 +96,26 @@ class FitRun:
             self._events = FitEvents(self.spec, [*ours, showing.record, *others], self.book)
             Fitting(self.master, job, self._events).run()
 
-    def _master_thread(self, checkpoints: CheckpointFiles) -> MasterThread:
+    def _controller(
+        self,
+        initial: Handle,
+        own: Mapping[int, StateHandle],
+        followers: Sequence[FitListener],
+        say: Callable[[str], None],
+    ) -> contextlib.AbstractContextManager[None]:
+        """At work in the block, where that is not this process."""
+        if self._remote is None:
+            return contextlib.nullcontext()
+        needs_live = [each.needs_live for each in followers if each.needs_live]
+        return self._remote.opened(self._training_job(initial, own), needs_live, say)
+
+    def _elsewhere(self, checkpoints: CheckpointFiles) -> RemoteMaster | None:
+        site = self._site
+        if not parse_controller(site.master.void.controller).apart:
+            return None
+        return RemoteMaster(site.context, self.theta, checkpoints, self.spec.workers)
+
+    def _local(self, checkpoints: CheckpointFiles) -> MasterThread:
         warm_up()
         warm_up_transport()
         site, spec, theta = self._site, self.spec, self.theta

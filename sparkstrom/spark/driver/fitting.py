@@ -7,7 +7,7 @@ import re
 import time
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.spark.data.job_errors import cause_of
 from sparkstrom.spark.driver.fit_listeners import FitEvents
 from sparkstrom.spark.driver.spark_job import SparkJob
@@ -19,6 +19,7 @@ LOOK_S = 0.1
 END_S = 15.0  # how long finished tasks may take to return
 FAILURE_GRACE_S = 2.0  # a worker's own words may be on their way when Spark reports its task
 FAREWELL_S = 0.5  # workers that Spark does not end hear from the master that it is over
+SETTLE_S = 90.0  # a controller elsewhere may take so long to end, once all tasks have returned
 
 TOO_OFTEN = "has failed the maximum allowable number of times"  # Spark, of a stage
 ANOTHER_ATTEMPT = (
@@ -27,7 +28,10 @@ ANOTHER_ATTEMPT = (
     " --conf spark.stage.maxConsecutiveAttempts=100"
 )
 
-IS_CANCELLED = "the job was cancelled: {}; network.parameters hold what was learnt until then"
+IS_CANCELLED = (
+    "the job was cancelled: {}; network.parameters hold what was learnt until then, unless a"
+    " warning says otherwise"
+)
 CANCELLED = re.compile(r"\bjob \d+ (was )?cancell?ed\b", re.IGNORECASE)  # in Spark's words
 
 
@@ -35,10 +39,17 @@ class FitCancelled(TrainingError):
     """Somebody ended the Spark job, in its UI or by ``cancelAllJobs``."""
 
 
+def cancelled_by(error: Exception) -> FitCancelled | None:
+    """What to raise where a job's error is that somebody ended it; None: it is another one."""
+    if CANCELLED.search(str(error)):
+        return FitCancelled(IS_CANCELLED.format(cause_of(str(error))))
+    return None
+
+
 class Fitting:
     """Runs a fit to its end, good or bad; afterwards nothing of it runs any more."""
 
-    def __init__(self, master: MasterThread, job: SparkJob, events: FitEvents) -> None:
+    def __init__(self, master: MasterControl, job: SparkJob, events: FitEvents) -> None:
         self._master, self._job, self._events = master, job, events
 
     def run(self) -> None:
@@ -72,13 +83,14 @@ class Fitting:
 
     def _job_ended_early(self) -> None:
         """Before the audit is done, Spark's failure is the fit's."""
+        error = self._job.error
+        if error is not None and (cancelled := cancelled_by(error)) is not None:
+            raise cancelled
         if self._master.finished.wait(FAILURE_GRACE_S):
             return
-        error = self._job.error
         if error is None:
-            raise TrainingError("the Spark job ended before training was done")
-        if CANCELLED.search(str(error)):
-            raise FitCancelled(IS_CANCELLED.format(cause_of(str(error))))
+            self._await_settling()
+            return
         cause = cause_of(str(error))
         if (refusal := refusal_of(cause)) is not None:
             raise refusal
@@ -93,6 +105,15 @@ class Fitting:
         if killed := self._job.killed_for_memory():
             return sentence(killed[-1])
         return ANOTHER_ATTEMPT if TOO_OFTEN in cause else ""
+
+    def _await_settling(self) -> None:
+        """All tasks have returned; a controller elsewhere may not have told its end yet."""
+        until_s = time.monotonic() + SETTLE_S
+        while self._master.settles and time.monotonic() < until_s:
+            if self._master.finished.wait(LOOK_S):
+                return
+        if not self._master.finished.is_set():
+            raise TrainingError("the Spark job ended before training was done")
 
     def _end(self) -> None:
         """Tasks return by themselves; those that do not are ended, and failures do not count."""

@@ -26,6 +26,11 @@ from sparkstrom.spark.driver.listener_thread import ListenerThread
 from sparkstrom.spark.driver.summary import TrainingSummary, summarize
 from sparkstrom.spark.driver.summary_json import summary_to_json
 
+NOT_KEPT = (
+    "network.parameters are those from before the fit: what was learnt went with the controller's "
+    "task, which had no TCP connection to this program to send it over, or was cancelled first"
+)
+
 
 def fit_spec(call: FitCall, spread: Spread, learnt: Learnt, n_params: int) -> FitSpec:
     """What everybody must know of a fit that is about to begin."""
@@ -118,8 +123,11 @@ class FollowedFit:
         try:
             run.run(showing, watch, *others)
         except (KeyboardInterrupt, FitCancelled):
-            learnt.keep(run.theta, run.spec, run.epochs_complete)
             self._checkpoints.is_over(self._call.key.number)
+            if not run.master.knows_theta:
+                self._showing.warn(NOT_KEPT)
+                raise
+            learnt.keep(run.theta, run.spec, run.epochs_complete)
             if keeper is not None:
                 for warning in keeper.interrupted():
                     self._showing.warn(warning)

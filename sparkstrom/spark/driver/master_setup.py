@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from sparkstrom.base.identity import Endpoint
 from sparkstrom.models.base import Buffered, FlatModel
 from sparkstrom.protocol.common.events import CopyUpdater
 from sparkstrom.protocol.common.fit_spec import FitSpec
@@ -22,7 +23,12 @@ from sparkstrom.transport.aeron.driver import DriverOptions
 
 
 def plan_of(
-    spec: FitSpec, theta: Theta, model: FlatModel, chunk_bytes_max: int, kept: CheckpointFiles
+    spec: FitSpec,
+    theta: Theta,
+    model: FlatModel,
+    chunk_bytes_max: int,
+    kept: CheckpointFiles,
+    join_stream: int | None = None,
 ) -> Plan:
     """What the master must know of what is trained; ``kept``: by workers of an earlier fit."""
     return Plan(
@@ -31,6 +37,7 @@ def plan_of(
         chunk_bytes_max=chunk_bytes_max,
         kept=kept,
         average=model.average_buffers if isinstance(model, Buffered) else None,
+        join_stream=join_stream,
     )
 
 
@@ -41,6 +48,20 @@ def driver_transport(spec: FitSpec, void: VoidConfiguration, host: str) -> OpenT
         ports=ends_of(void.controller_ports()),
         edges=driver_edges(void.topology(spec.workers), spec.workers),
         scratch=Path(tempfile.gettempdir()),
+        alone=True,
+    )
+    return opener(f"{spec.job:016x}-driver", options)
+
+
+def controller_transport(
+    spec: FitSpec, void: VoidConfiguration, endpoint: Endpoint, scratch: Path
+) -> OpenTransport:
+    """The same for a controller's task: at the place that its workers have been told."""
+    options = DriverOptions(
+        host=endpoint.host,
+        ports=(endpoint.port, endpoint.port),
+        edges=driver_edges(void.topology(spec.workers), spec.workers),
+        scratch=scratch,
         alone=True,
     )
     return opener(f"{spec.job:016x}-driver", options)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from sparkstrom.models.base import Buffered, FlatModel
 from sparkstrom.protocol.common.topology import Topology
+from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.training_master import ALL, SharedTrainingMaster
 from sparkstrom.transport.aeron.sizes import TERMS, needed_bytes
 
@@ -151,9 +152,15 @@ def total(parts: Sequence[Part]) -> int:
 def executor_overhead(
     demand: Demand, master: SharedTrainingMaster, workers: int, workers_here: int
 ) -> int:
-    """Bytes beside an executor's heap: its Python workers and its media driver."""
+    """Bytes beside an executor's heap: its Python workers and its media driver.
+
+    A controller in a task may be on any of them, in addition.
+    """
     edges = sum(edges_of(master.void.topology(workers)))
-    return total(media_driver_parts(edges)) + workers_here * total(worker_parts(demand, master))
+    apart = parse_controller(master.void.controller).apart
+    beside = driver_overhead(demand, master, workers) if apart else 0
+    here = total(media_driver_parts(edges)) + workers_here * total(worker_parts(demand, master))
+    return here + beside
 
 
 def driver_overhead(demand: Demand, master: SharedTrainingMaster, workers: int) -> int:

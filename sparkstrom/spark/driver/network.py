@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,12 +16,14 @@ from sparkstrom.observe.progress_choice import check_progress, progress_for
 from sparkstrom.observe.stopping import EarlyStopping
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.controller.controller_auto import settled
 from sparkstrom.spark.data import partitioning as spreading
 from sparkstrom.spark.data.columns import Chosen, Names
 from sparkstrom.spark.data.export import Exports
 from sparkstrom.spark.data.partitioning import Spread
 from sparkstrom.spark.driver.attempts import begins_anew
 from sparkstrom.spark.driver.cluster import (
+    Slots,
     check_conf,
     check_key,
     driver_host,
@@ -124,6 +127,7 @@ class SparkNetwork:
         chosen = Chosen(features, label, weight, validation)
         with progress_for(self._progress) as progress:
             slots = await_slots(self._context, self._master.start_timeout, progress.say)
+            self._settle(slots, progress.say)
             workers = workers_for(slots, self._master)
             warnings = check_conf(self._conf, workers, demand_of(self._model), self._master)
             warnings += check_key(self._conf)
@@ -149,6 +153,11 @@ class SparkNetwork:
                 with self._checkpoints.kept_if_it_fails():
                     spread = self._spread(data, chosen, workers)
                 return self._train(call, theta, spread, Showing(progress, record, slots, warnings))
+
+    def _settle(self, slots: Slots, say: Callable[[str], None]) -> None:
+        """Where the controller is, from the first fit on."""
+        self._master = settled(self._master, self._context, slots, say)
+        self._site = replace(self._site, master=self._master)
 
     def _train(
         self, call: FitCall, theta: Theta, spread: Spread, showing: Showing

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.memory_parts import driver_edges
 from sparkstrom.spark.executor.interfaces import driver_address, need_library
@@ -21,7 +22,12 @@ def check_machine(
     shared_memory: Path = SHARED_MEMORY,
     scratch: Path | None = None,
 ) -> None:
-    """Raise SetupError where there is no library, no address in the mask, or no room for logs."""
+    """Raise SetupError where there is no library, no address in the mask, or no room for logs.
+
+    Nothing of it is needed where the controller is elsewhere.
+    """
+    if parse_controller(void.controller).apart:
+        return
     need_library()
     address = driver_address(void, spark_driver_host)
     edges = driver_edges(void.topology(workers), workers)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from sparkstrom.spark.data.job_errors import cause_of
 from sparkstrom.spark.driver.container_memory import ContainerMemory
 
+RUNNING = "RUNNING"  # a task, in Spark's words
 TASKS_LOOKED_AT = 1000  # for the errors of those that failed
 
 
 @dataclass(slots=True)
 class SparkJob:
-    """The Spark job of a fit, in a thread of its own."""
+    """A Spark job of a fit, in a thread of its own."""
 
     context: Any
     group: str
-    runner: Callable[[], list[str]]
-    memory: ContainerMemory
-    reports: list[str] = field(default_factory=list)  # of the tasks, once all have returned
+    runner: Callable[[], list[Any]]
+    memory: ContainerMemory | None = None  # of its executors, where that is to be explained
+    words: str = "sparkstrom training"  # in Spark's UI
+    reports: list[Any] = field(default_factory=list)  # of the tasks, once all have returned
     error: Exception | None = None
     thread: threading.Thread | None = None
 
@@ -34,7 +36,7 @@ class SparkJob:
 
     def _run(self) -> None:
         try:
-            self.context.setJobGroup(self.group, "sparkstrom training", interruptOnCancel=True)
+            self.context.setJobGroup(self.group, self.words, interruptOnCancel=True)
             self.reports = self.runner()
         except Exception as error:  # handed to the main thread, which decides what it means
             self.error = error
@@ -60,12 +62,19 @@ class SparkJob:
 
     def task_errors(self) -> list[str]:
         """What failed tasks raised, each once, in one line; nothing where Spark does not say."""
-        store, found = self.context._jsc.sc().statusStore(), []
+        errors = (task.errorMessage() for task in self._tasks())
+        return list(dict.fromkeys(cause_of(each.get()) for each in errors if each.isDefined()))
+
+    def executors(self) -> set[str]:
+        """Ids of those that run tasks of it now."""
+        return {str(task.executorId()) for task in self._tasks() if task.status() == RUNNING}
+
+    def _tasks(self) -> Iterator[Any]:
+        """As Spark's status store has them."""
+        store = self.context._jsc.sc().statusStore()
         for stage in self._stages():
             tasks = store.taskList(stage.stageId, stage.currentAttemptId, TASKS_LOOKED_AT)
-            errors = (tasks.apply(i).errorMessage() for i in range(tasks.size()))
-            found += [cause_of(error.get()) for error in errors if error.isDefined()]
-        return list(dict.fromkeys(found))
+            yield from (tasks.apply(i) for i in range(tasks.size()))
 
     def newest(self) -> list[tuple[int, int, int]]:
         """By stage: the attempt at it that is under way, and how many tasks of that have failed."""
@@ -73,6 +82,8 @@ class SparkJob:
 
     def killed_for_memory(self) -> list[str]:
         """What to set, for each container that was; Spark names them in its tasks' errors."""
+        if self.memory is None:
+            return []
         store = self.context._jsc.sc().statusStore()
         java, known = self.context._jvm.java.util.List, self.context._jvm.org.apache.spark.status
         failed = java.of(known.api.v1.TaskStatus.FAILED)

@@ -53,6 +53,7 @@ REFUSED: dict[str, str] = {
     "unicast_port": "it belongs to VoidConfiguration(unicast_port=...)",
     "network_mask": "it belongs to VoidConfiguration(network_mask=...)",
     "controller_address": "it belongs to VoidConfiguration(controller_address=...)",
+    "controller": "it belongs to VoidConfiguration(controller=...)",
 }
 ALIASES = {
     "void_configuration": "void",

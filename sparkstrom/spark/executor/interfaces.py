@@ -75,6 +75,14 @@ def route_to(controller: Endpoint) -> str:
         return str(probe.getsockname()[0])
 
 
+def ports_beside(ports: range | None, host: str, controller: Endpoint) -> range | None:
+    """An executor's, without the one that a controller at this address has, or will have."""
+    if ports is None or controller.host != host or controller.port not in ports:
+        return ports
+    at = ports.index(controller.port)
+    return max(ports[:at], ports[at + 1 :], key=len)
+
+
 def opener(key: str, given: DriverOptions) -> OpenTransport:
     """How to open a transport here; with the former endpoint given, on its port again."""
 

@@ -15,8 +15,9 @@ from typing import Final
 
 from sparkstrom.base.errors import DriverLost, NetworkError
 from sparkstrom.base.identity import Endpoint
+from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.executor.interfaces import ATTEMPTS, ends_of, executor_address
+from sparkstrom.spark.executor.interfaces import ATTEMPTS, ends_of, executor_address, ports_beside
 from sparkstrom.spark.executor.task_place import TaskPlace
 from sparkstrom.transport.aeron.answering import is_answered
 from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
@@ -24,6 +25,7 @@ from sparkstrom.transport.aeron.driver import DriverOptions, ensure_driver
 log = logging.getLogger(__name__)
 
 ANSWER_S: Final = 4.0  # Aeron asks ten times a second: half of the datagrams may be lost
+BEGINS_S: Final = 60.0
 ANSWERED: Final = "answered"  # a file beside the media driver's: its other tasks need not ask
 
 
@@ -37,15 +39,21 @@ class WayToController:
     edges: int  # of an executor's media driver
     local_edges: int
 
+    @property
+    def patience_s(self) -> float:
+        """A controller in a task begins when workers do, and may compile kernels first."""
+        return BEGINS_S if parse_controller(self.void.controller).apart else ANSWER_S
+
     def driver_key(self, place: TaskPlace) -> str:
         """Of the media driver of this task's executor."""
         return f"{self.job:016x}-{place.jvm}"
 
     def driver_options(self, place: TaskPlace) -> DriverOptions:
         """Of that one: all tasks of an executor want the same."""
+        address = executor_address(self.void, self.endpoint)
         return DriverOptions(
-            host=executor_address(self.void, self.endpoint),
-            ports=ends_of(self.void.executor_ports()),
+            host=address,
+            ports=ends_of(ports_beside(self.void.executor_ports(), address, self.endpoint)),
             edges=self.edges,
             local_edges=self.local_edges,
             scratch=place.scratch,
@@ -66,7 +74,7 @@ def need_answer(way: WayToController, place: TaskPlace) -> None:
                 raise
             log.warning("the media driver ended while it was joined")
     if here is not None:
-        raise NetworkError(in_words(way, here, ANSWER_S))
+        raise NetworkError(in_words(way, here, way.patience_s))
 
 
 def _is_here(there: Endpoint, host: str) -> bool:
@@ -79,7 +87,7 @@ def _ask(way: WayToController, place: TaskPlace, options: DriverOptions) -> Endp
     answered = handle.directory / ANSWERED
     try:
         if not answered.exists():
-            if not is_answered(handle, way.endpoint, ANSWER_S):
+            if not is_answered(handle, way.endpoint, way.patience_s):
                 return handle.endpoint
             answered.touch()
         return None

@@ -7,10 +7,11 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sparkstrom.transport.aeron.processes import find_executor
+from sparkstrom.transport.aeron.processes import PROC, find_executor
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,31 @@ def here() -> TaskPlace:
         context.cpus(),
         gpu_of(context.resources()),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorName:
+    """An executor as Spark knows it."""
+
+    number: str  # its id; "driver" in local mode
+    host: str  # "": Spark has not told
+
+
+def executor_name(proc: Path = PROC) -> ExecutorName:
+    """Of the executor of this process, by what Spark started it with, on every cluster manager."""
+    command = (proc / str(find_executor(proc=proc).pid) / "cmdline").read_text(errors="replace")
+    words = command.split("\0")
+    said = dict(pairwise(words))
+    return ExecutorName(said.get("--executor-id", "driver"), said.get("--hostname", ""))
+
+
+def is_again() -> bool:
+    """Has Spark begun this task before?"""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "runs in a Spark task only"
+    return context.attemptNumber() > 0
 
 
 def gpu_of(resources: Mapping[str, Any]) -> int | None:

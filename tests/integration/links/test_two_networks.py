@@ -107,7 +107,7 @@ def test_a_mask_that_does_not_name_one_interface_of_a_host(
 
 def test_a_driver_behind_a_firewall(hosts: TwoNetworks, cluster: StandaloneCluster) -> None:
     with hosts.dropping(0):
-        found = cluster.fit(network_mask=hosts.DATA)
+        found = cluster.fit(network_mask=hosts.DATA, controller="driver")
     assert found.get("error") == "NetworkError", found
     assert found["seconds"] < FOUND_S
     executor = 1 if "host1" in found["text"] else 2
@@ -133,7 +133,7 @@ def test_an_executor_behind_a_firewall(
     hosts: TwoNetworks, cluster: StandaloneCluster, udp: str, words: str
 ) -> None:
     with hosts.dropping(2, udp):
-        found = cluster.fit(network_mask=hosts.DATA)
+        found = cluster.fit(network_mask=hosts.DATA, controller="driver")
     assert found.get("error") == "NetworkError", found
     assert words in found["text"]
     assert f"from 10.78.0.1 to 10.78.1.3 {PORTS}" in found["text"]

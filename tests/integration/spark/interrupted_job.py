@@ -1,7 +1,7 @@
 """A driver program that a person ends with Ctrl-C, as a terminal does: the whole process group.
 
 Prints READY when the fit is where it is to be interrupted, then one JSON object with what was left.
-Argument: "start" or "training".
+Arguments: "start" or "training", and where the controller is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 import numpy as np
 from pyspark.sql import SparkSession
 
-from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
 from sparkstrom.listeners import TrainingListener
 from sparkstrom.models import DenseNetwork, Sgd
 
@@ -39,9 +39,10 @@ class Ready(TrainingListener):
             self._say()
 
 
-def main(when: str) -> None:
+def main(when: str, controller: str) -> None:
+    executors = 3 if controller == "executor" else 2  # one of one slot for the controller
     spark = (
-        SparkSession.builder.master("local-cluster[2,1,1024]")
+        SparkSession.builder.master(f"local-cluster[{executors},1,1024]")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.log.level", "ERROR")
@@ -52,7 +53,8 @@ def main(when: str) -> None:
     rows = [(x, int(x[0] > 0)) for x in features]
     data = spark.sparkContext.parallelize(rows, 2)
     data.count()  # executors are there
-    master = SharedTrainingMaster(debug_longer_iterations=10, batch_size_per_worker=10)
+    void = VoidConfiguration(controller=controller)
+    master = SharedTrainingMaster(void, debug_longer_iterations=10, batch_size_per_worker=10)
     model = DenseNetwork([8, 4, 2], updater=Sgd(0.1), seed=1)
     network = SparkNetwork(spark, model, master, progress=False)
     before = network.parameters
@@ -75,4 +77,4 @@ def main(when: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2])

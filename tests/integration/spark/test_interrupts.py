@@ -18,12 +18,14 @@ LIMIT_S = 240.0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["start", "training"])
-def test_ctrl_c_at(when, tmp_path):
+@pytest.mark.parametrize(
+    ("when", "controller"), [("start", "driver"), ("training", "driver"), ("training", "executor")]
+)
+def test_ctrl_c_at(when, controller, tmp_path):
     said = tmp_path / "stderr"
     with said.open("w") as stderr:
         program = subprocess.Popen(
-            [sys.executable, str(JOB), when],
+            [sys.executable, str(JOB), when, controller],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
@@ -44,7 +46,7 @@ def test_ctrl_c_at(when, tmp_path):
     text = said.read_text()
     assert program.returncode == 0, text
     found = json.loads(rest.splitlines()[-1])
-    print(when, found, f"{time.monotonic() - began_s:.1f} s", text)
+    print(when, controller, found, f"{time.monotonic() - began_s:.1f} s", text)
     assert found["jobs_gone_s"] < GONE_S
     assert (found["moved"] > 1e-3) == (when == "training")  # less is rounding to the grid
     assert found["equal_afterwards"]

@@ -39,6 +39,15 @@ def test_an_optimizers_state_and_a_librarys_code_count() -> None:
     assert buffers - total(plan().worker) == 3 * MIB
 
 
+def test_a_controller_in_a_task_counts() -> None:
+    there = plan(void=VoidConfiguration(controller="executor"))
+    assert set_in(plan())["spark.executor.instances"] == "4"
+    assert set_in(there)["spark.executor.instances"] == "5"  # eight workers, and one slot more
+    assert set_in(there)["spark.sparkstrom.controller"] == "executor"
+    assert set_in(there)["spark.sparkstrom.workers_per_node"] == "-1"  # 9 of 10 slots
+    assert there.executor_overhead - plan().executor_overhead == plan().driver_overhead
+
+
 def test_options_that_take_memory_count() -> None:
     more = plan(batch_memory_bytes=MASTER.batch_memory_bytes + MIB)
     assert more.executor_overhead - plan().executor_overhead == 2 * MIB  # of each of two workers

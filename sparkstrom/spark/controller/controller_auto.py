@@ -1,0 +1,106 @@
+"""Controller auto: where the controller of an application's fits runs, found out once.
+
+In the driver program, as long as executors reach that by UDP. They do in local mode, and where the
+driver program runs in the cluster; otherwise a job of short tasks looks, before the first fit.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.spark.controller.udp_reach import EchoPort, Reached, ReachOrder, reaches
+from sparkstrom.spark.driver.cluster import Slots, driver_host, live_conf
+from sparkstrom.spark.driver.controller_choice import AUTO, DRIVER, EXECUTOR
+from sparkstrom.spark.driver.preflight import check_machine
+from sparkstrom.spark.driver.spark_job import SparkJob
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.executor.interfaces import driver_address
+
+FOUND_OUT_S = 8.0  # in all: tasks that have no slot by then say nothing
+GONE_S = 1.0
+NAMED_MAX = 4
+MOVES = (
+    "sparkstrom: the controller goes to an executor (controller='auto'): {why}. There it takes one "
+    "task slot; controller='driver' keeps it here"
+)
+UNHEARD = (
+    "{hosts} get no answer by UDP from this program at {endpoint}; for the controller to be here "
+    "open that way in both directions, or name the network that both share (network_mask, "
+    "controller_address)"
+)
+
+_found: dict[str, str] = {}  # by application
+
+
+def settled(
+    master: SharedTrainingMaster, context: Any, slots: Slots, say: Callable[[str], None]
+) -> SharedTrainingMaster:
+    """The same with ``controller`` found out, where it is "auto"."""
+    if master.void.controller != AUTO:
+        return master
+    application = str(context.applicationId)
+    word = DRIVER if _is_inside(context) else _found.get(application)
+    if word is None:
+        word = _found_out(master, context, slots, say)
+        if word is None:
+            word = DRIVER  # nobody has said; the next network asks again
+        else:
+            _found[application] = word
+    void = master.void
+    address = void.controller_address if word == DRIVER else None
+    return replace(master, void=replace(void, controller=word, controller_address=address))
+
+
+def _is_inside(context: Any) -> bool:
+    """Is the driver program where its executors are?"""
+    mode = str(live_conf(context).get("spark.submit.deployMode", "client"))
+    return str(context.master).startswith("local") or mode == "cluster"
+
+
+def _found_out(
+    master: SharedTrainingMaster, context: Any, slots: Slots, say: Callable[[str], None]
+) -> str | None:
+    try:
+        check_machine(master.void, slots.total, driver_host(context))
+        address = driver_address(master.void, driver_host(context))
+        with EchoPort(address, master.void.controller_ports()) as port:
+            answers = _ask(port, master, context, slots)
+            endpoint = port.endpoint
+    except SetupError as error:
+        say(MOVES.format(why=error))
+        return EXECUTOR
+    if answers is None:
+        return None
+    deaf = sorted({each.host for each in answers if not each.heard})
+    if not deaf:
+        return DRIVER
+    hosts = ", ".join(deaf[:NAMED_MAX]) + (" and others" if len(deaf) > NAMED_MAX else "")
+    say(MOVES.format(why=UNHEARD.format(hosts=hosts, endpoint=endpoint)))
+    return EXECUTOR
+
+
+def _ask(
+    port: EchoPort, master: SharedTrainingMaster, context: Any, slots: Slots
+) -> list[Reached] | None:
+    """As many tasks as slots, which Spark spreads over all executors; None: not in time."""
+    void = master.void
+    order = ReachOrder(port.endpoint, port.token, void.network_mask, void.executor_ports())
+    runner = context.parallelize(range(slots.total), slots.total).mapPartitions(
+        partial(reaches, order)
+    )
+    group = f"sparkstrom-reach-{time.monotonic_ns()}"
+    words = "sparkstrom: is this program reached by UDP?"
+    job = SparkJob(context, group, runner.collect, words=words)
+    job.start()
+    try:
+        done = job.wait(FOUND_OUT_S)
+    finally:
+        if job.running:
+            job.cancel()
+            job.wait(GONE_S)
+    return job.reports if done and job.error is None else None

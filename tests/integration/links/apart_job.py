@@ -1,0 +1,65 @@
+"""A driver program whose executors are on another host: fits, and prints one JSON line for each.
+
+Arguments: the address of this host, the address of Spark's master, a folder, and controllers to use
+in turn, each as soon as the folder has a file of its name.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from pyspark.sql import SparkSession
+
+from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
+from sparkstrom.models import DenseNetwork, Sgd
+
+PORTS = (40123, 40140)
+
+
+def main(here: str, master: str, folder: str, controllers: list[str]) -> None:
+    spark = (
+        SparkSession.builder.master(master)
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.driver.host", here)
+        .config("spark.executor.instances", "1")
+        .config("spark.executor.cores", "3")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+    random = np.random.default_rng(0)
+    features = random.normal(size=(400, 8)).astype(np.float32)
+    rows = [(x, int(x[0] > 0)) for x in features]
+    data = spark.sparkContext.parallelize(rows, 2)
+    data.count()  # the executor is there
+    for controller in controllers:
+        while not (Path(folder) / controller).exists():
+            time.sleep(0.05)
+        began_s = time.monotonic()
+        void = VoidConfiguration(controller=controller, port_range=PORTS)
+        network = SparkNetwork(
+            spark,
+            DenseNetwork([8, 4, 2], updater=Sgd(0.1), seed=1),
+            SharedTrainingMaster(void=void, debug_longer_iterations=5),
+            progress="plain",
+        )
+        summary = network.fit(data, epochs=4, run_log="")
+        told = {
+            "controller": controller,
+            "equal": summary.replicas_equal,
+            "replicas": len(summary.hashes),
+            "minibatches": [summary.minibatches, summary.minibatches_expected],
+            "warnings": summary.warnings,
+            "prepare_s": summary.phase_seconds["prepare"],
+            "seconds": time.monotonic() - began_s,
+        }
+        print("TOLD " + json.dumps(told), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], sys.argv[4:])

@@ -1,0 +1,213 @@
+"""The controller in a Spark task: the same fits, told over TCP or at the end; and its death."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparkstrom import EarlyStopping, SetupError, TrainingError, UsageError, VoidConfiguration
+from sparkstrom.listeners import TrainingListener
+from tests.integration.spark.conftest import processes
+
+CONTROLLERS = re.compile(r"/sparkstrom-\d+-[0-9a-f]{16}-driver")  # its media driver's memory
+PORTS = 8  # for the media drivers of two executors, those of the fit before, and the controller's
+ENDS_S = 60.0  # a fit whose controller is gone
+
+
+@pytest.fixture
+def data(spark, digits):
+    return spark.sparkContext.parallelize(digits.rows(), 3)
+
+
+@pytest.fixture
+def apart(make_network):
+    """A network whose controller is in a task."""
+
+    def make(controller="executor", model=None, void=(), **options):
+        void = VoidConfiguration(controller=controller, **dict(void))
+        return make_network(model, void=void, **options)
+
+    return make
+
+
+class Heard(TrainingListener):
+    """Epochs with copies, and looks."""
+
+    def __init__(self):
+        self.commits, self.looks, self.summary = [], 0, None
+
+    def on_iteration(self, event):
+        self.looks += 1
+
+    def on_epoch(self, event):
+        self.commits.append(event.snapshot().commit)
+
+    def on_fit_end(self, event):
+        self.summary = event.summary
+
+
+def check_whole(summary):
+    print(summary.table())
+    assert summary.replicas_equal, summary.hashes
+    assert len(summary.hashes) == 4  # three workers and the controller, in one of four slots
+    assert summary.minibatches == summary.minibatches_expected
+    assert summary.faults == []
+
+
+@pytest.mark.slow
+@pytest.mark.flips("VoidConfiguration.controller")
+def test_all_that_follows_a_fit_follows_it_there(
+    apart, data, digits, tmp_path, master_at_work, in_background, wait_until
+):
+    """Listeners' copies, early stopping with the best epoch's, checkpoints, a clock of its own."""
+    heard, network = (
+        Heard(),
+        apart(
+            checkpoint_directory=str(tmp_path),
+            checkpoint_every="1 epochs",
+            debug_longer_iterations=5,
+        ),
+    )
+    rule = EarlyStopping(patience=1, min_delta=0.5)
+    fit = in_background(
+        network.fit, data, epochs=9, validation=0.2, early_stopping=rule, listeners=[heard]
+    )
+    summary = fit.result(120)
+    assert master_at_work() is None
+    assert summary.replicas_equal
+    assert len(summary.hashes) == 4
+    assert summary.stopped is not None
+    assert 0 < len(heard.commits) < 9
+    assert sorted(heard.commits) == heard.commits
+    assert 0 < heard.commits[0] < summary.updates  # a copy of its time, not of the end
+    assert 0 < summary.best.commit <= summary.updates
+    assert heard.looks > 1
+    assert heard.summary == summary
+    assert sorted(tmp_path.iterdir())[-1].name == Path(summary.checkpoint).name
+    assert all(0 <= seconds < 60 for seconds in summary.phase_seconds.values())
+    features, labels = digits.held_out
+    assert (network.predict(features).argmax(1) == labels).mean() > 0.5
+    network.close()
+
+
+@pytest.fixture
+def taken_ports():
+    """First and last of some that are taken for TCP, as far as this machine goes."""
+    with contextlib.ExitStack() as held:
+        while True:
+            with contextlib.ExitStack() as tried:
+                first = tried.enter_context(socket.create_server(("127.0.0.1", 0)))
+                port = first.getsockname()[1]
+                with contextlib.suppress(OSError):
+                    for more in range(1, PORTS):
+                        tried.enter_context(socket.create_server(("127.0.0.1", port + more)))
+                    held.push(tried.pop_all())
+                    break
+        yield port, port + PORTS - 1
+
+
+@pytest.mark.slow
+def test_without_a_connection_all_of_it_comes_at_the_end(apart, data, taken_ports):
+    """Every TCP port that it may have is taken; as with a firewall, but told at once."""
+    heard, network = Heard(), apart(void={"port_range": taken_ports})
+    with pytest.raises(SetupError, match=r"no TCP port of 127\.0\.0\.1"):
+        network.fit(data, validation=0.2, early_stopping=EarlyStopping())
+    summary = network.fit(data, epochs=3, listeners=[heard])
+    check_whole(summary)
+    assert len(heard.commits) == 3
+    assert set(heard.commits) == {summary.updates}
+    network.close()
+
+
+@pytest.mark.slow
+def test_buffers_are_averaged_there_and_what_was_learnt_goes_on(apart, data, digits):
+    torch = pytest.importorskip("torch")
+    from sparkstrom.models.torch import TorchModel
+
+    layers = [torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU()]
+    module = torch.nn.Sequential(*layers, torch.nn.Linear(16, 10))
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    model = TorchModel(module, torch.nn.CrossEntropyLoss(), sgd)
+    network = apart(controller="127.0.0.1", model=model)
+    before = float(network.module[1].running_mean.abs().sum())
+    check_whole(network.fit(data, epochs=2))
+    assert before == 0.0
+    assert float(network.module[1].running_mean.abs().sum()) > 0.1
+    network.close()
+
+
+def test_what_cannot_be_is_refused_by_name(apart, data):
+    with pytest.raises(UsageError, match="needs one slot more: 4 workers"):
+        apart(workers_per_node=2).fit(data)
+    with pytest.raises(SetupError, match=r"'192\.0\.2\.1': no executor.* on 127\.0\.0\.1"):
+        apart(controller="192.0.2.1").fit(data)
+
+
+def controllers_worker():
+    """The Python worker, below this process, whose media driver is the controller's."""
+    table = {process.pid: process for process in processes()}
+
+    def is_ours(pid):
+        return pid == os.getpid() or (pid in table and is_ours(table[pid].parent))
+
+    for process in (each for each in table.values() if is_ours(each.pid)):
+        try:
+            maps = (Path("/proc") / str(process.pid) / "maps").read_text()
+        except OSError:
+            continue
+        if "pyspark.daemon" in process.command and CONTROLLERS.search(maps):
+            return process.pid
+    raise AssertionError("no worker has a controller's media driver")
+
+
+def executor_above(pid):
+    table = {process.pid: process for process in processes()}
+    while "CoarseGrainedExecutorBackend" not in table[pid].command:
+        pid = table[pid].parent
+    return pid
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_executor", [False, True])
+def test_its_death_ends_the_fit_and_a_checkpoint_goes_on(
+    whole_executor, apart, data, in_background, wait_until, tmp_path
+):
+    """Within a bounded time, with host and executor; the same program goes on from its last one."""
+    options = {"checkpoint_directory": str(tmp_path), "checkpoint_every": "1 epochs"}
+    network = apart(debug_longer_iterations=10, **options)
+    before = network.parameters
+    fit = in_background(network.fit, data, epochs=1000)
+    wait_until(lambda: list(tmp_path.glob("checkpoint-*.npz")), 90, "a checkpoint")
+    pid = controllers_worker()
+    os.kill(executor_above(pid) if whole_executor else pid, signal.SIGKILL)
+    with pytest.raises(TrainingError, match=r"controller is gone.*executor \d+ on 127.*again"):
+        fit.result(ENDS_S)
+    np.testing.assert_array_equal(network.parameters, before)
+    again = apart(**options)
+    again._checkpoints.network = network._checkpoints.network  # as the program run again has it
+    summary = again.fit(data, epochs=3)
+    assert summary.resumed_from
+    assert summary.minibatches == summary.minibatches_expected
+    again.close()
+
+
+@pytest.mark.slow
+def test_a_cancelled_fit_keeps_what_was_learnt(apart, spark, data, in_background, wait_until):
+    network = apart(debug_longer_iterations=10)
+    before, heard = network.parameters, Heard()
+    fit = in_background(network.fit, data, epochs=1000, listeners=[heard])
+    wait_until(lambda: len(heard.commits) > 1, 90, "training")
+    spark.sparkContext.cancelAllJobs()
+    with pytest.raises(TrainingError, match="the job was cancelled"):
+        fit.result(ENDS_S)
+    assert float(np.abs(network.parameters - before).max()) > 1e-3
+    check_whole(network.fit(data, epochs=1))
+    network.close()

@@ -1,0 +1,197 @@
+"""The connection between a controller's task and the driver program, over real sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.clock import SystemClock
+from sparkstrom.base.errors import SetupError, TrainingError, WireError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.runtime.fit_state import Snapshot
+from sparkstrom.runtime.master_thread import MasterThread
+from sparkstrom.spark.controller import controller_line
+from sparkstrom.spark.controller.control_door import ControlDoor
+from sparkstrom.spark.controller.control_words import (
+    ControllerState,
+    EndWanted,
+    LineOrder,
+    SnapshotWanted,
+    StopWanted,
+    UpdatersWanted,
+)
+from sparkstrom.spark.controller.controller_line import ControllerLine
+from sparkstrom.spark.controller.remote_master import nothing_yet
+from sparkstrom.transport.sealed_stream import GREETING_S, SealedStream
+
+KEY = bytes(range(32))
+WAIT_S = 20
+
+
+class Asked:
+    """What of a master thread a line needs, and what was asked of it."""
+
+    def __init__(self) -> None:
+        self.finished, self.failure = threading.Event(), None
+        self.progress = nothing_yet(3)
+        self.said: list[str] = []
+        self.copies: Future[tuple[bytes, ...]] = Future()
+        self.copied = Snapshot(7, np.arange(3_000_000, dtype=np.float32), b"buffers", ())
+
+    def request_stop(self, reason: str) -> None:
+        self.said.append(reason)
+
+    def snapshot(self) -> Snapshot:
+        if self.finished.is_set():
+            raise TrainingError("it has failed")
+        return self.copied
+
+    def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
+        self.said.append(f"updaters of {'all' if everybody else 'one'}")
+        return self.copies
+
+
+class Task:
+    """A line that is served in a thread of its own, until it is told to end."""
+
+    def __init__(self, port: int) -> None:
+        self.master = Asked()
+        self.line = ControllerLine(LineOrder(Endpoint("127.0.0.1", port), KEY), SystemClock())
+        self.line.master = cast(MasterThread, self.master)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self.line.ended and not self._over.is_set():
+            self.line.serve()
+        self.line.close()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+class Heard:
+    """The states that came, and when enough of them have."""
+
+    def __init__(self) -> None:
+        self.states: list[ControllerState] = []
+        self._more = threading.Condition()
+
+    def __call__(self, state: ControllerState) -> None:
+        with self._more:
+            self.states.append(state)
+            self._more.notify_all()
+
+    def until(self, holds: Callable[[list[ControllerState]], bool]) -> None:
+        with self._more:
+            assert self._more.wait_for(lambda: holds(self.states), WAIT_S)
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def door(heard: Heard) -> Iterator[ControlDoor]:
+    made = ControlDoor(KEY, "127.0.0.1", None, heard)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def task(door: ControlDoor, monkeypatch: pytest.MonkeyPatch) -> Iterator[Task]:
+    monkeypatch.setattr(controller_line, "AGAIN_S", 0.05)
+    made = Task(door.port)
+    yield made
+    made.close()
+
+
+def test_states_come_and_questions_are_answered(
+    door: ControlDoor, task: Task, heard: Heard
+) -> None:
+    heard.until(lambda states: len(states) > 1)
+    assert heard.states[0].progress == task.master.progress
+    assert door.ask(StopWanted("enough")).result(WAIT_S) is None
+    copied: Any = door.ask(SnapshotWanted()).result(WAIT_S)
+    np.testing.assert_array_equal(copied.parameters, task.master.copied.parameters)
+    assert (copied.commit, copied.buffers) == (7, b"buffers")
+    late = door.ask(UpdatersWanted(everybody=True))
+    assert door.ask(StopWanted("more")).result(WAIT_S) is None  # nobody waits for the copies
+    assert not late.done()
+    task.master.copies.set_result((b"state",))
+    assert late.result(WAIT_S) == (b"state",)
+    assert task.master.said == ["enough", "updaters of all", "more"]
+
+
+def test_an_error_is_raised_where_it_was_asked(door: ControlDoor, task: Task, heard: Heard) -> None:
+    task.master.finished.set()
+    heard.until(lambda states: bool(states) and states[-1].finished)
+    with pytest.raises(TrainingError, match="it has failed"):
+        door.ask(SnapshotWanted()).result(WAIT_S)
+    door.ask(EndWanted()).result(WAIT_S)
+    assert task.line.ended
+
+
+def test_a_lost_connection_is_made_again_and_asked_again(
+    door: ControlDoor, task: Task, heard: Heard
+) -> None:
+    heard.until(bool)
+    late = door.ask(UpdatersWanted(everybody=False))
+    assert door.ask(StopWanted("once")).result(WAIT_S) is None
+    stream = task.line._stream
+    assert stream is not None
+    stream._socket.shutdown(socket.SHUT_RDWR)  # as a firewall that forgets it
+    count = len(heard.states)
+    heard.until(lambda states: len(states) > count + 1)
+    task.master.copies.set_result((b"state",))
+    assert late.result(WAIT_S) == (b"state",)
+    assert task.master.said == ["updaters of one", "once"]  # each was done once
+
+
+def test_strangers_are_sent_away_and_the_task_comes_through(
+    door: ControlDoor, heard: Heard
+) -> None:
+    strangers = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(6)]
+    for stranger, says in zip(strangers, (b"GET / HTTP/1.0\r\n\r\n" * 4, bytes(64)), strict=False):
+        stranger.sendall(says)  # the others say nothing, and are not waited for
+    began_s = time.monotonic()
+    task = Task(door.port)
+    try:
+        heard.until(bool)
+    finally:
+        task.close()
+    for stranger in strangers:
+        stranger.close()
+    assert time.monotonic() - began_s < GREETING_S
+
+
+def test_another_fits_task_is_a_stranger(door: ControlDoor) -> None:
+    connection = socket.create_connection(("127.0.0.1", door.port))
+    with pytest.raises(WireError, match=r"connection|seal|greeting"):
+        SealedStream(connection, bytes(32), opens=True)
+    assert not door.met.is_set()
+
+
+def test_what_nobody_answers_ends_with_the_door(heard: Heard) -> None:
+    made = ControlDoor(KEY, "127.0.0.1", None, heard)
+    answer = made.ask(SnapshotWanted())
+    made.close()
+    made.close()
+    assert answer.cancelled()
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SetupError, match=r"no TCP port of 127\.0\.0\.1"):
+            ControlDoor(KEY, "127.0.0.1", range(port, port + 1), lambda state: None)

@@ -1,0 +1,58 @@
+"""Whether executors reach the driver program by UDP: asked over real sockets."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.spark.controller import udp_reach
+from sparkstrom.spark.controller.udp_reach import EchoPort, ReachOrder, reaches
+
+HERE = "127.0.0.1"
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(udp_reach, "PATIENCE_S", 0.3)
+    monkeypatch.delenv("SPARKSTROM_LOCAL_IP", raising=False)
+
+
+def heard(endpoint: Endpoint, token: bytes) -> bool:
+    (answer,) = reaches(ReachOrder(endpoint, token, None, None), [])
+    assert answer.host == socket.gethostname()
+    return answer.heard
+
+
+def test_who_is_there_is_heard() -> None:
+    with EchoPort(HERE, None) as port:
+        assert heard(port.endpoint, port.token)
+        assert not heard(port.endpoint, b"another's token.")
+    assert not heard(port.endpoint, port.token)  # it is closed
+
+
+def test_what_another_port_sends_is_no_answer() -> None:
+    """A middlebox, or somebody who has seen the token, answers in its place."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        silent.bind((HERE, 0))
+        endpoint, token = Endpoint(HERE, silent.getsockname()[1]), bytes(16)
+
+        def answer() -> None:
+            datagram, sender = silent.recvfrom(64)
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+                other.sendto(datagram, sender)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert not heard(endpoint, token)
+        thread.join()
+
+
+def test_it_takes_a_port_of_its_range_or_says_why_not() -> None:
+    with EchoPort(HERE, None) as port:
+        taken = port.endpoint.port
+        with pytest.raises(SetupError, match=str(taken)):
+            EchoPort(HERE, range(taken, taken + 1))

@@ -1,0 +1,197 @@
+"""Sealed streams over real sockets: what they carry, and what they never hand on."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from sparkstrom.base.errors import WireError
+from sparkstrom.transport import sealed_stream
+from sparkstrom.transport.sealed_stream import PART_BYTES, RECORD, SALT_BYTES, SealedStream
+
+KEY, OTHER = bytes(32), b"\1" * 32
+
+
+def accepted(connection: socket.socket, key: bytes = KEY) -> Future[SealedStream]:
+    """The listener's end, greeting in a thread of its own."""
+    made: Future[SealedStream] = Future()
+
+    def greet() -> None:
+        try:
+            made.set_result(SealedStream(connection, key, opens=False))
+        except WireError as error:
+            made.set_exception(error)
+
+    threading.Thread(target=greet).start()
+    return made
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[SealedStream, SealedStream]]:
+    here, there = socket.socketpair()
+    listener = accepted(there)
+    with SealedStream(here, KEY, opens=True) as opener, listener.result(10) as other:
+        yield opener, other
+
+
+def test_messages_arrive_whole_in_both_directions(
+    ends: tuple[SealedStream, SealedStream],
+) -> None:
+    opener, listener = ends
+    long = secrets.token_bytes(3 * PART_BYTES + 5)
+    for message in (b"", b"short", long, bytes(PART_BYTES)):
+        sender = threading.Thread(target=opener.send, args=(message,))
+        sender.start()
+        assert listener.waits(10)
+        assert listener.receive() == message
+        sender.join()
+        listener.send(message[:10])
+        assert opener.receive() == message[:10]
+    assert not listener.waits(0)
+
+
+@pytest.mark.parametrize("stranger_opens", [False, True])
+def test_who_has_another_key_gets_no_further(stranger_opens: bool) -> None:
+    here, there = socket.socketpair()
+    keys = (OTHER, KEY) if stranger_opens else (KEY, OTHER)
+    listener = accepted(there, keys[1])
+    with pytest.raises(WireError):
+        SealedStream(here, keys[0], opens=True)
+    with pytest.raises(WireError):
+        listener.result(10)
+
+
+def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_stream, "GREETING_S", 0.1)
+    here, there = socket.socketpair()
+    with here, pytest.raises(WireError, match="timed out"):
+        accepted(there).result(10)
+
+
+def test_who_drips_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed_stream, "GREETING_S", 0.2)
+    here, there = socket.socketpair()
+    listener = accepted(there)
+    with here:
+        while not listener.done():
+            with contextlib.suppress(BrokenPipeError):
+                here.sendall(b"x")
+            threading.Event().wait(0.1)  # a stranger's own pace
+        with pytest.raises(WireError, match="no greeting in time"):
+            listener.result()
+
+
+class Between:
+    """Stands between two ends and keeps what the opener sends, record by record."""
+
+    def __init__(self) -> None:
+        self.opener, inner = socket.socketpair()
+        outer, self.listener = socket.socketpair()
+        self._inner, self._outer = inner, outer
+        self.records: list[bytes] = []
+        self.salt = b""
+
+    def back(self) -> None:
+        """What the listener sends goes on as it is."""
+        with contextlib.suppress(OSError):  # until they are closed
+            while part := self._outer.recv(1 << 16):
+                self._inner.sendall(part)
+
+    def exactly(self, size: int) -> bytes:
+        parts = b""
+        while len(parts) < size:
+            parts += self._inner.recv(size - len(parts))
+        return parts
+
+    def record(self) -> bytes:
+        header = self.exactly(RECORD.size)
+        return header + self.exactly(RECORD.unpack(header)[0])
+
+    def pass_on(self, data: bytes) -> None:
+        self._outer.sendall(data)
+
+    def close(self) -> None:
+        for end in (self.opener, self.listener, self._inner, self._outer):
+            end.close()
+
+
+@pytest.fixture
+def between() -> Iterator[tuple[Between, SealedStream, SealedStream]]:
+    """Two ends that have greeted through somebody."""
+    made = Between()
+    listener = accepted(made.listener)
+    threading.Thread(target=made.back, daemon=True).start()
+    opener: Future[SealedStream] = Future()
+    greet = threading.Thread(
+        target=lambda: opener.set_result(SealedStream(made.opener, KEY, opens=True))
+    )
+    greet.start()
+    made.salt = made.exactly(SALT_BYTES)
+    made.pass_on(made.salt)
+    made.records.append(made.record())
+    made.pass_on(made.records[0])
+    yield made, opener.result(10), listener.result(10)
+    greet.join()
+    made.close()
+
+
+@pytest.mark.parametrize("deed", ["repeat", "leave out", "change", "turn more on"])
+def test_what_was_tampered_with_is_not_handed_on(
+    between: tuple[Between, SealedStream, SealedStream], deed: str
+) -> None:
+    middle, opener, listener = between
+    opener.send(b"first")
+    opener.send(b"second")
+    first, second = middle.record(), middle.record()
+    changed = bytearray(first)
+    changed[-1 if deed == "change" else RECORD.size - 1] ^= 1
+    sent = {
+        "repeat": (first, first),
+        "leave out": (second,),
+        "change": (bytes(changed),),
+        "turn more on": (bytes(changed), second),
+    }[deed]
+    for record in sent:
+        middle.pass_on(record)
+    if deed == "repeat":
+        assert listener.receive() == b"first"
+    with pytest.raises(WireError, match="seal"):
+        listener.receive()
+
+
+def test_a_recording_opens_on_no_other_connection(
+    between: tuple[Between, SealedStream, SealedStream],
+) -> None:
+    middle, _, _ = between
+    here, there = socket.socketpair()
+    listener = accepted(there)
+    with here:
+        here.sendall(middle.salt + middle.records[0])
+        with pytest.raises(WireError, match="seal"):
+            listener.result(10)
+
+
+def test_an_own_record_that_comes_back_is_none_of_the_peers() -> None:
+    here, there = socket.socketpair()
+    listener = accepted(there)
+    with here:
+        here.settimeout(10)
+        here.sendall(here.recv(SALT_BYTES))  # the same salt: the same keys, but for the direction
+        here.sendall(here.recv(1 << 16))
+        with pytest.raises(WireError, match="seal"):
+            listener.result(10)
+
+
+def test_a_record_of_no_size_is_refused(
+    between: tuple[Between, SealedStream, SealedStream],
+) -> None:
+    middle, _, listener = between
+    middle.pass_on(RECORD.pack(1 << 31, 0))
+    with pytest.raises(WireError, match="a record of"):
+        listener.receive()
