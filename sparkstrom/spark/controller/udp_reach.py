@@ -8,6 +8,7 @@ milliseconds.
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import select
@@ -24,6 +25,8 @@ from sparkstrom.base.identity import Endpoint
 from sparkstrom.spark.driver.settings import local_ip
 from sparkstrom.transport.addresses import choose_address, listed_addresses
 from sparkstrom.transport.aeron.ports import candidate_ports, none_free
+
+log = logging.getLogger(__name__)
 
 TOKEN_BYTES = 16
 AGAIN_S, PATIENCE_S = 0.05, 2.0
@@ -81,8 +84,12 @@ class EchoPort:
             if not select.select([self._socket], [], [], LOOK_S)[0]:
                 continue
             datagram, sender = self._socket.recvfrom(2 * TOKEN_BYTES)
-            if secrets.compare_digest(datagram, self.token):
+            if not secrets.compare_digest(datagram, self.token):
+                continue
+            try:
                 self._socket.sendto(datagram, sender)
+            except OSError as error:  # a firewall of this machine; who asked says it heard nothing
+                log.info("no answer can be sent to %s: %s", sender[0], error)
 
 
 def reaches(order: ReachOrder, items: Iterable[Any]) -> Iterator[Reached]:
