@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sparkstrom.base.errors import SetupError
+from sparkstrom.base.errors import NetworkError, SetupError, UsageError
 from sparkstrom.spark.controller.udp_reach import EchoPort, Reached, ReachOrder, reaches
-from sparkstrom.spark.driver.cluster import Slots, driver_host, live_conf
+from sparkstrom.spark.driver.cluster import Slots, driver_host, live_conf, workers_for
 from sparkstrom.spark.driver.controller_choice import AUTO, DRIVER, EXECUTOR
 from sparkstrom.spark.driver.preflight import check_machine
 from sparkstrom.spark.driver.spark_job import SparkJob
@@ -34,26 +34,53 @@ UNHEARD = (
     "controller_address)"
 )
 
-_found: dict[str, str] = {}  # by application
+NO_SLOT = "{why}. Or have the controller on an executor: {error}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was found out: ``DRIVER``, or ``EXECUTOR`` and why."""
+
+    word: str
+    why: str = ""
+
+
+_found: dict[str, Found] = {}  # by application
 
 
 def settled(
     master: SharedTrainingMaster, context: Any, slots: Slots, say: Callable[[str], None]
 ) -> SharedTrainingMaster:
-    """The same with ``controller`` found out, where it is "auto"."""
+    """The same with ``controller`` found out, where it is "auto".
+
+    Raise NetworkError where it cannot be in the driver program, and has no slot elsewhere.
+    """
     if master.void.controller != AUTO:
         return master
     application = str(context.applicationId)
-    word = DRIVER if _is_inside(context) else _found.get(application)
-    if word is None:
-        word = _found_out(master, context, slots, say)
-        if word is None:
-            word = DRIVER  # nobody has said; the next network asks again
+    found = Found(DRIVER) if _is_inside(context) else _found.get(application)
+    is_new = found is None
+    if found is None:
+        found = _found_out(master, context, slots)
+        if found is None:
+            found = Found(DRIVER)  # nobody has said; the next network asks again
         else:
-            _found[application] = word
+            _found[application] = found
     void = master.void
-    address = void.controller_address if word == DRIVER else None
-    return replace(master, void=replace(void, controller=word, controller_address=address))
+    address = void.controller_address if found.word == DRIVER else None
+    chosen = replace(master, void=replace(void, controller=found.word, controller_address=address))
+    if found.word == EXECUTOR:
+        _need_slot(slots, chosen, found.why)
+        if is_new:
+            say(MOVES.format(why=found.why))
+    return chosen
+
+
+def _need_slot(slots: Slots, chosen: SharedTrainingMaster, why: str) -> None:
+    try:
+        workers_for(slots, chosen)
+    except UsageError as error:
+        raise NetworkError(NO_SLOT.format(why=why, error=error)) from None
 
 
 def _is_inside(context: Any) -> bool:
@@ -62,9 +89,7 @@ def _is_inside(context: Any) -> bool:
     return str(context.master).startswith("local") or mode == "cluster"
 
 
-def _found_out(
-    master: SharedTrainingMaster, context: Any, slots: Slots, say: Callable[[str], None]
-) -> str | None:
+def _found_out(master: SharedTrainingMaster, context: Any, slots: Slots) -> Found | None:
     try:
         check_machine(master.void, slots.total, driver_host(context))
         address = driver_address(master.void, driver_host(context))
@@ -72,16 +97,14 @@ def _found_out(
             answers = _ask(port, master, context, slots)
             endpoint = port.endpoint
     except SetupError as error:
-        say(MOVES.format(why=error))
-        return EXECUTOR
+        return Found(EXECUTOR, str(error))
     if answers is None:
         return None
     deaf = sorted({each.host for each in answers if not each.heard})
     if not deaf:
-        return DRIVER
+        return Found(DRIVER)
     hosts = ", ".join(deaf[:NAMED_MAX]) + (" and others" if len(deaf) > NAMED_MAX else "")
-    say(MOVES.format(why=UNHEARD.format(hosts=hosts, endpoint=endpoint)))
-    return EXECUTOR
+    return Found(EXECUTOR, UNHEARD.format(hosts=hosts, endpoint=endpoint))
 
 
 def _ask(

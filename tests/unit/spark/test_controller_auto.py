@@ -1,0 +1,92 @@
+"""Where "auto" puts the controller, and what is said where it can be nowhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from sparkstrom import SharedTrainingMaster, VoidConfiguration
+from sparkstrom.base.errors import NetworkError
+from sparkstrom.spark.controller import controller_auto
+from sparkstrom.spark.controller.controller_auto import Found, settled
+from sparkstrom.spark.driver.cluster import Slots
+
+WHY = "host1 get no answer by UDP from this program at 10.77.0.1:40123; open that way"
+
+
+@dataclass
+class Context:
+    """Of an application in client mode."""
+
+    applicationId: str
+
+
+class Finding:
+    """Finds this out, and counts how often it was asked to."""
+
+    def __init__(self, found: Found | None) -> None:
+        self.found, self.asked = found, 0
+
+    def __call__(self, *given: Any) -> Found | None:
+        self.asked += 1
+        return self.found
+
+
+@pytest.fixture
+def _outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_auto, "_is_inside", lambda context: False)
+    monkeypatch.setattr(controller_auto, "_found", {})
+
+
+def master(workers: int = -1) -> SharedTrainingMaster:
+    void = VoidConfiguration(controller_address="10.77.0.1")
+    return SharedTrainingMaster(void=void, workers_per_node=workers)
+
+
+@pytest.mark.usefixtures("_outside")
+def test_an_application_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding, said = Finding(Found("executor", WHY)), list[str]()
+    monkeypatch.setattr(controller_auto, "_found_out", finding)
+    for _ in range(2):
+        void = settled(master(), Context("a"), Slots(2, 2), said.append).void
+        assert (void.controller, void.controller_address) == ("executor", None)
+    assert finding.asked == 1
+    (told,) = said
+    assert WHY in told
+    settled(master(), Context("b"), Slots(2, 2), said.append)
+    assert finding.asked == 2
+
+
+@pytest.mark.usefixtures("_outside")
+def test_where_nobody_has_said_the_driver_program_has_it_and_the_next_one_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    finding, said = Finding(None), list[str]()
+    monkeypatch.setattr(controller_auto, "_found_out", finding)
+    for _ in range(2):
+        void = settled(master(), Context("a"), Slots(2, 2), said.append).void
+        assert (void.controller, void.controller_address) == ("driver", "10.77.0.1")
+    assert (finding.asked, said) == (2, [])
+
+
+@pytest.mark.usefixtures("_outside")
+def test_without_a_slot_for_it_the_way_that_is_closed_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not the lack of a slot alone, which nobody had asked for."""
+    monkeypatch.setattr(controller_auto, "_found_out", Finding(Found("executor", WHY)))
+    with pytest.raises(NetworkError) as caught:
+        settled(master(workers=2), Context("a"), Slots(2, 2), pytest.fail)
+    assert str(caught.value).startswith(WHY)
+    assert "needs one slot more: 4 workers" in str(caught.value)
+
+
+@pytest.mark.usefixtures("_outside")
+def test_what_was_asked_for_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = Finding(None)
+    monkeypatch.setattr(controller_auto, "_found_out", finding)
+    given = SharedTrainingMaster(void=VoidConfiguration(controller="executor"))
+    assert settled(given, Context("a"), Slots(2, 2), pytest.fail) is given
+    assert finding.asked == 0
