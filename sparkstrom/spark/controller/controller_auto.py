@@ -38,14 +38,14 @@ NO_SLOT = "{why}. Or have the controller on an executor: {error}"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundOut:
     """What was found out: ``DRIVER``, or ``EXECUTOR`` and why."""
 
     word: str
     why: str = ""
 
 
-_found: dict[str, Found] = {}  # by application
+_found: dict[str, FoundOut] = {}  # by application
 
 
 def settled(
@@ -58,12 +58,12 @@ def settled(
     if master.void.controller != AUTO:
         return master
     application = str(context.applicationId)
-    found = Found(DRIVER) if _is_inside(context) else _found.get(application)
+    found = FoundOut(DRIVER) if _is_inside(context) else _found.get(application)
     is_new = found is None
     if found is None:
         found = _found_out(master, context, slots)
         if found is None:
-            found = Found(DRIVER)  # nobody has said; the next network asks again
+            found = FoundOut(DRIVER)  # nobody has said; the next network asks again
         else:
             _found[application] = found
     void = master.void
@@ -89,7 +89,7 @@ def _is_inside(context: Any) -> bool:
     return str(context.master).startswith("local") or mode == "cluster"
 
 
-def _found_out(master: SharedTrainingMaster, context: Any, slots: Slots) -> Found | None:
+def _found_out(master: SharedTrainingMaster, context: Any, slots: Slots) -> FoundOut | None:
     try:
         check_machine(master.void, slots.total, driver_host(context))
         address = driver_address(master.void, driver_host(context))
@@ -97,14 +97,14 @@ def _found_out(master: SharedTrainingMaster, context: Any, slots: Slots) -> Foun
             answers = _ask(port, master, context, slots)
             endpoint = port.endpoint
     except SetupError as error:
-        return Found(EXECUTOR, str(error))
+        return FoundOut(EXECUTOR, str(error))
     if answers is None:
         return None
     deaf = sorted({each.host for each in answers if not each.heard})
     if not deaf:
-        return Found(DRIVER)
+        return FoundOut(DRIVER)
     hosts = ", ".join(deaf[:NAMED_MAX]) + (" and others" if len(deaf) > NAMED_MAX else "")
-    return Found(EXECUTOR, UNHEARD.format(hosts=hosts, endpoint=endpoint))
+    return FoundOut(EXECUTOR, UNHEARD.format(hosts=hosts, endpoint=endpoint))
 
 
 def _ask(

@@ -10,7 +10,7 @@ import pytest
 from sparkstrom import SharedTrainingMaster, VoidConfiguration
 from sparkstrom.base.errors import NetworkError
 from sparkstrom.spark.controller import controller_auto
-from sparkstrom.spark.controller.controller_auto import Found, settled
+from sparkstrom.spark.controller.controller_auto import FoundOut, settled
 from sparkstrom.spark.driver.cluster import Slots
 
 WHY = "host1 get no answer by UDP from this program at 10.77.0.1:40123; open that way"
@@ -26,10 +26,10 @@ class Context:
 class Finding:
     """Finds this out, and counts how often it was asked to."""
 
-    def __init__(self, found: Found | None) -> None:
+    def __init__(self, found: FoundOut | None) -> None:
         self.found, self.asked = found, 0
 
-    def __call__(self, *given: Any) -> Found | None:
+    def __call__(self, *given: Any) -> FoundOut | None:
         self.asked += 1
         return self.found
 
@@ -47,7 +47,7 @@ def master(workers: int = -1) -> SharedTrainingMaster:
 
 @pytest.mark.usefixtures("_outside")
 def test_an_application_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    finding, said = Finding(Found("executor", WHY)), list[str]()
+    finding, said = Finding(FoundOut("executor", WHY)), list[str]()
     monkeypatch.setattr(controller_auto, "_found_out", finding)
     for _ in range(2):
         void = settled(master(), Context("a"), Slots(2, 2), said.append).void
@@ -76,7 +76,7 @@ def test_without_a_slot_for_it_the_way_that_is_closed_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Not the lack of a slot alone, which nobody had asked for."""
-    monkeypatch.setattr(controller_auto, "_found_out", Finding(Found("executor", WHY)))
+    monkeypatch.setattr(controller_auto, "_found_out", Finding(FoundOut("executor", WHY)))
     with pytest.raises(NetworkError) as caught:
         settled(master(workers=2), Context("a"), Slots(2, 2), pytest.fail)
     assert str(caught.value).startswith(WHY)
