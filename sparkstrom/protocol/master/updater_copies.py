@@ -106,9 +106,10 @@ class UpdaterCopies:
             self.copied += (fetch.whole,)
         if fetch.copy is not None:
             self._numbers.add(fetch.copy)
+        source: NodeId | None = None
         if self._source is not None:
             self._asked.add(self._source)
-        source = self._next() if self._everybody else None
+            source = self._next() if self._everybody else None
         if source is None:
             return [ev.UpdaterCopied(self.copied)]
         self._begin_next(source, now_s)
