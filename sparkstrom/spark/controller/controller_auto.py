@@ -6,6 +6,7 @@ driver program runs in the cluster; otherwise a job of short tasks looks, before
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 from sparkstrom.base.errors import NetworkError, SetupError, UsageError
 from sparkstrom.spark.controller.udp_reach import EchoPort, Reached, ReachOrder, reaches
+from sparkstrom.spark.data.job_errors import cause_of
 from sparkstrom.spark.driver.cluster import Slots, driver_host, live_conf, workers_for
 from sparkstrom.spark.driver.controller_choice import AUTO, DRIVER, EXECUTOR
 from sparkstrom.spark.driver.preflight import check_machine
@@ -44,6 +46,8 @@ class FoundOut:
     word: str
     why: str = ""
 
+
+log = logging.getLogger(__name__)
 
 _found: dict[str, FoundOut] = {}  # by application
 
@@ -126,4 +130,8 @@ def _ask(
         if job.running:
             job.cancel()
             job.wait(GONE_S)
-    return job.reports if done and job.error is None else None
+    if done and job.error is None:
+        return job.reports
+    why = cause_of(str(job.error)) if job.error is not None else f"nothing within {FOUND_OUT_S:g} s"
+    log.warning("whether executors hear this program by UDP could not be found out: %s", why)
+    return None
