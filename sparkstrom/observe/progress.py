@@ -7,8 +7,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Self, TextIO
+from typing import TextIO
 
 LOG_EVERY_S, LOG_EVERY_S_MAX = 3.0, 60.0  # between two plain lines: a twentieth of the fit so far
 LOG_SHARE = 20
@@ -129,17 +128,6 @@ class ProgressLine:
 
     def close(self) -> None:
         """No more is shown; idempotent."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _pause_s(self, seconds: float) -> float:
         return self.every_s

@@ -20,8 +20,6 @@ import select
 import socket
 import struct
 import time
-from types import TracebackType
-from typing import Self
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -111,17 +109,6 @@ class SealedStream:
     def close(self) -> None:
         """Idempotent."""
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _exactly(self, size: int) -> bytes:
         parts = bytearray()

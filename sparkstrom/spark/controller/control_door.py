@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import closing
 from typing import Any
 
 from sparkstrom.base.errors import SetupError, SparkstromError, WireError
@@ -111,7 +112,7 @@ class ControlDoor:
         except (OSError, WireError) as error:
             log.warning("somebody at %s is not the controller: %s", host, error)
             return
-        with stream:
+        with closing(stream):
             self._follow(stream)
 
     def _follow(self, stream: SealedStream) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -97,7 +98,7 @@ def _found_out(master: SharedTrainingMaster, context: Any, slots: Slots) -> Foun
     try:
         check_machine(master.void, slots.total, driver_host(context))
         address = driver_address(master.void, driver_host(context))
-        with EchoPort(address, master.void.controller_ports()) as port:
+        with closing(EchoPort(address, master.void.controller_ports())) as port:
             answers = _ask(port, master, context, slots)
             endpoint = port.endpoint
     except SetupError as error:

@@ -17,8 +17,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from sparkstrom.base.errors import SetupError
 from sparkstrom.base.identity import Endpoint
@@ -66,15 +65,8 @@ class EchoPort:
         self._thread = threading.Thread(target=self._run, name="sparkstrom-echo", daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Answer nobody any more."""
         self._closing.set()
         self._thread.join()
         self._socket.close()

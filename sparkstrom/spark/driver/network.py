@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -125,7 +126,7 @@ class SparkNetwork:
         need_picklable(self._model)  # it may have been changed since the network was made
         spreading.check_data(data)
         chosen = Chosen(features, label, weight, validation)
-        with progress_for(self._progress) as progress:
+        with closing(progress_for(self._progress)) as progress:
             slots = await_slots(self._context, self._master.start_timeout, progress.say)
             self._settle(slots, progress.say)
             workers = workers_for(slots, self._master)
@@ -313,7 +314,7 @@ class SparkNetwork:
         The next ``fit`` goes on with the fit that was saved, if that was not done. Raises
         UsageError where there is none, or it is of another model.
         """
-        with progress_for(self._progress) as progress:
+        with closing(progress_for(self._progress)) as progress:
             self._learnt.begin_with(self._checkpoints.restore(os.fspath(path), progress.say))
 
     def close(self) -> None:

@@ -99,7 +99,7 @@ class StandaloneCluster:
             "SPARK_DAEMON_JAVA_OPTS": self._java,
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
             "OMP_NUM_THREADS": "1",
-            **({"SPARK_PREFER_IPV6": "true"} if ":" in address else {}),
+            **({"SPARK_PREFER_IPV6": "true"} if ":" in address and host == 0 else {}),
         }
 
     def _start(self, name: str, host: int, daemon: str, *given: str) -> None:

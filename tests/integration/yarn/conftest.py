@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from scripts.mini_yarn import Cluster, mini_yarn
+from tests.integration.udp_ports import bound_sockets, free_ports
 
+UDP_PORTS = 16  # that a user has opened
 JARS = os.environ.get("SPARKSTROM_YARN_JARS")
 
 
@@ -34,7 +35,7 @@ class UdpRange:
     """Ports that a user has opened, and on which of them somebody listened."""
 
     first: int
-    size: int = 16
+    size: int = UDP_PORTS
     seen: set[int] = field(default_factory=set)
 
     def conf(self) -> dict[str, str]:
@@ -59,17 +60,11 @@ class UdpRange:
 
     def _watch(self, done: threading.Event) -> None:
         while not done.wait(0.2):
-            rows = Path("/proc/net/udp").read_text().splitlines()[1:]
-            ports = {int(row.split()[1].partition(":")[2], 16) for row in rows}
+            ports = {endpoint.port for endpoint in bound_sockets()}
             self.seen |= ports & set(range(self.first, self.first + self.size))
 
 
 @pytest.fixture
 def udp_range() -> UdpRange:
     """Some ports in a row that nobody uses now."""
-    while True:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = int(probe.getsockname()[1])
-        if first < 65_000:
-            return UdpRange(first)
+    return UdpRange(free_ports(UDP_PORTS)[0])

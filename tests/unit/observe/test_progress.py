@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import closing
 
 import pytest
 
@@ -127,7 +128,7 @@ def test_what_is_said_stands_on_a_line_of_its_own(clock: Clock) -> None:
 
 
 def test_switched_off_it_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
-    with ProgressLine() as shown:
+    with closing(ProgressLine()) as shown:
         shown.show(line(), force=True)
         shown.say("waiting")
     assert capfd.readouterr() == ("", "")

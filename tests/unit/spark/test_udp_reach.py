@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import closing
 
 import pytest
 
@@ -28,7 +29,7 @@ def heard(endpoint: Endpoint, token: bytes) -> bool:
 
 
 def test_who_is_there_is_heard() -> None:
-    with EchoPort(HERE, None) as port:
+    with closing(EchoPort(HERE, None)) as port:
         assert heard(port.endpoint, port.token)
         assert not heard(port.endpoint, b"another's token.")
     assert not heard(port.endpoint, port.token)  # it is closed
@@ -52,7 +53,7 @@ def test_what_another_port_sends_is_no_answer() -> None:
 
 
 def test_it_takes_a_port_of_its_range_or_says_why_not() -> None:
-    with EchoPort(HERE, None) as port:
+    with closing(EchoPort(HERE, None)) as port:
         taken = port.endpoint.port
         with pytest.raises(SetupError, match=str(taken)):
             EchoPort(HERE, range(taken, taken + 1))

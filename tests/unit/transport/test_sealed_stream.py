@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import closing
 
 import pytest
 
@@ -36,7 +37,10 @@ def accepted(connection: socket.socket, key: bytes = KEY) -> Future[SealedStream
 def ends() -> Iterator[tuple[SealedStream, SealedStream]]:
     here, there = socket.socketpair()
     listener = accepted(there)
-    with SealedStream(here, KEY, opens=True) as opener, listener.result(10) as other:
+    with (
+        closing(SealedStream(here, KEY, opens=True)) as opener,
+        closing(listener.result(10)) as other,
+    ):
         yield opener, other
 
 
