@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import closing, contextmanager, redirect_stderr, redirect_stdout
 
 import pytest
 
@@ -52,7 +52,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 def shown_on(terminal: Terminal) -> Iterator[TerminalBar]:
     """On standard error, and standard output is the same: pytest changes both at will."""
     with redirect_stdout(terminal), redirect_stderr(terminal):
-        with TerminalBar() as bar:
+        with closing(TerminalBar()) as bar:
             yield bar
         assert sys.stdout is terminal
         assert sys.stderr is terminal
@@ -145,7 +145,7 @@ def test_what_goes_to_a_file_is_left_alone(
     file = io.StringIO()
     monkeypatch.setattr(sys, "stdout", file)
     monkeypatch.setattr(sys, "stderr", terminal)
-    with TerminalBar() as bar:
+    with closing(TerminalBar()) as bar:
         bar.show(line(), force=True)
         assert sys.stdout is file
         print("result")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
 def test_there_is_one_output_which_ends_with_all_done(
     cell: Cell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with NotebookBar() as bar:
+    with closing(NotebookBar()) as bar:
         bar.show(line(phase="starting 4 Python workers", epoch=0.0), force=False)
         for epoch in (1.0, 2.0, 3.0):
             bar.show(line(epoch=epoch, phase=f"training {epoch}"))
