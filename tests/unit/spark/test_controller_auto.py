@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from sparkstrom import SharedTrainingMaster, VoidConfiguration
 from sparkstrom.base.errors import NetworkError
 from sparkstrom.spark.controller import controller_auto
 from sparkstrom.spark.controller.controller_auto import FoundOut, settled
+from sparkstrom.spark.controller.udp_reach import EchoPort
 from sparkstrom.spark.driver.cluster import Slots
 
 WHY = "host1 get no answer by UDP from this program at 10.77.0.1:40123; open that way"
@@ -90,3 +92,25 @@ def test_what_was_asked_for_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) 
     given = SharedTrainingMaster(void=VoidConfiguration(controller="executor"))
     assert settled(given, Context("a"), Slots(2, 2), pytest.fail) is given
     assert finding.asked == 0
+
+
+class Failing:
+    """A context whose jobs Spark fails."""
+
+    def setJobGroup(self, *given: Any, **options: Any) -> None:
+        raise RuntimeError("[CANNOT_OPEN_SOCKET] Can not open socket")
+
+    def parallelize(self, *given: Any) -> Any:
+        return self
+
+    def mapPartitions(self, run: Any) -> Any:
+        return self
+
+    def collect(self) -> list[Any]:
+        return []
+
+
+def test_what_keeps_it_from_being_found_out_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(EchoPort("127.0.0.1", None)) as port, caplog.at_level("WARNING", "sparkstrom"):
+        assert controller_auto._ask(port, master(), Failing(), Slots(1, 1)) is None
+    assert "could not be found out: [CANNOT_OPEN_SOCKET] Can not open socket" in caplog.text
