@@ -19,7 +19,6 @@ gone when the context ends, and also when its process is killed: see ``benchmark
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from benchmarks.host import pids_in
+from sparkstrom.base.units import parse_rate
 
 NETWORK = "10.77.0"
 HOSTS_MAX = 200  # addresses of the network
@@ -42,9 +42,6 @@ LATENCY_S_MIN, LATENCY_S_MAX = 0.05, 0.4
 END_S = 20.0  # for a host to clear itself
 NICE = "5"  # of all processes on all hosts: whoever else uses the machine goes first
 
-UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
-RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)(bit|bps|)", re.IGNORECASE)
-
 
 @dataclass(frozen=True, slots=True)
 class Counters:
@@ -52,24 +49,6 @@ class Counters:
 
     tx: int
     rx: int
-
-
-def parse_rate(text: str) -> int:
-    """Bits per second of a rate as tc writes it: 100mbit, 1.5gbit, 500kbit, 12mbps (bytes).
-
-    Raises ValueError for anything else, and for none.
-    """
-    match = RATE.fullmatch(text.strip())
-    bits = 0
-    if match is not None:
-        number, prefix, binary, unit = match.groups()
-        factor = (1024 if binary else 1000) ** UNITS[prefix.lower()]
-        bits = round(float(number) * factor * (8 if unit.lower() == "bps" else 1))
-    if bits < 1:
-        raise ValueError(
-            f"rate {text!r}: write it as tc does, such as 100mbit, 1gbit, 1.5mbit or 500kbit"
-        )
-    return bits
 
 
 def bucket(bits: int) -> list[str]:

@@ -1,7 +1,11 @@
-"""Handwritten digits on a Spark cluster: spark-submit examples/digits.py --epochs 20"""
+"""Handwritten digits on a Spark cluster: spark-submit examples/digits.py --epochs 20
+
+Over Spark Connect: SPARK_REMOTE=sc://host:15002 python examples/digits.py
+"""
 
 import argparse
 import sys
+from typing import Any
 
 import findspark
 
@@ -20,15 +24,34 @@ from sparkstrom.models import DenseNetwork, Sgd
 ACCURACY_WANTED = 0.95  # at the default settings
 
 
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__)
+    made.add_argument("--epochs", type=int, default=40)
+    made.add_argument("--workers-per-node", type=int, help="default: all task slots")
+    made.add_argument("--port", type=int, help="the controller's UDP port")
+    made.add_argument("--mask", help="network to use, such as 10.0.0.0/16")
+    made.add_argument("--controller", help="the driver's address")
+    made.add_argument("--hidden", type=int, nargs="*", default=[256, 256])
+    return made
+
+
+def master_of(args: argparse.Namespace) -> SharedTrainingMaster:
+    """With what the command line says; --conf spark.sparkstrom.… says the rest."""
+    void = {
+        "unicast_port": args.port,
+        "network_mask": args.mask,
+        "controller_address": args.controller,
+    }
+    master = {"workers_per_node": args.workers_per_node}
+    return SharedTrainingMaster(VoidConfiguration(**said(void)), **said(master))
+
+
+def said(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=40)
-    parser.add_argument("--workers-per-node", type=int, default=-1, help="-1: all task slots")
-    parser.add_argument("--port", type=int, help="the controller's UDP port")
-    parser.add_argument("--mask", help="network to use, such as 10.0.0.0/16")
-    parser.add_argument("--controller", help="the driver's address")
-    parser.add_argument("--hidden", type=int, nargs="*", default=[256, 256])
-    args = parser.parse_args()
+    args = parser().parse_args()
 
     digits = load_digits()
     features, labels = (digits.data / 16).astype(np.float32), digits.target
@@ -36,13 +59,10 @@ def main() -> int:
     train, held_out = order[:1437], order[1437:]
 
     spark = SparkSession.builder.appName("digits").getOrCreate()
-    data = spark.sparkContext.parallelize([(features[i], int(labels[i])) for i in train])
+    rows = [(features[i].tolist(), int(labels[i])) for i in train]
+    data = spark.createDataFrame(rows, "features array<float>, label int")
     model = DenseNetwork([64, *args.hidden, 10], hidden="relu", updater=Sgd(0.1), seed=1)
-    void = VoidConfiguration(
-        unicast_port=args.port, network_mask=args.mask, controller_address=args.controller
-    )
-    master = SharedTrainingMaster(void, workers_per_node=args.workers_per_node)
-    network = SparkNetwork(spark, model, master)
+    network = SparkNetwork(spark, model, master_of(args))
     summary = network.fit(data, epochs=args.epochs)
     accuracy = float((network.predict(features[held_out]).argmax(1) == labels[held_out]).mean())
     network.close()

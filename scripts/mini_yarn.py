@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from scripts.yarn_jars import PYSPARK, classpath
@@ -150,6 +151,8 @@ def start(home: Path, jars: Path, nodes: int = 2, wanted: Mapping[str, object] =
     """A cluster that runs until ``stop``; what an earlier one left in ``home`` is removed."""
     if is_running(home):
         raise RuntimeError(f"a cluster runs in {home}: stop it first")
+    if " " in str(home):
+        raise RuntimeError(f"{home}: a home has no spaces, Hadoop does without: --home DIRECTORY")
     if home.exists() and any(home.iterdir()) and not (home / STATE).exists():
         raise RuntimeError(f"{home} holds what is no cluster's: name another directory")
     shutil.rmtree(home, ignore_errors=True)
@@ -259,7 +262,8 @@ def _write_spark_defaults(home: Path) -> None:
     java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
     said = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": ROOT}
     conf: dict[str, object] = {
-        "spark.yarn.jars": f"local:{PYSPARK}/jars/*",  # or each submit zips and unpacks 400 MB
+        # Or each submit zips and unpacks 400 MB.
+        "spark.yarn.jars": f"local:{quote(str(PYSPARK))}/jars/*",
         "spark.yarn.stagingDir": f"file://{home}/staging",
         "spark.yarn.maxAppAttempts": 1,  # a failure is seen once; who wants two says so
         "spark.ui.enabled": "false",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import tempfile
 from pathlib import Path
 
 from scripts.mini_yarn import Cluster, is_running, start, stop
-from scripts.yarn_jars import PYSPARK, jar_directory
+from scripts.yarn_jars import PYSPARK, jar_directory, whole
 
 HOME = Path(tempfile.gettempdir()) / f"sparkstrom-yarn-{os.getuid()}"
 
@@ -23,11 +24,13 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--nodes", type=int, default=2, help="NodeManagers (default: 2)")
     args = parser.parse_args(arguments)
-    home = args.home.absolute()
+    home = whole(args.home, os.environ)
     try:
         if args.what == "stop":
+            ran = is_running(home)
             stop(home)
-            print(f"stopped what ran in {home}; its logs stay there until the next start")
+            stopped = f"stopped what ran in {home}; its logs stay there until the next start"
+            print(stopped if ran else f"nothing ran in {home}")
             return 0
         if args.what == "start":
             start(home, jar_directory(os.environ), args.nodes)
@@ -42,8 +45,9 @@ def main(arguments: list[str]) -> int:
 
 def how_to_use(cluster: Cluster) -> str:
     """Lines for a shell."""
-    exports = "\n".join(f"export {key}={value}" for key, value in cluster.variables().items())
-    submit = f"{PYSPARK}/bin/spark-submit --master yarn --deploy-mode"
+    variables = cluster.variables().items()
+    exports = "\n".join(f"export {key}={shlex.quote(value)}" for key, value in variables)
+    submit = f"{shlex.quote(str(PYSPARK / 'bin/spark-submit'))} --master yarn --deploy-mode"
     return f"""\
 # A ResourceManager and its NodeManagers run in {cluster.home}. In a shell:
 unset SPARK_HOME
@@ -51,7 +55,7 @@ unset SPARK_HOME
 {submit} cluster examples/digits.py
 {submit} client examples/digits.py
 # What drivers (in cluster mode) and executors print:
-ls {cluster.home}/nm*/logs/application_*/container_*/std*
+ls {shlex.quote(str(cluster.home))}/nm*/logs/application_*/container_*/std*
 # At the end: scripts/yarn-cluster stop"""
 
 

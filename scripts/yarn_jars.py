@@ -16,6 +16,7 @@ import pyspark
 
 PYSPARK = Path(pyspark.__file__).parent
 VARIABLE = "SPARKSTROM_YARN_JARS"
+CALLED_IN = "SPARKSTROM_CALLED_IN"  # scripts/yarn-cluster goes to the checkout before it calls us
 REPOSITORY = "https://repo1.maven.org/maven2"
 TIMEOUT_S = 60.0  # without a byte
 
@@ -53,10 +54,15 @@ NEEDED = (
 )
 
 
+def whole(path: str | Path, environ: Mapping[str, str]) -> Path:
+    """As the user means it who called the script; daemons work in other directories, too."""
+    return Path(environ.get(CALLED_IN, ""), path).absolute()
+
+
 def jar_directory(environ: Mapping[str, str]) -> Path:
     """Where they are, fetched if need be; raise RuntimeError where they cannot be had."""
     if named := environ.get(VARIABLE):
-        return Path(named)
+        return whole(named, environ)
     cache = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return fetch(PINNED, cache / "sparkstrom/yarn-jars", REPOSITORY)
 
@@ -101,6 +107,7 @@ def _got(url: str) -> bytes:
 
 def classpath(jars: Path) -> list[str]:
     """For the daemons; raise RuntimeError where one is missing or of another version."""
+    jars = jars.absolute()  # the daemons work elsewhere
     found = []
     for pattern in NEEDED:
         hits = [hit for folder in (jars, PYSPARK / "jars") for hit in sorted(folder.glob(pattern))]

@@ -5,6 +5,8 @@
     powersgd    the same, gradients of matrices by ``powersgd``; sent by each worker as torch counts
     diloco      H steps alone, then the average drift as a gradient for SGD with Nesterov momentum,
                 0.7 and 0.9 (arXiv 2311.08105); float32
+    rounds      rounds-averaging-H, rounds-diloco-H: what ParameterAveragingTrainingMaster does, by
+                its own arithmetic (``benchmarks.averaging``)
     sparseloco  H steps alone, then the top entries of the drift in two bits with error feedback
                 0.95, an outer step of 1 (arXiv 2508.15706; ``benchmarks.slow_link.sparse``)
 
@@ -16,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -166,8 +169,17 @@ def _sparseloco(percent: float, every: int) -> Train:
     return lambda trial: SparseLoCo(trial, every, keep).run()
 
 
+def rounds(name: str, trial: Trial) -> Outcome:
+    """By the product's own arithmetic."""
+    from benchmarks.averaging.rounds_here import train
+
+    return train(trial, name.removeprefix("rounds-"))
+
+
 def baseline(name: str) -> Train:
     """Also with other numbers than those of ``BASELINES``; raises ValueError for another name."""
+    if ROUNDS.fullmatch(name):
+        return partial(rounds, name)
     if not KNOWN.fullmatch(name):
         known = ", ".join(BASELINES)
         raise ValueError(f"{name!r}: known are {known}, diloco-STEPS, sparseloco-PERCENT-STEPS")
@@ -185,3 +197,4 @@ def baseline(name: str) -> Train:
 
 BASELINES = ("ddp", "powersgd", "diloco-5", "diloco-20", "sparseloco-1", "sparseloco-3")
 KNOWN = re.compile(r"ddp|powersgd|diloco-[1-9]\d*|sparseloco-\d+(\.\d+)?(-[1-9]\d*)?")
+ROUNDS = re.compile(r"rounds-(averaging|diloco)-[1-9]\d*")

@@ -25,6 +25,7 @@ from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Payload
 from sparkstrom.encoding.encoder import Encoder
 from sparkstrom.encoding.grid import first_exponent, round_to_grid
+from sparkstrom.models.base import Paced
 from sparkstrom.models.torch import TorchModel
 from sparkstrom.protocol.common.events import Directive, Order
 from sparkstrom.runtime.batches import Batches
@@ -51,7 +52,8 @@ class Worker:
         self, number: int, replica: Replica, batches: Batches, epochs: int, stepping: Stepping
     ) -> None:
         self.number, self.replica, self.batches, self._epochs = number, replica, batches, epochs
-        self.stepping, self.pacemaker = stepping, Pacemaker(0)
+        self.stepping, model = stepping, replica.model
+        self.pacemaker = Pacemaker(model, 0) if isinstance(model, Paced) else None
         self.position = Position(0, 0)
         self.steps = self.published = 0  # steps taken, and how many of them are published
         self.received = 0  # of the log
@@ -68,9 +70,9 @@ class Worker:
 
     def step(self, training: int | None) -> None:
         """Train on the next minibatch; so many train now, or None: momentum counts own steps."""
-        if training is not None:
+        if training is not None and self.pacemaker is not None:
             command = Directive(Order.TRAIN, workers=training, minibatches=sum(self.heard.values()))
-            self.pacemaker.keep(self.replica.model, command, self.steps)
+            self.pacemaker.keep(command, self.steps)
         self.stepping.step(self.batches.get(*self.position))
         epoch, batch = self.position
         at_end = batch + 1 == self.batches.per_epoch

@@ -5,13 +5,14 @@
     python -m benchmarks.slow_link --rate 100mbit --narrow 10mbit@20:2 --systems sparkstrom
 
 Needs root (``benchmarks.hosts``: it builds and removes namespaces and Spark daemons of its own).
-Systems: sparkstrom with its defaults, and, on torch.distributed with gloo, ``dense``
-(DistributedDataParallel), ``fp16`` and ``powersgd`` (torch's hooks), ``diloco``, ``sparseloco``
-(see ``peers``). All train the same module on the same rows (``data``), 32 rows a step and worker,
-one worker on each host, one thread a worker. Hosts share the machine's processors, so a system has
-what the machine has: a driver, media drivers and JVMs take theirs from the same share, and no
-figure is that of a machine with processors of its own for each host. Learning rates come from one
-small grid (``choosing``), on rows that the result does not use.
+Systems: sparkstrom with its defaults; its ``ParameterAveragingTrainingMaster``, ``averaging-STEPS``
+a round and, with DiLoCo's outer step, ``diloco-STEPS``; and, on torch.distributed with gloo,
+``dense`` (DistributedDataParallel), ``fp16`` and ``powersgd`` (torch's hooks), ``diloco``,
+``sparseloco`` (see ``peers``). All train the same module on the same rows (``data``), 32 rows a
+step and worker, one worker on each host, one thread a worker. Hosts share the machine's processors,
+so a system has what the machine has: a driver, media drivers and JVMs take theirs from the same
+share, and no figure is that of a machine with processors of its own for each host. Learning rates
+come from one small grid (``choosing``), on rows that the result does not use.
 
 A run ends after ``--epochs`` or ``--limit-s`` of training. Training begins when all workers hold
 the initial parameters and the first step begins; ``startup_s`` is the time until then, from the

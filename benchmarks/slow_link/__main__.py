@@ -10,14 +10,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import benchmarks.slow_link
-from benchmarks.hosts import lacking, parse_rate
+from benchmarks.hosts import lacking
 from benchmarks.slow_link import data
 from benchmarks.slow_link.choosing import choose
 from benchmarks.slow_link.figures import figures
-from benchmarks.slow_link.running import OURS, Link, Narrowing, observe
+from benchmarks.slow_link.running import Link, Narrowing, observe
+from benchmarks.slow_link.systems import OURS, PEERS, is_ours
 from benchmarks.slow_link.trial import Trial
-
-PEERS = ("dense", "fp16", "powersgd", "diloco", "sparseloco")
+from sparkstrom.base.units import parse_rate
 
 
 def main() -> int:
@@ -62,9 +62,10 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     args = parser.parse_args(arguments)
-    if unknown := {*args.systems} - {OURS, *PEERS}:
+    if unknown := {name for name in args.systems if name not in PEERS and not is_ours(name)}:
         parser.error(
-            f"--systems {', '.join(sorted(unknown))}: known are {OURS}, {', '.join(PEERS)}"
+            f"--systems {', '.join(sorted(unknown))}: known are {OURS}, averaging-STEPS, "
+            f"diloco-STEPS, {', '.join(PEERS)}"
         )
     try:
         for rate in args.rate:
@@ -115,7 +116,7 @@ def result(
     """One run, and what it takes to say when it would have been there."""
     found = figures(trial, observe(Link(rate, args.narrow), [trial], args.conf))
     late = found["seconds_to"] is None and found.get("ms_per_step") is not None
-    if late and trial.system in args.project and trial.system != OURS:
+    if late and trial.system in args.project and trial.system in PEERS:
         found |= projected(trial, found["ms_per_step"])
     n_params = data.flat_of(data.make_module(trial.widths, trial.seed)).size
     return {

@@ -1,4 +1,4 @@
-"""The program of sparkstrom: a Spark driver on host 0, one worker on each host.
+"""The program of sparkstrom's systems: a Spark driver on host 0, one worker on each host.
 
     python -m benchmarks.slow_link.ours RECORD CONF TRIAL...
 
@@ -10,6 +10,7 @@ at which all workers stand ready, the committed minibatches, and copies of the d
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import threading
@@ -18,12 +19,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.averaging.rounds_here import DILOCO, Recipe
 from benchmarks.slow_link import data
+from benchmarks.slow_link.systems import OURS
 from benchmarks.slow_link.trial import BATCH_ROWS, Record, Trial
-from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom import ParameterAveragingTrainingMaster, SharedTrainingMaster, SparkNetwork
 from sparkstrom.base.errors import SparkstromError
 from sparkstrom.codec.messages import Phase
 from sparkstrom.models.torch import TorchModel
+from sparkstrom.spark.averaging.rounds_control import RoundsControl
 from sparkstrom.spark.driver.summary import TrainingSummary
 
 LOOK_S = 0.02
@@ -67,6 +71,8 @@ class Fit:
         master = self.network.master
         if master is None:
             return None
+        if isinstance(master, RoundsControl):
+            return master._began_s.get(Phase.RUNNING)
         at_s: float | None = master._machine.phases.began_s.get(Phase.RUNNING)
         return at_s
 
@@ -94,6 +100,20 @@ def watch(fit: Fit, record: Record, called_s: float) -> None:
             record.put_aside(copy.parameters, fit.network.master.progress.minibatches)
 
 
+def master_of(trial: Trial) -> SharedTrainingMaster | ParameterAveragingTrainingMaster:
+    """Defaults, or rounds as ``benchmarks.averaging`` has them."""
+    if trial.system == OURS:
+        return SharedTrainingMaster(batch_size_per_worker=BATCH_ROWS, rng_seed=trial.seed)
+    recipe = Recipe.parse(trial.system)
+    return ParameterAveragingTrainingMaster(
+        batch_size_per_worker=BATCH_ROWS,
+        rng_seed=trial.seed,
+        averaging_frequency=recipe.each,
+        outer=DILOCO if recipe.is_diloco else None,
+        save_updater="own" if recipe.is_diloco else True,
+    )
+
+
 def one(session: Any, trial: Trial, path: Path) -> bool:
     """Train and evaluate; was the fit left running?"""
     record = Record(path, trial)
@@ -102,8 +122,7 @@ def one(session: Any, trial: Trial, path: Path) -> bool:
     import torch
 
     model = TorchModel(module, torch.nn.CrossEntropyLoss(), optimizer)
-    master = SharedTrainingMaster(batch_size_per_worker=BATCH_ROWS, rng_seed=trial.seed)
-    network = Watched(session, model, master, progress=False, keep=False)
+    network = Watched(session, model, master_of(trial), progress=False, keep=False)
     numbers = session.sparkContext.parallelize(range(trial.workers), trial.workers)
     rows = numbers.mapPartitions(partial(data.rows_for_spark, trial.train_part, trial.workers))
     called_s = time.monotonic()
@@ -155,7 +174,7 @@ def figures(summary: TrainingSummary) -> dict[str, Any]:
             "bytes_wire": summary.bytes_wire,
             "updates": summary.updates,
             "sent_fraction": summary.sent_fraction,
-            "tau": summary.tau,
+            "tau": summary.tau if math.isfinite(summary.tau) else None,
             "staleness_mean": round(summary.staleness_mean, 2),
             "staleness_max": summary.staleness_max,
             "phase_seconds": {k: round(v, 3) for k, v in summary.phase_seconds.items()},

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster import Cluster
-from benchmarks.hosts import Hosts, parse_rate
+from benchmarks.hosts import Hosts
+from benchmarks.slow_link.systems import is_ours
 from benchmarks.slow_link.trial import Trial
+from sparkstrom.base.units import parse_rate
 
-OURS = "sparkstrom"
 EVENTS = "events"  # in the hosts' directory
 SAMPLE_S = 0.25
 GRACE_S = 420.0  # besides the trials' own seconds: start-up on a slow link, and evaluating
@@ -105,7 +106,7 @@ def started(
     path.write_text("")
     texts = [trial.text() for trial in trials]
     with ExitStack() as stack:
-        if trials[0].system == OURS:
+        if is_ours(trials[0].system):
             cluster = stack.enter_context(Cluster(hosts, trials[0].workers))
             settings = json.dumps(cluster.session_conf() | dict(conf))
             yield launch(hosts, 0, "ours", str(path), settings, *texts)

@@ -8,7 +8,9 @@
     │   └── WireError     bytes that are no frame of ours, or not for us
     ├── TransportError    a C call of Aeron failed
     │   └── DriverLost    the media driver died or does not answer; another can be started
+    ├── QueueFull         too many requests wait for a model: ask again later
     ├── TrainingError     stop: NaN, an exception in training, replicas lost
+    │   └── ControllerLost the task with the fit's master died; another can go on from a copy
     └── CheckpointDamaged a checkpoint file that is cut or changed; one before it may be whole
 
 Spark pickles exceptions: every class passes its fields to ``super().__init__``, so that
@@ -68,6 +70,13 @@ def first_line(words: object) -> str:
     return line if len(line) <= LINE_MAX else f"{line[: LINE_MAX - 4]} ..."
 
 
+def reason_of(error: Exception) -> str:
+    """One line for people; the traceback follows it."""
+    if isinstance(error, SparkstromError):
+        return str(error).splitlines()[0]
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 class TrainingError(SparkstromError):
     """Training must stop: an exception or NaN in a worker, or replicas that cannot be trusted.
 
@@ -89,6 +98,18 @@ class TrainingError(SparkstromError):
             return self.reason
         doing = f", {self.phase}" if self.phase else ""
         return f"{self.reason} (partition {self.partition} on {self.host}{doing})"
+
+
+class QueueFull(SparkstromError):
+    """So many requests wait for a model that one more is refused; ask again later."""
+
+
+class ControllerLost(TrainingError):
+    """The task that had the master of a fit is gone. ``what``: which one, and why."""
+
+    def __init__(self, reason: str, what: str = "") -> None:
+        super().__init__(reason)
+        self.args, self.what = (reason, what), what
 
 
 class CheckpointDamaged(SparkstromError):

@@ -132,12 +132,11 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
 
 def check_same(here: dict[str, Any], saved: dict[str, Any], path: object) -> None:
     """Raise UsageError where the saved model is of another kind, or has other parameters."""
-    if here["kind"] != saved["kind"]:
-        raise UsageError(
-            f"{path} is of kind {saved['kind']!r}, the model given is {here['kind']!r}"
-        )
-    ours, theirs = here.get("parameters", []), saved.get("parameters", [])
-    for mine, other in itertools.zip_longest(ours, theirs):
+    ours, theirs = here.get("kind"), saved.get("kind")  # a model of one's own may say none
+    if ours != theirs:
+        raise UsageError(f"{path} is of kind {theirs!r}, the model given is {ours!r}")
+    parameters = here.get("parameters", []), saved.get("parameters", [])
+    for mine, other in itertools.zip_longest(*parameters):
         if mine != other:
             raise UsageError(
                 f"{path} has parameter {other}, the model given has {mine} in its place: make it "

@@ -7,6 +7,18 @@ import json
 
 from sparkstrom.base.errors import UsageError
 
+OF_SHARING = {  # flags that mean nothing to rounds, and their defaults
+    "executors_per_host": 1,
+    "log": "64m",
+    "window": "8m",
+    "train_on": "local",
+    "mesh": "auto",
+    "fan_out": 8,
+    "controller": "auto",
+    "port": None,
+}
+SAVED: dict[str, bool | str] = {"averaged": True, "new": False, "own": "own"}  # save_updater
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Describe the sub-command."""
@@ -19,23 +31,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     add("--params", type=int, required=True, metavar="N", help="parameters of the model")
     add("--workers", type=int, required=True, metavar="N", help="workers of the fit")
     add("--workers-per-node", type=int, default=1, metavar="N", help="of an executor (default: 1)")
-    add("--executors-per-host", type=int, default=1, metavar="N", help="(default: 1)")
+    add("--executors-per-host", type=int, metavar="N", help="(default: 1)")
     add("--optimizer", default="adam", help="such as sgd, momentum, adam (default: %(default)s)")
     add("--library", default="torch", help="dense, torch, jax or keras (default: %(default)s)")
     add("--buffers", default="0", metavar="SIZE", help="of BatchNorm and the like (default: 0)")
     add("--batch-memory", default="512m", metavar="SIZE", help="batch_memory_bytes")
-    add("--log", default="64m", metavar="SIZE", help="log_bytes")
-    add("--window", default="8m", metavar="SIZE", help="window_bytes")
-    add("--train-on", default="local", help="local or replica (default: %(default)s)")
+    add(
+        "--averaging",
+        choices=[*SAVED],
+        help="of ParameterAveragingTrainingMaster, with optimizers' states so (save_updater)",
+    )
+    add("--outer", action="store_true", help="with --averaging: with an outer step")
+    add("--log", metavar="SIZE", help="log_bytes (default: 64m)")
+    add("--window", metavar="SIZE", help="window_bytes (default: 8m)")
+    add("--train-on", help="local or replica (default: local)")
     add(
         "--checkpoints",
         choices=["one", "all"],
         help="with the optimizer states of these",
     )
-    add("--mesh", default="auto", help="plain, mesh or auto (default: %(default)s)")
-    add("--fan-out", type=int, default=8, metavar="N", help="mesh_fan_out")
-    add("--controller", default="auto", help="driver, executor or auto, which counts as driver")
-    add("--port", type=int, default=None, metavar="N", help="first UDP port (default: 40123)")
+    add("--mesh", help="plain, mesh or auto (default: auto)")
+    add("--fan-out", type=int, metavar="N", help="mesh_fan_out (default: 8)")
+    add("--controller", help="driver, executor or auto, which counts as driver (default: auto)")
+    add("--port", type=int, metavar="N", help="first UDP port (default: 40123)")
     add("--json", action="store_true", help="one JSON document on stdout")
 
 
@@ -46,6 +64,13 @@ def run(args: argparse.Namespace) -> int:
     from sparkstrom.spark.driver.memory_parts import Demand
     from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
+    if args.averaging:
+        return _run_rounds(args)
+    if args.outer:
+        raise UsageError("--outer is a step of rounds: add --averaging averaged, new or own")
+    for name, value in OF_SHARING.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     placing = Placing(args.workers, args.workers_per_node, args.executors_per_host)
     void = VoidConfiguration(
         mesh_build_mode=args.mesh,
@@ -65,6 +90,30 @@ def run(args: argparse.Namespace) -> int:
     demand = Demand(args.params, args.optimizer, args.library, size("--buffers", args.buffers))
     plan = plan_fit(demand, placing, master)
     print(json.dumps(plan.to_dict()) if args.json else text_of_plan(plan))
+    return 0
+
+
+def _run_rounds(args: argparse.Namespace) -> int:
+    from sparkstrom.models.updaters import Nesterov
+    from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
+    from sparkstrom.spark.driver.averaging_plan import plan_rounds
+    from sparkstrom.spark.driver.fit_plan import Placing
+    from sparkstrom.spark.driver.memory_parts import Demand
+
+    if given := [name for name in OF_SHARING if getattr(args, name) is not None]:
+        flag = "--" + given[0].replace("_", "-")
+        raise UsageError(
+            f"{flag}: rounds are Spark jobs, without UDP: leave it out, or --averaging"
+        )
+    master = ParameterAveragingTrainingMaster(
+        save_updater=SAVED[args.averaging],
+        outer=Nesterov(0.7, 0.9) if args.outer else None,
+        batch_memory_bytes=size("--batch-memory", args.batch_memory),
+        checkpoint_directory="somewhere" if args.checkpoints else None,
+    )
+    demand = Demand(args.params, args.optimizer, args.library, size("--buffers", args.buffers))
+    plan = plan_rounds(demand, Placing(args.workers, args.workers_per_node), master)
+    print(json.dumps(plan.to_dict()) if args.json else plan)
     return 0
 
 

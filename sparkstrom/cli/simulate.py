@@ -65,6 +65,7 @@ OPTIONS: dict[str, tuple[type, str]] = {  # fields of Size and Faults that can b
     "breaks": (int, "single streams that break for good"),
     "exiles": (int, "workers that are out of reach for ever"),
     "master_lost": (int, "whether the driver program ends in the middle"),
+    "controller_dies": (int, "times that the controller is lost, and another goes on from a copy"),
     "pauses": (int, "workers that stand still for a while"),
     "master_pauses": (int, "times that the driver program stands still"),
     "edge_deaths": (int, "media drivers that die"),

@@ -80,7 +80,7 @@ class Encoder:
         self.set_workers(workers)
         limits = grid.tau_limits(k, _largest_multiple(layers, levels_max))
         self._policy = tau_policy(threshold, limits, warm_up, shake_frequency)
-        self._memory = backend.memory
+        self._backend = backend
         self._residual = residual_of(train_on, n_params, backend, layers)
         space = Workspace.of(n_params, backend.memory, layers, levels_max=levels_max)
         self._scan = Scan(self._residual, space, layer_of)
@@ -166,7 +166,7 @@ class Encoder:
     def _tau_reached_by(self, fraction: float, number: int, at: Operands) -> float | None:
         """What a fraction of the residuals reach, on the grid; None where all of them are 0."""
         terms = self._residual.terms(at)
-        tau = tau_reached_by(fraction, number, *terms, self.layers, self._memory)
+        tau = tau_reached_by(fraction, number, *terms, self.layers, self._backend)
         return None if tau is None else grid.rounded_down(tau, self.k)
 
     def _stride(self, aim: Aim) -> Stride:

@@ -100,6 +100,20 @@ def drawn(i: NDArray[np.integer], seed: int) -> NDArray[np.uint64]:
     return mixed
 
 
+def sample(one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32) -> None:
+    """Sizes of residuals, ``one + sign * other``, that chance takes; some may be taken twice.
+
+    one, other  f32[n]  in                                          (parameter units)
+    sign        i64     in   -1 or 1
+    seed        i64     in   >= 0
+    where       i32[m]  out  indices: ``drawn`` of 0, 1, 2 ..., as a fraction of 2^32, of n
+    sizes       f32[m]  out  absolute values there; NaN and infinity as they are
+    """
+    where[:] = (drawn(np.arange(where.size), seed) * np.uint64(one.size)) >> np.uint64(32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        sizes[:] = np.abs(one[where] + np.float32(sign) * other[where])
+
+
 def levels_local(local: F32, theta: F32, codes: I32, tau: float, top: int, levels: U8) -> int:
     """Find how far each hit may move: the largest l <= top with |local - theta| >= tau * 2^l.
 

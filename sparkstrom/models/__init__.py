@@ -1,7 +1,17 @@
 """Models behind the flat-parameter protocol, and a small NumPy network."""
 
 from sparkstrom.models.base import FlatModel
+from sparkstrom.models.dl4j.importing import from_dl4j
 from sparkstrom.models.networks import DenseNetwork
 from sparkstrom.models.updaters import AdaGrad, Adam, Nesterov, RmsProp, Sgd
 
-__all__ = ["AdaGrad", "Adam", "DenseNetwork", "FlatModel", "Nesterov", "RmsProp", "Sgd"]
+__all__ = [
+    "AdaGrad",
+    "Adam",
+    "DenseNetwork",
+    "FlatModel",
+    "Nesterov",
+    "RmsProp",
+    "Sgd",
+    "from_dl4j",
+]

@@ -79,6 +79,31 @@ class FlatModel(Protocol):
         """JSON-able description from which the registry of ``models`` makes an equal model."""
 
 
+WRAPPERS = {  # by the package that a class comes from, or one above it
+    **dict.fromkeys(
+        ("lightning", "pytorch_lightning"), "a LightningModel of sparkstrom.models.lightning"
+    ),
+    "keras": "a KerasModel of sparkstrom.models.keras",
+    "torch": "a TorchModel of sparkstrom.models.torch",
+}
+
+
+def no_model(value: Any) -> str | None:
+    """Why it is no model, and what to pass instead; None: it is one."""
+    if isinstance(value, type):
+        return f"model is the class {value.__name__}: pass an object, {value.__name__}(...)"
+    if isinstance(value, FlatModel):
+        return None
+    packages = (each.__module__.partition(".")[0] for each in type(value).__mro__)
+    wrapper = next((WRAPPERS[name] for name in packages if name in WRAPPERS), None)
+    instead = (
+        f"put it into {wrapper}"
+        if wrapper
+        else "pass a model of sparkstrom.models, such as DenseNetwork"
+    )
+    return f"model is a {type(value).__name__}: {instead}"
+
+
 @runtime_checkable
 class Starting(Protocol):
     """A model that starts from values, not from a seed; they do not travel with its pickle."""
@@ -122,6 +147,22 @@ class Measured(Protocol):
 
         Without weights each row weighs 1. No dropout, no statistics, no penalty on parameters.
         """
+
+
+@runtime_checkable
+class Penalized(Protocol):
+    """A model whose training has a penalty on its parameters, which its loss leaves out."""
+
+    def penalty(self) -> float:
+        """Of the bound parameters: l1 times absolute values, half of l2 times squares."""
+
+
+@runtime_checkable
+class Continuing(Protocol):
+    """A model that was trained elsewhere: a network's first fit begins with its updater's state."""
+
+    def continuing_state(self) -> State:
+        """As ``updater_state`` has it; empty for a fresh one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,6 +63,8 @@ class JaxModel:
     A new number of rows compiles anew, so a worker compiles twice: a full and the last minibatch.
     """
 
+    class_axis = -1  # of outputs with steps or pixels
+
     def __init__(
         self,
         init: Callable[[Any], Any],
@@ -318,8 +320,10 @@ class JaxModel:
         self.__init__(**state)  # type: ignore[misc]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> JaxModel:
-        """A model of its own for another fit; the functions, which hold nothing, are the same."""
-        return type(self)(**self.__getstate__())
+        """A model of its own with the same buffers; functions hold nothing, and are the same."""
+        twin = type(self)(**self.__getstate__())
+        twin._fixed = self._fixed
+        return twin
 
 
 def need_callables(**functions: Any) -> None:

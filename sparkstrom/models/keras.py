@@ -51,7 +51,7 @@ from sparkstrom.models.xla import (
 __all__ = ["KerasModel"]
 
 PARTS = ("model", "optimizer")
-NUMBER = re.compile(r"_\d+(?=/)")  # Keras counts layers without a name over the whole process
+NUMBER = re.compile(r"_\d+(?=/)")  # Keras counts what has no name over the whole process
 
 
 class KerasModel:
@@ -66,6 +66,8 @@ class KerasModel:
 
     A new number of rows compiles anew, so a worker compiles twice: a full and the last minibatch.
     """
+
+    class_axis = -1  # of outputs with steps or pixels
 
     def __init__(
         self,
@@ -190,7 +192,8 @@ class KerasModel:
     def load_updater_state(self, state: State) -> None:
         """Take a state that ``updater_state`` of an equal model returned."""
         wanted = list(zip(self._updater_names(), self._updater, strict=True))
-        self._updater = leaves_of(state, wanted)
+        numberless = {NUMBER.sub("", name): value for name, value in state.items()}
+        self._updater = leaves_of(numberless, wanted)
 
     def layer_of(self, index: int) -> str:
         """Layer and variable that parameter ``index`` is in, like ``dense_1/kernel``."""
@@ -272,7 +275,8 @@ class KerasModel:
     # -- inside ----------------------------------------------------------------------------------
 
     def _updater_names(self) -> list[str]:
-        return [f"{self._optimizer.name}/{i}" for i in range(len(self._updater))]
+        """Keras counts optimizers without a name, too: in another program it has another number."""
+        return [NUMBER.sub("", f"{self._optimizer.name}/{i}") for i in range(len(self._updater))]
 
     def _bound(self) -> Flat:
         assert self._params is not None, "bind parameters first"

@@ -7,6 +7,7 @@ see one array, and nothing is copied.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -121,8 +122,10 @@ class DenseNetwork:
         Computed in float64 and rounded once: on some processors a product of matrices rounds by a
         row's place among the others, which float32 would show.
         """
+        rows = one_array(features)
+        self._check_width(rows)
         wide = [(w.astype(np.float64), b) for w, b in self._views(self._bound())]
-        outputs = self._forward(one_array(features), wide)[-1]
+        outputs = self._forward(rows, wide)[-1]
         return LOSSES[self._loss].output(outputs).astype(np.float32)
 
     @property
@@ -138,15 +141,15 @@ class DenseNetwork:
         weight = batch.rows if batch.weights is None else batch.weights.sum(dtype=np.float64)
         return mean * float(weight), float(weight)
 
+    def penalty(self) -> float:
+        """l2 times half the squared norm of the weights."""
+        squares = [np.square(w, dtype=np.float64).sum() for w, _ in self._views(self._bound())]
+        return float(self._l2 * sum(squares) / 2)
+
     def check(self, features: Columns, labels: Columns) -> None:
         """Raise UsageError naming row and value where rows do not fit this network."""
         features, labels = one_array(features), one_array(labels, "labels")
-        wide = features.reshape(len(features), -1)
-        if wide.shape[1] != self._widths[0]:
-            raise UsageError(
-                f"rows have {wide.shape[1]} features, the network takes {self._widths[0]}: "
-                "change the first of its widths or the data"
-            )
+        self._check_width(features)
         refuse_not_finite(FEATURES, features)
         if len(labels) != len(features):
             raise UsageError(f"{len(features)} rows of features, but {len(labels)} labels")
@@ -235,6 +238,14 @@ class DenseNetwork:
             (flat[weights].reshape(shape), flat[biases])
             for shape, (weights, biases) in zip(self._shapes, self._slices, strict=True)
         ]
+
+    def _check_width(self, features: NDArray[Any]) -> None:
+        width = math.prod(features.shape[1:])
+        if width != self._widths[0]:
+            raise UsageError(
+                f"rows have {width} features, the network takes {self._widths[0]}: "
+                "change the first of its widths or the data"
+            )
 
     def _forward(self, features: NDArray[Any], layers: list[tuple[Any, F32]]) -> list[Any]:
         """The input and each layer's output; the last one without its loss's output function.

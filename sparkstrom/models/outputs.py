@@ -24,7 +24,13 @@ def kind_of(model: object) -> str:
 
 
 def predict_in_blocks(model: Any, features: Columns) -> Outputs:
-    """Outputs f32[rows, outputs], the same bits for a row whatever rows are around it.
+    """Outputs f32[rows, outputs], as ``predict_whole``, all of a row side by side."""
+    outputs = predict_whole(model, features)
+    return outputs.reshape(len(outputs), -1) if len(outputs) else np.zeros((0, 0), np.float32)
+
+
+def predict_whole(model: Any, features: Columns) -> NDArray[Any]:
+    """Outputs [rows, ...] in their own shape, the same bits for a row whatever is around it.
 
     A matrix product rounds differently for another number of rows, so all blocks are equally long;
     the last one is filled up with copies of its first row. Of a dict of outputs it is the one that
@@ -45,7 +51,7 @@ def predict_in_blocks(model: Any, features: Columns) -> Outputs:
                 "it takes the one that the model's option outputs= names (logits, probabilities, "
                 "values); or give the model one output"
             )
-        out.append(outputs.reshape(BLOCK_ROWS, -1)[:count])
+        out.append(outputs[:count])
     return np.concatenate(out) if out else np.zeros((0, 0), np.float32)
 
 
@@ -73,16 +79,44 @@ def blocks_of(batch: Batch) -> Iterator[Batch]:
 
 
 def class_count(outputs: Outputs) -> int:
-    """One output is a logit of class 1 against class 0."""
+    """One output is a logit of class 1 against class 0, or its probability."""
     return max(2, int(outputs.shape[1]))
 
 
-def classes_of(outputs: Outputs) -> NDArray[np.int64]:
+def classes_of(outputs: Outputs, kind: str = LOGITS) -> NDArray[np.int64]:
     """The likeliest class of each row; of equal ones the first."""
     if outputs.shape[1] == 1:
-        return (outputs[:, 0] > 0).astype(np.int64)
+        least = 0.5 if kind == PROBABILITIES else 0.0
+        return (outputs[:, 0] > least).astype(np.int64)
     classes: NDArray[np.int64] = outputs.argmax(axis=1).astype(np.int64, copy=False)
     return classes
+
+
+def by_place(
+    model: object, outputs: NDArray[Any], labels: NDArray[Any]
+) -> tuple[Outputs, NDArray[Any]]:
+    """Outputs [n, classes] and class indices [n], of rows; of sequences and images of each place.
+
+    Outputs are [rows, classes, steps ...] or, where labels say so, [rows, steps ..., classes].
+    """
+    axis = _class_axis(model, outputs.shape, labels.shape)
+    if axis is None:
+        return outputs.reshape(len(outputs), -1), class_labels(labels)
+    classes = outputs.shape[axis]
+    wide = np.moveaxis(outputs, axis, -1).reshape(-1, classes)
+    if labels.shape == outputs.shape:
+        labels = np.moveaxis(labels, axis, -1).reshape(-1, classes)
+    return wide, class_labels(labels.reshape(len(wide), -1))
+
+
+def _class_axis(model: object, outputs: tuple[int, ...], labels: tuple[int, ...]) -> int | None:
+    """None where a row is one place. What labels leave open is as the model has it."""
+    fits = {1: outputs[2:], -1: outputs[1:-1]}
+    if len(outputs) < 3 or outputs[0] != labels[0]:
+        return None
+    axes = [axis for axis, places in fits.items() if labels in (outputs, (outputs[0], *places))]
+    own = int(getattr(model, "class_axis", 1))
+    return own if own in axes else axes[0] if axes else None
 
 
 def class_labels(labels: Columns) -> NDArray[Any]:
@@ -98,9 +132,11 @@ def measured(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
     if metric == "loss":
         total, weight = model.loss(batch)
         return float(total), float(weight)
-    hits = classes_of(predict_in_blocks(model, batch.features)) == class_labels(batch.labels)
+    outputs, labels = predict_whole(model, batch.features), one_array(batch.labels, "labels")
+    wide, classes = by_place(model, outputs, labels)
+    hits = (classes_of(wide, kind_of(model)) == classes).reshape(batch.rows, -1).mean(axis=1)
     weights = np.ones(batch.rows) if batch.weights is None else batch.weights.astype(np.float64)
-    return float(weights[hits].sum()), float(weights.sum())
+    return float((weights * hits).sum()), float(weights.sum())
 
 
 def raw_of(outputs: Outputs, kind: str) -> NDArray[np.float64]:
@@ -110,7 +146,7 @@ def raw_of(outputs: Outputs, kind: str) -> NDArray[np.float64]:
     """
     wide: NDArray[np.float64] = outputs.astype(np.float64)
     if kind == PROBABILITIES:
-        return wide
+        return np.concatenate([1 - wide, wide], axis=1) if wide.shape[1] == 1 else wide
     if wide.shape[1] == 1:
         wide = np.concatenate([np.zeros_like(wide), wide], axis=1)
     wide -= wide.mean(axis=1, keepdims=True)

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.observe.termination import (
+    MaxEpochsTerminationCondition,
+    Scores,
+    TerminationCondition,
+)
 
 LOSS, ACCURACY = METRICS = ("loss", "accuracy")
 
@@ -14,24 +21,72 @@ LOSS, ACCURACY = METRICS = ("loss", "accuracy")
 class EarlyStopping:
     """End a fit when ``metric`` of the held-out rows has not improved for ``patience`` epochs.
 
-    Raises UsageError for a value that cannot work.
+    ``conditions`` are others that end it, too, by DL4J's names; with them ``patience`` may be
+    None. Raises UsageError for a value that cannot work.
     """
 
-    patience: int = 5  # epochs without an improvement, at least 1
+    patience: int | None = 5  # epochs without an improvement, at least 1; None: any number
     min_delta: float = 0.0  # a smaller gain is none
     metric: str = LOSS  # "loss", the smaller the better; "accuracy", the larger the better
     keep_best: bool = True  # deliver the parameters of the best epoch; False: the last ones
+    conditions: Sequence[TerminationCondition] = ()  # kept as a tuple
 
     def __post_init__(self) -> None:
+        self._check_conditions()
         whole = isinstance(self.patience, int) and not isinstance(self.patience, bool)
-        if not (whole and self.patience >= 1):
-            raise UsageError(f"patience={self.patience!r}: must be a whole number of at least 1")
+        fits = self.patience >= 1 if self.patience is not None and whole else bool(self.conditions)
+        if not fits or not (whole or self.patience is None):
+            raise UsageError(
+                f"patience={self.patience!r}: must be a whole number of at least 1, or None with"
+                " conditions=[...]"
+            )
         if not 0 <= self.min_delta < math.inf:
             raise UsageError(f"min_delta={self.min_delta!r}: must be 0 or above")
         if self.metric not in METRICS:
             raise UsageError(f"metric={self.metric!r}: must be one of {', '.join(METRICS)}")
         if not isinstance(self.keep_best, bool):
             raise UsageError(f"keep_best={self.keep_best!r}: must be True or False")
+
+    def _check_conditions(self) -> None:
+        if isinstance(self.conditions, list):
+            object.__setattr__(self, "conditions", tuple(self.conditions))
+        conditions: object = self.conditions
+        known = isinstance(conditions, tuple)
+        if not (known and all(isinstance(c, TerminationCondition) for c in self.conditions)):
+            raise UsageError(
+                f"conditions={self.conditions!r}: give a list of DL4J's termination conditions,"
+                " such as sparkstrom.MaxEpochsTerminationCondition(20)"
+            )
+
+    @property
+    def needs_held_out(self) -> bool:
+        """Does it judge by rows that nobody trains on?"""
+        judged = self.patience is not None
+        return judged or any(condition.needs_held_out for condition in self.conditions)
+
+
+def rule_of(wanted: Any) -> Any:
+    """A rule of a list of conditions alone; anything else as it is, to be checked."""
+    if isinstance(wanted, TerminationCondition):
+        wanted = (wanted,)
+    if isinstance(wanted, list | tuple):
+        return EarlyStopping(patience=None, conditions=tuple(wanted))
+    return wanted
+
+
+def epochs_of(
+    rule: EarlyStopping | None, epochs: int
+) -> tuple[int, MaxEpochsTerminationCondition | None]:
+    """How many epochs are trained at most, and the condition that says so, if one does.
+
+    A fit of short epochs is over before anybody has judged one; so these are not begun at all.
+    """
+    conditions = rule.conditions if rule is not None else ()
+    found = [c for c in conditions if isinstance(c, MaxEpochsTerminationCondition)]
+    least = min(found, key=lambda condition: condition.max_epochs, default=None)
+    if least is None or least.max_epochs >= epochs:
+        return epochs, None
+    return least.max_epochs, least
 
 
 class Judge:
@@ -42,10 +97,12 @@ class Judge:
         self.epoch: int | None = None  # the best one
         self.value = math.nan
         self._first: int | None = None
+        self._values: list[float] = []
 
     def see(self, epoch: int, value: float) -> bool:
         """Is this epoch the best so far? One whose figure is no number never is."""
         self._first = epoch if self._first is None else self._first
+        self._values.append(value)
         if not math.isfinite(value):
             return False
         gain = value - self.value if self._rule.metric == ACCURACY else self.value - value
@@ -57,6 +114,12 @@ class Judge:
     def enough(self, epoch: int) -> str | None:
         """Why training should end with this epoch, if it should."""
         if self._first is None:
+            return None
+        scores = Scores(self._values, rises=self._rule.metric == ACCURACY)
+        for condition in self._rule.conditions:
+            if condition.after_epoch(scores):
+                return f"early stopping: {condition} is met in epoch {epoch}"
+        if self._rule.patience is None:
             return None
         since = self.epoch if self.epoch is not None else self._first - 1
         if epoch - since < self._rule.patience:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.models.base import Batch, Columns
-from sparkstrom.runtime.records import arrays_in, form_of
+from sparkstrom.runtime.records import RowFormat, arrays_in, form_of
 from sparkstrom.runtime.row_store import Ordered, Store
 
 PAGE_BYTES = 64 << 10  # read at once; a disk takes longer to find it than to read it
@@ -36,10 +36,14 @@ class HeldOut:
         return self._ordered.held_out
 
     def __iter__(self) -> Iterator[Batch]:
+        yield from map(self._ordered.form.batch_of, self.stored())
+
+    def stored(self) -> Iterator[list[NDArray[Any]]]:
+        """The same, as the form of the rows has their arrays."""
         begin, end = self._ordered.rows, self._ordered.rows + self.rows
         for first in range(begin, end, self._batch_rows):
             part = (first, min(end, first + self._batch_rows))
-            yield self._ordered.form.batch(self._ordered.read([part]))
+            yield self._ordered.form.arrays(self._ordered.read([part]))
 
 
 class Batches:
@@ -122,11 +126,20 @@ class Batches:
 
     def get(self, epoch: int, index: int) -> Batch:
         """Minibatch ``index`` of an epoch: at most ``batch_rows`` rows."""
+        return self.form.batch_of(self.stored(epoch, index))
+
+    def stored(self, epoch: int, index: int) -> list[NDArray[Any]]:
+        """The same, as ``form`` has its arrays: what is sparse is so still."""
         if epoch != self._epoch:
             self._begin(epoch)
         first = index * self._batch_rows
         end = min(self.rows, first + self._batch_rows)
-        return self._ordered.form.batch_of(self._stored(first, end))
+        return self._stored(first, end)
+
+    @property
+    def form(self) -> RowFormat:
+        """How rows are laid out."""
+        return self._ordered.form
 
     def close(self) -> None:
         """Give memory and scratch back."""

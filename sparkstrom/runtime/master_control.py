@@ -43,6 +43,11 @@ class MasterControl(Protocol):
         """Once it has ended: are the driver's parameters those that were learnt?"""
         ...
 
+    @property
+    def reachable(self) -> bool:
+        """Would ``snapshot`` and ``copy_updaters`` be answered now?"""
+        ...
+
     def start(self) -> None:
         """Begin the fit."""
 

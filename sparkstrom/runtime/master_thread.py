@@ -70,7 +70,7 @@ class MasterThread(threading.Thread):
     """The driver's node. Wait on ``finished``; then ``failure`` or ``outcome()``."""
 
     settles = False  # tasks return after it has finished
-    knows_theta = True
+    knows_theta = reachable = True
 
     def __init__(
         self,
@@ -259,8 +259,7 @@ class MasterThread(threading.Thread):
         self._mail.flush()
 
     def _copied(self) -> Snapshot:
-        theta, partitions = self._theta, self._machine.partitions
-        starts = tuple(partition.as_start() for partition in partitions)
+        theta, starts = self._theta, self._machine.partitions.as_starts()
         return Snapshot(theta.commit, theta.to_host(), theta.buffers, starts)
 
     def _answer_updaters(self, copies: tuple[bytes, ...]) -> None:

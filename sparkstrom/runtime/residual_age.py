@@ -11,7 +11,7 @@ import time
 from sparkstrom.runtime.replica import Replica
 
 LOOK_S = 1.0
-SHARE_MAX = 0.02  # of a worker's time that looking may take
+SHARE_MAX = 0.002  # of a worker's time that looking may take
 
 
 class ResidualAge:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from sparkstrom.base.errors import PeerError
 from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Payload, ResidualCheckpoint
-from sparkstrom.models.base import Epochal
+from sparkstrom.models.base import Epochal, Paced
 from sparkstrom.observe.epochs import EpochLog, Finished
 from sparkstrom.observe.residual_figures import figures_of
 from sparkstrom.observe.stopping import LOSS
@@ -79,9 +79,11 @@ class Trainer:
     ) -> None:
         self._channel, self._replica, self._batches = channel, replica, batches
         self._schedule, self._keep, self._grant = schedule, keep, grant
-        before = schedule.minibatches_before
-        self._pacemaker = None if before is None else Pacemaker(before)
-        self._epochal = replica.model if isinstance(replica.model, Epochal) else None
+        model, before = replica.model, schedule.minibatches_before
+        self._pacemaker = None
+        if before is not None and isinstance(model, Paced):
+            self._pacemaker = Pacemaker(model, before)
+        self._epochal = model if isinstance(model, Epochal) else None
         self.counts, self._unsent = Counts(), ResidualAge()
         self.epochs = EpochLog(schedule.partition, schedule.attempt)
         self._loop = TrainingLoop(
@@ -164,7 +166,7 @@ class Trainer:
         if self._schedule.sleep_ms:
             time.sleep(self._schedule.sleep_ms / 1000)
         if self._pacemaker is not None:
-            self._pacemaker.keep(self._replica.model, command, self.counts.steps)
+            self._pacemaker.keep(command, self.counts.steps)
         if self._epochal is not None:
             self._epochal.stand_at(*self._batches.place(*self._loop.position))
         self._replica.encoder.set_workers(command.workers)

@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.protocol.master.master import Master
 from sparkstrom.simulation.run_sizes import Size
 from sparkstrom.simulation.sim_replica import SIZE, average, mass
 from sparkstrom.simulation.timeline import Timeline
+
+
+def starts_of(size: Size) -> tuple[PartitionStart, ...]:
+    """Where the driver program says that partitions begin."""
+    drawn = tuple(map(size.start_of, range(size.nodes))) if size.resumed else ()
+    return size.starts or drawn
 
 
 def new_master(
@@ -34,7 +40,7 @@ def new_master(
             epochs=size.epochs,
             n_params=n_params,
             version="sim",
-            starts=tuple(map(size.start_of, range(size.nodes))) if size.resumed else (),
+            starts=starts_of(size),
         ),
         chunks=chunks,
         endpoint=Endpoint("master", 1),

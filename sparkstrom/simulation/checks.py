@@ -334,6 +334,18 @@ class Checks:
         if trained.last > goal:
             self.violation(f"I2: partition {index}: {trained.last} of {goal} minibatches committed")
 
+    def trained_since(self, index: int, before: int, upto: int) -> list[int]:
+        """Minibatches of a partition in this run's commits; those that sent nothing up to there."""
+        trained = self._trained[index]
+        sent = [n for a, b in trained.spans if b > before for n in range(a + 1, b + 1)]
+        quiet: set[int] = set().union(*(p.quiet for p in trained.processes))
+        return sent + sorted({n for n in quiet if before < n <= upto} - set(sent))
+
+    def copy_holds(self, replica: Any) -> None:
+        """I2: the driver's copy is the sum of all commits so far."""
+        if not self._holds(replica, self._sums[-1]):
+            self.violation(f"I2: a copy at commit {len(self.commits)} is not the sum of commits")
+
     def _missing(self, index: int, goal: int) -> set[int]:
         """Minibatches up to the goal that are neither committed nor trained without sending."""
         trained = self._trained[index]

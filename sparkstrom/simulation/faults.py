@@ -34,6 +34,7 @@ class Faults:
     breaks: int = 0  # one stream of an edge is dead for good, the others of that edge live
     exiles: int = 0  # a worker is out of reach for ever
     master_lost: int = 0  # the driver program is gone for ever
+    controller_dies: int = 0  # the master, alone of the driver program; the fit goes on from a copy
     edge_deaths: int = 2  # a media driver dies: all that was under way on its edges is lost
     driver_deaths: int = 0  # the same in the middle of what a machine wants done, some in a row
     stop: float = 0.0  # chance that somebody asks to end the fit early

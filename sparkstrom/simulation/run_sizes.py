@@ -64,6 +64,7 @@ class Size:
     empty_partitions: int = 0  # the last ones
     kept_files: int = 2  # of an earlier fit
     resumed: int = 0  # it goes on with a fit; positions are drawn from this; 0: a new one
+    starts: tuple[PartitionStart, ...] = ()  # the same, where it goes on from a copy
     copies: int = 0  # of an updater's state that the driver wants
     copies_of_all: int = 0  # times that it wants one of everybody's
     last_copies: int = 0  # that its end waits for: nobody's, one worker's, everybody's
@@ -88,6 +89,8 @@ class Size:
         batches = 0 if self.is_empty(partition) else self.batches
         rows = 0 if self.is_empty(partition) else ROWS
         trained = 0
+        if self.starts and self.starts[partition].rows >= 0:
+            return self.starts[partition]
         if self.resumed and batches:
             chance = random.Random(f"partition {partition} of {self.resumed}")
             trained = chance.randint(0, self.epochs * batches)

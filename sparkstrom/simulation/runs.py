@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from sparkstrom.simulation.conditions import changed, drawn
+from sparkstrom.simulation.controllers import play_controllers
 from sparkstrom.simulation.run_sizes import Replicas, Size
 from sparkstrom.simulation.sim_parts import Parts
 from sparkstrom.simulation.world import World
@@ -30,21 +32,35 @@ class Result:
     faults: dict[str, int]  # by kind, how many happened
     transcript: list[str]
 
+    def and_then(self, world: World, violations: list[str]) -> Result:
+        """With one more controller's part of it."""
+        return Result(
+            self.seed,
+            self.violations + violations,
+            self.updates + len(world.checks.commits),
+            dict(Counter(self.faults) + world.time.faults),
+            self.transcript + world.time.transcript,
+        )
+
 
 def play(seed: int, nodes: int, mode: str, given: dict[str, Any]) -> Result:
     """One seed's run, under its own conditions but for what is ``given`` by name."""
     size, faults = changed(*drawn(seed, nodes, mode), given)
-    world = World(seed, size, faults, _parts(seed, size))
-    try:
-        with _few_collections():
-            violations = world.run()
-    except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        text = f"{type(error).__name__}: {error} ({where.name}, {where.filename}:{where.lineno})"
-        violations = [*world.checks.violations, text]
-    return Result(
-        seed, violations, len(world.checks.commits), dict(world.time.faults), world.time.transcript
-    )
+    result = Result(seed, [], 0, {}, [])
+    worlds: Iterator[World] = iter([World(seed, size, faults, _parts(seed, size))])
+    if faults.controller_dies:
+        worlds = play_controllers(seed, size, faults, _parts)
+    for world in worlds:
+        try:
+            with _few_collections():
+                violations = world.run()
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            what = f"{type(error).__name__}: {error}"
+            text = f"{what} ({where.name}, {where.filename}:{where.lineno})"
+            violations = [*world.checks.violations, text]
+        result = result.and_then(world, violations)
+    return result
 
 
 @contextmanager

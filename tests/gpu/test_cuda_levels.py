@@ -50,6 +50,19 @@ def residual_of(name: str, local: F32, theta: F32) -> tuple[F32, ...]:
     return (local, theta) if name == "local" else (local - theta,)
 
 
+@given(n=sizes, seed=seeds, sign=st.sampled_from([-1, 1]), size=st.integers(0, 70))
+def test_a_sample_is_the_defined_one(n: int, seed: int, sign: int, size: int) -> None:
+    one, other = near_theta(n + 1, seed, 1000)
+    one[seed % (n + 1)] = np.nan
+    where, found = np.full(size, -1, np.int32), np.zeros(size, np.float32)
+    there = cuda.to_device(where), cuda.to_device(found)
+    placed = cuda.to_device(one), cuda.to_device(other)
+    backends.kernels("cuda").sample(*placed, sign, seed, *there)
+    reference.sample(one, other, sign, seed, where, found)
+    np.testing.assert_array_equal(there[0].copy_to_host(), where)
+    np.testing.assert_array_equal(there[1].copy_to_host(), found)
+
+
 @BOTH_WAYS
 @given(
     n=sizes,

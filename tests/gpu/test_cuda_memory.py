@@ -34,27 +34,6 @@ def test_all_that_a_protocol_names_is_there() -> None:
 
 @EITHER
 @given(n=sizes, seed=seeds)
-def test_taking_gathers_bits(name: str, n: int, seed: int) -> None:
-    memory, host = backends.memory(name), wild(n, seed)
-    for array in (host, host.view(np.int32)):
-        placed = memory.from_host(array.copy())
-        assert memory.take(placed, None).tobytes() == array.tobytes()
-        for dtype in (np.int32, np.int64):
-            where = np.random.default_rng(seed).integers(0, max(1, n), n and 9).astype(dtype)
-            found = memory.take(placed, where)
-            assert found.dtype == array.dtype
-            assert found.tobytes() == array[where].tobytes()
-
-
-@pytest.mark.parametrize("index", [-1, 5])
-def test_no_index_reads_what_lies_beside_an_array(index: int) -> None:
-    memory = backends.memory("cuda")
-    with pytest.raises(AssertionError, match="a kernel"):
-        memory.take(memory.zeros(5, np.float32), np.array([0, index]))
-
-
-@EITHER
-@given(n=sizes, seed=seeds)
 def test_a_copy_is_another_array(name: str, n: int, seed: int) -> None:
     memory, host = backends.memory(name), wild(n, seed)
     first = memory.from_host(host.copy())
@@ -132,11 +111,9 @@ def test_tau_is_sampled_alike(
         patch.setattr(samples, "SAMPLE_PARAMS", 100 if many else 300)
         found = []
         for name in ("cpu", "cuda"):
-            memory = backends.memory(name)
-            placed = memory.from_host(one.copy()), memory.from_host(other.copy())
-            found.append(
-                samples.tau_reached_by(fraction, seed, *placed, sign, layers, memory=memory)
-            )
+            backend = backends.backend(name)
+            placed = (backend.memory.from_host(each.copy()) for each in (one, other))
+            found.append(samples.tau_reached_by(fraction, seed, *placed, sign, layers, backend))
     assert found[0] == found[1]
     assert found[0] is not None
     assert found[0] > Q / 1000

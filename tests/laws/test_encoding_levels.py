@@ -156,6 +156,31 @@ def test_the_fast_kernels_are_the_defined_ones(
     assert answers[0] == answers[1]
 
 
+@given(local=values, sign=st.sampled_from([-1, 1]), seed=st.integers(0), size=st.integers(0, 99))
+def test_the_fast_sample_is_the_defined_one(
+    local: NDArray[np.float32], sign: int, seed: int, size: int
+) -> None:
+    theta, answers = np.roll(local, 1) / np.float32(3), []
+    local[seed % local.size] = np.nan
+    for kernels in (reference, kernels_cpu):
+        where, sizes = np.full(size, -1, np.int32), np.zeros(size, np.float32)
+        kernels.sample(local, theta, sign, seed % 2**32, where, sizes)
+        answers.append((where.tobytes(), sizes.tobytes()))
+        assert np.isin(where, np.arange(local.size)).all()
+    assert answers[0] == answers[1]
+
+
+def test_a_sample_sees_all_alike() -> None:
+    n, zeros = 1000, np.zeros(1000, np.float32)
+    where, sizes, counts = np.zeros(500, np.int32), np.zeros(500, np.float32), np.zeros(n)
+    for seed in range(200):
+        kernels_cpu.sample(np.arange(n, dtype=np.float32), zeros, 1, seed, where, sizes)
+        np.testing.assert_array_equal(sizes, where)
+        counts += np.bincount(where, minlength=n)
+    assert counts.mean() == 100
+    assert counts.std() == pytest.approx(10, rel=0.1)  # as Poisson has it
+
+
 @given(tau=st.sampled_from([0.25, 1.0]), seed=st.integers(0, 2**32 - 1))
 def test_all_may_be_chosen_and_nobody_who_is_below_twice_tau(tau: float, seed: int) -> None:
     residual = np.array([tau, -tau, 2 * tau, -3 * tau, 0.9 * tau] * 70, np.float32)

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (  # and models, but for the package of torch, whose ``__init__`` names its modules
-    "base", "checkpoint", "cli", "codec", "encoding", "observe", "protocol", "runtime",
+    "base", "checkpoint", "cli", "codec", "encoding", "local", "observe", "protocol", "runtime",
     "simulation", "spark", "transport",
 )  # fmt: skip
 

@@ -15,6 +15,7 @@ import pytest
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import ALGORITHMS
+from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
@@ -24,6 +25,7 @@ OPTIONS = [
     f"{owner.__name__}.{option.name}"
     for owner in (
         *ALGORITHMS,
+        ParameterAveragingTrainingMaster,
         ResidualClipping,
         SharedTrainingMaster,
         VoidConfiguration,

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkstrom.spark.driver import discovery, training_master
+from sparkstrom.spark.driver import averaging_master, discovery, training_master
+from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.settings import resolve
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
@@ -73,7 +74,7 @@ def test_the_logging_sample_configures_our_logger(our_logger: logging.Logger) ->
 def names() -> set[str]:
     ours = {
         option.name
-        for owner in (SharedTrainingMaster, VoidConfiguration)
+        for owner in (ParameterAveragingTrainingMaster, SharedTrainingMaster, VoidConfiguration)
         for option in dataclasses.fields(owner)
         if option.init
     }
@@ -82,6 +83,8 @@ def names() -> set[str]:
         | training_master.REFUSED.keys()
         | discovery.REFUSED.keys()
         | training_master.ALIASES.keys()
+        | averaging_master.REFUSED.keys()
+        | averaging_master.ALIASES.keys()
     )
 
 

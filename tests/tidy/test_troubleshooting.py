@@ -31,6 +31,9 @@ ENTRIES = error_texts.entries(PAGE.read_text())
 # is so: otherwise write its text as a literal at the site, or as a constant of a module.
 PASSED_ON = {
     ("checkpoint/checkpoint_writer.py", "self.warnings.append(text)"),
+    ("local/orders.py", "SetupError(self.failure)"),
+    ("local/orders.py", "TrainingError(self.failure, "),
+    ("local/orders.py", "UsageError(self.failure)"),
     ("protocol/master/admission.py", "ev.Abort(str(error), "),
     ("protocol/master/master.py", "ev.Abort(reason)"),
     ("protocol/master/master.py", "ev.Abort(message.reason, "),
@@ -43,6 +46,8 @@ PASSED_ON = {
     ("runtime/failures.py", "TrainingError(abort.reason, "),
     ("runtime/master_thread.py", "ev.GivenUp(reason)"),
     ("runtime/master_thread.py", "log.warning('%s', text)"),
+    ("spark/averaging/rounds.py", "UsageError(reason)"),
+    ("spark/averaging/rounds.py", "TrainingError(reason, "),
     ("spark/driver/accuracy_warnings.py", "log.warning('%s', text)"),
     ("spark/driver/fit_call.py", "self.warnings.append(text)"),
     ("spark/driver/followed_fit.py", "self._showing.warn(warning)"),
@@ -132,6 +137,8 @@ def test_no_pattern_is_about_everything() -> None:
     classes = {name for entry in ENTRIES for name in entry.classes}
     told = {
         "BadValue",
+        "NoDl4jNetwork",
+        "NotImported",
         "CheckpointDamaged",
         "DriverLost",
         "FrameError",

@@ -57,11 +57,6 @@ def from_host(host: NDArray[Any]) -> NDArray[Any]:
     return host
 
 
-def take(array: NDArray[Any], where: NDArray[np.integer] | None) -> NDArray[Any]:
-    """The entries of T[n] at ``where``; None: all, as the array itself."""
-    return array if where is None else array[where]
-
-
 def part(array: NDArray[Any], where: slice) -> NDArray[Any]:
     """The same memory from ``where.start`` to ``where.stop``."""
     return array[where]

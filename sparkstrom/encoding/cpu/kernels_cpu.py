@@ -32,6 +32,7 @@ from sparkstrom.encoding.cpu.levels_cpu import (
     levels_local,
     levels_replica,
     move_levels,
+    sample,
     shift_codes,
 )
 from sparkstrom.encoding.grid import EXACT_QUANTA
@@ -57,6 +58,7 @@ __all__ = [
     "move_levels",
     "norms_local",
     "norms_replica",
+    "sample",
     "scan_local",
     "scan_replica",
     "shift_codes",

@@ -1,4 +1,4 @@
-"""Kernels for hits that move by more than one tau, and for hits that chance has to choose.
+"""Kernels for hits that move by more than one tau, for hits that chance has to choose, and samples.
 
 Argument tables: ``sparkstrom.encoding.reference``. The loops over all parameters are taken only
 where values are tied, so they are plain; those over hits fetch ahead, as ``kernels_cpu.move`` does.
@@ -69,6 +69,20 @@ def choose_replica(residual: F32, tau: float, limit: int, seed: int, codes: I32)
     for i in range(residual.shape[0]):
         hits = _choose(residual[i], tau, i, limit, seed, codes, hits)
     return int(hits)
+
+
+@kernel("void(f4[::1], f4[::1], i8, i8, i4[::1], f4[::1])")
+def sample(one: F32, other: F32, sign: int, seed: int, where: I32, sizes: F32) -> None:
+    """See ``reference.sample``."""
+    n, taken, factor = U64(one.shape[0]), where.shape[0], np.float32(sign)
+    for j in range(taken):
+        where[j] = (_drawn(U64(j), U64(seed)) * n) >> U64(32)
+    for j in range(taken):
+        soon = U64(where[U64(min(j + AHEAD, taken - 1))])
+        prefetch(one, soon)
+        prefetch(other, soon)
+        at = U64(where[j])
+        sizes[j] = abs(one[at] + factor * other[at])
 
 
 @helper

@@ -131,6 +131,23 @@ def _shift(codes: Any, start: Any) -> None:
         codes[j] = I32(codes[j] - start if codes[j] < 0 else codes[j] + start)
 
 
+@kernel("void(f4[::1], f4[::1], f4, u8, i4[::1], f4[::1])")
+def _sample(one: Any, other: Any, sign: Any, seed: Any, where: Any, sizes: Any) -> None:
+    j = cuda.grid(1)
+    if j < where.shape[0]:
+        at = (_drawn(j, seed) * U64(one.shape[0])) >> U64(32)
+        where[j] = I32(at)
+        sizes[j] = abs(F32(one[at] + F32(sign * other[at])))
+
+
+def sample(one: Any, other: Any, sign: int, seed: int, where: Any, sizes: Any) -> None:
+    """See ``reference.sample``."""
+    of = taken(one, F32, "one"), taken(other, F32, "other"), F32(sign), U64(seed) & LOW32
+    out = taken(where, I32, "where"), taken(sizes, F32, "sizes")
+    if out[0].size:
+        _sample[blocks_of(out[0].size), THREADS](*of, *out)
+
+
 def choose_local(local: Any, theta: Any, tau: float, limit: int, seed: int, codes: Any) -> int:
     """See ``reference.choose_local``."""
     values = taken(local, F32, "local")

@@ -1,4 +1,4 @@
-"""Memory for kernels on the device; what ``to_host`` and ``take`` copy is all that leaves it."""
+"""Memory for kernels on the device; what ``to_host`` copies is all that leaves it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,12 @@ from numba import cuda
 from numpy.typing import DTypeLike, NDArray
 
 from sparkstrom.encoding.cuda.cuda_device import (
-    THREADS,
     DeviceArray,
-    blocks_of,
     current_device,
-    kernel,
     seen_by_numba,
     stream_apart,
-    taken,
 )
 from sparkstrom.encoding.cuda.cuda_steps import accumulate, difference
-
-I32, I64 = np.int32, np.int64
-
-
-@kernel("void(i4[::1], i8[::1], i4[::1])")
-def _gather(words: Any, where: Any, found: Any) -> None:
-    """Bits, whatever they mean."""
-    j = cuda.grid(1)
-    if j < where.shape[0]:
-        found[j] = words[where[j]]
 
 
 def empty(size: int, dtype: DTypeLike) -> DeviceArray:
@@ -92,24 +78,6 @@ def subtract(target: Any, one: Any, other: Any) -> None:
 def from_host(host: NDArray[Any]) -> DeviceArray:
     """A copy on the device."""
     return cuda.to_device(host)
-
-
-def take(array: Any, where: NDArray[np.integer] | None) -> NDArray[Any]:
-    """The entries of T[n] at ``where`` on the host, gathered on the device; None: a copy of all.
-
-    T has 4 bytes. Raises AssertionError for indices that are not within 0 .. n - 1.
-    """
-    if where is None:
-        return to_host(array)
-    values = seen_by_numba(array, "array")
-    assert values.dtype.itemsize == 4
-    bits = taken(values.view(np.int32), I32, "array")
-    found = cuda.device_array(where.size, np.int32)
-    if where.size:
-        assert int(where.min()) >= 0, "a kernel does not count from the end"
-        assert int(where.max()) < bits.size, "a kernel reads whatever lies behind an array"
-        _gather[blocks_of(where.size), THREADS](bits, cuda.to_device(where.astype(I64)), found)
-    return np.asarray(found.copy_to_host()).view(values.dtype)
 
 
 def part(array: Any, where: slice) -> DeviceArray:

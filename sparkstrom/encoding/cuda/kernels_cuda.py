@@ -18,6 +18,7 @@ from sparkstrom.encoding.cuda.cuda_levels import (
     levels_local,
     levels_replica,
     move_levels,
+    sample,
     shift_codes,
 )
 from sparkstrom.encoding.cuda.cuda_scan import bitmap_count, bitmap_decode, scan_local, scan_replica
@@ -55,6 +56,7 @@ __all__ = [
     "move_levels",
     "norms_local",
     "norms_replica",
+    "sample",
     "scan_local",
     "scan_replica",
     "shift_codes",

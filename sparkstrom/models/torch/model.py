@@ -60,7 +60,7 @@ class TorchModel(FlatModule):
     """
 
     KIND = "torch"
-    OPTIONS = (
+    OPTIONS: tuple[str, ...] = (
         *("_loss", "_custom", "_factories", "_device_wanted", "_clip_norm", "_accumulate"),
         *("_autocast", "_outputs_kind"),
     )

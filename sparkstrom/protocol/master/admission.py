@@ -87,7 +87,8 @@ class Admission:
     def _admit(self, join: Join, now_s: float) -> list[Effect]:
         partition = self._members.partitions[join.partition]
         if not partition.seen_before(join.rows, join.checksum, join.batches):
-            return [_different_rows(join, partition)]
+            reason = different_rows(partition, join.rows, join.batches, join.checksum)
+            return [ev.Abort(reason, "", join.host, join.partition, ev.Failure.USAGE)]
         effects: list[Effect] = []
         if partition.owner is not None:
             effects += self._closing.close(partition.owner, Ending.SUPERSEDED.value, now_s)
@@ -106,14 +107,14 @@ def _refuse(join: Join, reason: str, *, fatal: bool) -> Refused:
     return Refused(token=join.token, count=join.count, reason=reason, fatal=fatal)
 
 
-def _different_rows(join: Join, partition: Partition) -> ev.Abort:
+def different_rows(partition: Partition, rows: int, batches: int, checksum: int) -> str:
+    """What to say where a partition's rows are others than they were."""
     first, again, remedy = CHANGED_SINCE if partition.is_resumed else CHANGED_BETWEEN
-    reason = (
+    return (
         f"partition {partition.index} had {partition.rows} rows in {partition.batches} "
-        f"minibatches (checksum {partition.checksum:016x}) {first} and has {join.rows} in "
-        f"{join.batches} (checksum {join.checksum:016x}) {again}: {remedy}"
+        f"minibatches (checksum {partition.checksum:016x}) {first} and has {rows} in "
+        f"{batches} (checksum {checksum:016x}) {again}: {remedy}"
     )
-    return ev.Abort(reason, "", join.host, join.partition, ev.Failure.USAGE)
 
 
 CHANGED_BETWEEN = (

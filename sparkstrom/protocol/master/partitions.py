@@ -87,6 +87,10 @@ class Partitions(tuple[Partition, ...]):
             partition.begin(start)
         return made
 
+    def as_starts(self) -> tuple[PartitionStart, ...]:
+        """For a fit that goes on from a copy of the master's replica, made at this moment."""
+        return tuple(partition.as_start() for partition in self)
+
     @property
     def minibatches(self) -> int:
         """How many minibatches are committed."""

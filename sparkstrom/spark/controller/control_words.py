@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkstrom.base.errors import SparkstromError
 from sparkstrom.base.identity import Endpoint
+from sparkstrom.transport.aeron.driver import DriverOptions
 
 if TYPE_CHECKING:  # most of it has kernels compiled
     from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
@@ -51,6 +52,15 @@ class LineOrder:
 
     door: Endpoint | None  # TCP, where the driver program listens; None: nowhere
     key: bytes = field(repr=False)  # of the fit
+    token: bytes = b""  # of a task that will ask, by UDP, whether it has begun; b"": none will
+
+
+@dataclass(frozen=True, slots=True)
+class MediaOrder:
+    """The media driver that the task has before it compiles anything, for workers to ask."""
+
+    key: str
+    options: DriverOptions
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,22 @@
-"""Controller auto: where the controller of an application's fits runs, found out once.
+"""Controller auto: where the controller of an application's fits runs, found out once for each way.
 
-In the driver program, as long as executors reach that by UDP. They do in local mode, and where the
-driver program runs in the cluster; otherwise a job of short tasks looks, before the first fit.
+In the driver program, as long as some executor reaches that by UDP: a host that does not, where
+others do, has a firewall of its own, and is told so when its task begins. All do in local mode, and
+where the driver program runs in the cluster; otherwise short tasks look, before the first fit.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from sparkstrom.base.errors import NetworkError, SetupError, UsageError
+from sparkstrom.base.identity import Endpoint
 from sparkstrom.spark.controller.udp_reach import EchoPort, Reached, ReachOrder, reaches
 from sparkstrom.spark.data.job_errors import cause_of
 from sparkstrom.spark.driver.cluster import Slots, driver_host, live_conf, workers_for
@@ -37,12 +39,26 @@ UNHEARD = (
     "controller_address)"
 )
 
+STAYS = (
+    "sparkstrom warns: the controller stays in this program (controller='auto'), as other "
+    "executors reach it: {why}"
+)
 NO_SLOT = "{why}. Or have the controller on an executor: {error}"
 
 
 @dataclass(frozen=True, slots=True)
+class AskedWay:
+    """What was asked about: other addresses or ports are another way, which may be open."""
+
+    application: str
+    network_mask: str | None
+    controller_address: str | None
+    ports: tuple[range | None, range | None]
+
+
+@dataclass(frozen=True, slots=True)
 class FoundOut:
-    """What was found out: ``DRIVER``, or ``EXECUTOR`` and why."""
+    """What was found out: ``DRIVER``, and whom it lacks; or ``EXECUTOR``, and why."""
 
     word: str
     why: str = ""
@@ -50,7 +66,7 @@ class FoundOut:
 
 log = logging.getLogger(__name__)
 
-_found: dict[str, FoundOut] = {}  # by application
+_found: dict[AskedWay, FoundOut] = {}
 
 
 def settled(
@@ -62,22 +78,23 @@ def settled(
     """
     if master.void.controller != AUTO:
         return master
-    application = str(context.applicationId)
-    found = FoundOut(DRIVER) if _is_inside(context) else _found.get(application)
+    void = master.void
+    ports = void.controller_ports(), void.executor_ports()
+    way = AskedWay(str(context.applicationId), void.network_mask, void.controller_address, ports)
+    found = FoundOut(DRIVER) if _is_inside(context) else _found.get(way)
     is_new = found is None
     if found is None:
         found = _found_out(master, context, slots)
         if found is None:
             found = FoundOut(DRIVER)  # nobody has said; the next network asks again
         else:
-            _found[application] = found
-    void = master.void
+            _found[way] = found
     address = void.controller_address if found.word == DRIVER else None
     chosen = replace(master, void=replace(void, controller=found.word, controller_address=address))
     if found.word == EXECUTOR:
         _need_slot(slots, chosen, found.why)
-        if is_new:
-            say(MOVES.format(why=found.why))
+    if is_new and found.why:
+        say((MOVES if found.word == EXECUTOR else STAYS).format(why=found.why))
     return chosen
 
 
@@ -105,11 +122,18 @@ def _found_out(master: SharedTrainingMaster, context: Any, slots: Slots) -> Foun
         return FoundOut(EXECUTOR, str(error))
     if answers is None:
         return None
-    deaf = sorted({each.host for each in answers if not each.heard})
+    return judged(answers, endpoint)
+
+
+def judged(answers: Sequence[Reached], endpoint: Endpoint) -> FoundOut:
+    """It moves where nobody reaches it; who alone does not is named."""
+    hearing = {each.host for each in answers if each.heard}
+    deaf = sorted({each.host for each in answers} - hearing)
     if not deaf:
         return FoundOut(DRIVER)
     hosts = ", ".join(deaf[:NAMED_MAX]) + (" and others" if len(deaf) > NAMED_MAX else "")
-    return FoundOut(EXECUTOR, UNHEARD.format(hosts=hosts, endpoint=endpoint))
+    why = UNHEARD.format(hosts=hosts, endpoint=endpoint)
+    return FoundOut(DRIVER if hearing else EXECUTOR, why)
 
 
 def _ask(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sparkstrom.base.errors import SetupError, TrainingError
@@ -20,6 +21,7 @@ from sparkstrom.spark.controller.control_words import (
     ControllerOrder,
     ControllerPlace,
     LineOrder,
+    MediaOrder,
     NotHere,
     of_parts,
 )
@@ -27,6 +29,7 @@ from sparkstrom.spark.controller.controller_entry import enter_controller, look_
 from sparkstrom.spark.data.job_errors import cause_of
 from sparkstrom.spark.driver.controller_choice import ControllerChoice, parse_controller
 from sparkstrom.spark.driver.fitting import END_S
+from sparkstrom.spark.driver.master_setup import media_of
 from sparkstrom.spark.driver.spark_job import SparkJob
 from sparkstrom.spark.driver.start_watch import QUEUED_S, refusal_of
 from sparkstrom.spark.executor.entry import Unopened
@@ -38,6 +41,10 @@ HOSTS_ASKED_MAX = 64  # for the one that was named
 WAITS = (
     "sparkstrom waits: the controller needs a task slot of its own (controller={!r}), and none is "
     "free yet"
+)
+ELSEWHERE = (
+    "the controller's task began on another executor than it was meant to, {tries} times: "
+    "other jobs of this application take its slot; run them before or after the fit"
 )
 
 
@@ -71,19 +78,15 @@ class ControllerPlacing:
                 job.cancel()
                 job.wait(END_S)
                 raise
-        raise SetupError(
-            f"the controller's task began on another executor than it was meant to, {TRIES} times: "
-            "other jobs of this application take its slot; run them before or after the fit"
-        )
+        raise SetupError(ELSEWHERE.format(tries=TRIES))
 
     @property
     def _choice(self) -> ControllerChoice:
         return parse_controller(self.training.master.void.controller)
 
     def _begin(self, place: ControllerPlace) -> SparkJob:
-        training = replace(self.training, endpoint=place.endpoint)
-        order = ControllerOrder(training, self.kept, place)
-        run = partial(enter_controller, self.line, place.process, Unopened(order, training.way))
+        media, unopened = orders_at(place, self.training, self.kept)
+        run = partial(enter_controller, (self.line, media), place.process, unopened)
         rows = one_row_at(self.context, f"executor_{place.host}_{place.executor}")
         job = self._job("controller", rows.mapPartitionsWithIndex(run).collect)
         job.start()
@@ -145,12 +148,26 @@ class ControllerPlacing:
         return not isinstance(of_parts(job.reports), NotHere)
 
     def _await(self, condition: Callable[[], bool]) -> None:
-        due_s = time.monotonic() + QUEUED_S
-        while not condition():
-            if time.monotonic() > due_s:
-                due_s += QUEUED_S
-                self.say(WAITS.format(self.training.master.void.controller))
-            time.sleep(LOOK_S)
+        await_slot(condition, self.say, WAITS.format(self.training.master.void.controller))
+
+
+def await_slot(condition: Callable[[], bool], say: Callable[[str], None], words: str) -> None:
+    """Until it holds; people are told now and then what is waited for."""
+    due_s = time.monotonic() + QUEUED_S
+    while not condition():
+        if time.monotonic() > due_s:
+            due_s += QUEUED_S
+            say(words)
+        time.sleep(LOOK_S)
+
+
+def orders_at(
+    place: ControllerPlace, training: TrainingJob, kept: CheckpointFiles
+) -> tuple[MediaOrder, Unopened]:
+    """What the controller's task is told there: its media driver, and the rest, still packed."""
+    training = replace(training, endpoint=place.endpoint)
+    media = media_of(training.spec, training.master.void, place.endpoint, Path(place.scratch))
+    return media, Unopened(ControllerOrder(training, kept, place), training.way)
 
 
 def raise_what_failed(job: SparkJob) -> None:

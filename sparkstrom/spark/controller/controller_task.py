@@ -15,8 +15,8 @@ from sparkstrom.encoding.backends import warm_up
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.spark.controller.control_words import ControllerOrder, ControllerResult
 from sparkstrom.spark.controller.controller_line import ControllerLine
-from sparkstrom.spark.driver.master_setup import controller_transport, limits_of, plan_of
-from sparkstrom.spark.executor.interfaces import warm_up_transport
+from sparkstrom.spark.driver.master_setup import limits_of, media_of, plan_of
+from sparkstrom.spark.executor.interfaces import opener, warm_up_transport
 from sparkstrom.spark.executor.tasks import initial_theta
 
 LEAVE_S = 15.0  # how long workers may take to leave a fit that is done
@@ -33,13 +33,12 @@ class ControllerSession:
         job, place = order.job, order.place
         theta = initial_theta(job)
         void = job.master.void
+        media = media_of(job.spec, void, place.endpoint, Path(place.scratch))
         self.master = MasterThread(
             plan_of(job.spec, theta, job.model, void.max_chunk_size, order.kept, job.join_stream),
             limits_of(job.master, job.spec.workers, job.spec.n_params),
             theta,
-            open_transport=controller_transport(
-                job.spec, void, place.endpoint, Path(place.scratch)
-            ),
+            open_transport=opener(media.key, media.options),
             seal=job.seal(),
             clock=SystemClock(),
         )

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from sparkstrom.base.errors import SetupError, SparkstromError, TrainingError
+from sparkstrom.base.errors import ControllerLost, SetupError, SparkstromError, TrainingError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Phase
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
 from sparkstrom.runtime.master_thread import any_join_stream
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.controller.control_door import ControlDoor, door_address
+from sparkstrom.spark.controller.control_door import ControlDoor
 from sparkstrom.spark.controller.control_words import (
     ControllerResult,
     ControllerState,
@@ -37,8 +39,9 @@ from sparkstrom.spark.controller.control_words import (
     outcome_later,
     progress_later,
 )
-from sparkstrom.spark.controller.controller_job import ControllerPlacing, PlacedController
+from sparkstrom.spark.controller.controller_job import PlacedController
 from sparkstrom.spark.data.job_errors import cause_of
+from sparkstrom.spark.driver.application import Application
 from sparkstrom.spark.driver.fitting import END_S, cancelled_by
 from sparkstrom.spark.driver.spark_job import SparkJob
 from sparkstrom.spark.driver.start_watch import refusal_of
@@ -48,6 +51,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.25
 LINE_S = 10.0  # a connection that has not come by then is not expected any more
+MEDIA_S = 3.0  # until its task has a media driver, as a rule; workers may begin before
 SNAPSHOT_S = 60.0
 RESULT_S = 600.0  # a result of gigabytes on a slow way
 DROPPED_S = 30.0  # a controller that had a connection, and has been without it for so long
@@ -66,14 +70,17 @@ SILENT = (
     "the controller ({place}) has no TCP connection to this program ({door}): progress and epochs "
     "come when the fit is over"
 )
+RAISED = re.compile(r"(?!org\.|java)[A-Za-z_][\w.]*(Error|Exception)(:|$)")  # by Python code
 LIVE = "progress comes from the controller over TCP"
 
 
 class RemoteMaster:
     """``opened`` finds it a place. ``theta`` becomes what was learnt, at the end."""
 
-    def __init__(self, context: Any, theta: Theta, kept: CheckpointFiles, partitions: int) -> None:
-        self._context, self._theta, self._kept = context, theta, kept
+    def __init__(
+        self, application: Application, theta: Theta, kept: CheckpointFiles, partitions: int
+    ) -> None:
+        self._application, self._theta, self._kept = application, theta, kept
         self.endpoint, self.join_stream = Endpoint("", 0), any_join_stream()
         self.finished = threading.Event()
         self.failure: SparkstromError | None = None
@@ -99,21 +106,20 @@ class RemoteMaster:
         ``needs_live``: options that cannot do without a connection. Raise SetupError where no
         executor can have it, or where there is none for these.
         """
-        from pyspark import InheritableThread
-
         try:
             door = self._open_door(job, needs_live, say)
             line = LineOrder(door, job.key)
-            placing = ControllerPlacing(self._context, job, self._kept, line, say)
+            placing = self._application.placing(job, self._kept, line, say)
             self._placed = placed = placing.run()
             self.endpoint = placed.place.endpoint
             say(f"sparkstrom: the controller is on {placed.place}")
-            self._watch = InheritableThread(
-                target=self._look_after, args=(placed.job, door), name="sparkstrom-controller"
-            )
+            look = partial(self._look_after, placed.job, door)
+            self._watch = self._application.thread(look, "sparkstrom-controller")
             self._watch.start()
             if needs_live:
                 self._need_line(needs_live, door)
+            elif self._door is not None:
+                self._door.met.wait(MEDIA_S)  # so that workers need not be patient
             yield
         finally:
             self._close()
@@ -122,7 +128,7 @@ class RemoteMaster:
         self, job: TrainingJob, needs_live: Sequence[str], say: Callable[[str], None]
     ) -> Endpoint | None:
         """Where executors find it; None: there is none, and nothing needs one."""
-        bind, host = door_address(self._context)
+        bind, host = self._application.door_address()
         try:
             self._door = ControlDoor(job.key, bind, job.master.void.controller_ports(), self._hear)
         except SetupError as error:
@@ -190,8 +196,15 @@ class RemoteMaster:
         return str(self._placed.place) if self._placed is not None else "no place"
 
     def _lose(self, cause: str) -> None:
-        lost = TrainingError(LOST.format(place=self._where(), cause=cause))
-        self._fail(refusal_of(cause) or lost)
+        self._fail(refusal_of(cause) or self._lost(cause))
+
+    def _lost(self, cause: str) -> TrainingError:
+        """Another task would raise the same as one that has raised something."""
+        place = self._where()
+        text = LOST.format(place=place, cause=cause)
+        if RAISED.match(cause):
+            return TrainingError(text)
+        return ControllerLost(text, f"{place}: {cause}")
 
     def _fail(self, error: SparkstromError) -> None:
         if not self.finished.is_set():
@@ -219,9 +232,19 @@ class RemoteMaster:
     # -- what the driver's main thread asks ------------------------------------------------------
 
     @property
+    def answers(self) -> bool:
+        """Its task has been heard of: it has a media driver, which answers workers."""
+        return self._door is not None and self._door.met.is_set()
+
+    @property
     def settles(self) -> bool:
         """Its task still runs, or its result is being read."""
         return self._watch is not None and self._watch.is_alive()
+
+    @property
+    def reachable(self) -> bool:
+        """Is there a connection, so that a copy would come?"""
+        return self._last is None and self._has_line()
 
     def start(self) -> None:
         """It has begun with its task."""
@@ -313,7 +336,7 @@ class RemoteMaster:
         result = self._result
         if result is None or result.outcome is None:
             cause = str(self.failure) if self.failure is not None else "its result did not come"
-            raise TrainingError(LOST.format(place=self._where(), cause=cause))
+            raise self._lost(cause)
         return outcome_later(result.outcome, -(self._ahead_s or 0.0))
 
     def _close(self) -> None:

@@ -3,7 +3,7 @@
 The driver program answers datagrams at an address and a port as its media driver would have them;
 a task on each executor sends some and waits for what comes back. A token makes sure that both are
 of the same question. Nobody waits longer than ``PATIENCE_S``, and where it works it takes
-milliseconds.
+milliseconds. A controller in a task answers so, too, before it has its media driver.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class ReachOrder:
     token: bytes
     mask: str | None
     ports: range | None  # that executors may have
+    patience_s: float | None = None  # None: ``PATIENCE_S``
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,13 @@ class Reached:
 class EchoPort:
     """Sends back what has the token, to whoever sent it, until it is closed."""
 
-    def __init__(self, address: str, ports: range | None) -> None:
+    def __init__(self, address: str, ports: range | None, token: bytes = b"") -> None:
         """Raise SetupError where there is no such address or no port."""
         port = next((port for port in candidate_ports(address, ports, None) if port), None)
         if port is None:
             raise SetupError(none_free(address, ports))
-        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.token = token or secrets.token_bytes(TOKEN_BYTES)
+        self.answered = threading.Event()  # somebody, once
         self._socket = _bound(address, port)
         self.endpoint = Endpoint(address, self._socket.getsockname()[1])
         self._closing = threading.Event()
@@ -80,6 +82,7 @@ class EchoPort:
                 continue
             try:
                 self._socket.sendto(datagram, sender)
+                self.answered.set()
             except OSError as error:  # a firewall of this machine; who asked says it heard nothing
                 log.info("no answer can be sent to %s: %s", sender[0], error)
 
@@ -100,7 +103,7 @@ def reaches(order: ReachOrder, items: Iterable[Any]) -> Iterator[Reached]:
 
 
 def _is_answered(asking: socket.socket, order: ReachOrder) -> bool:
-    end_s = time.monotonic() + PATIENCE_S
+    end_s = time.monotonic() + (order.patience_s or PATIENCE_S)
     while (left_s := end_s - time.monotonic()) > 0:
         try:
             asking.sendto(order.token, tuple(order.endpoint))

@@ -29,8 +29,15 @@ DENSE_MAX = 1024  # a longer vector is kept as its entries: 8 bytes each instead
 
 def blocks_of_arrow(reading: Reading, partition: int, messages: Iterable[bytes]) -> Iterator[Block]:
     """Arrow messages of one partition as blocks. Raises UsageError naming column and row."""
+    return blocks_of_batches(reading, partition, _batches(reading, messages))
+
+
+def blocks_of_batches(
+    reading: Reading, partition: int, batches: Iterable[pa.RecordBatch]
+) -> Iterator[Block]:
+    """The same, of batches as ``mapInArrow`` hands them over."""
     where = f"partition {partition}"
-    return gathered(parts_of(reading, _batches(reading, messages), where), where)
+    return gathered(parts_of(reading, batches, where), where)
 
 
 def count_arrow(reading: Reading, messages: Iterable[bytes]) -> Iterator[int]:
@@ -124,7 +131,7 @@ class _Reader:
         import pyarrow as pa
 
         kind = column.type
-        if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        if is_listed(kind):
             return self._nested(column), None
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
             return images_of_bytes(column.to_pylist(), self._refuse, self._expected), None
@@ -138,12 +145,11 @@ class _Reader:
 
     def _nested(self, column: pa.Array) -> NDArray[Any]:
         """Lists of lists ... of numbers as one array."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         shape: list[int] = []
         rows, per_row = len(column), 1
-        while pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        while is_listed(column.type):
             lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
             depth = len(shape)
             width = int(lengths[0]) if len(lengths) else 0
@@ -201,6 +207,14 @@ class _Reader:
         column = name or _name(self._take)
         kind = "" if self._take.role == FEATURES else f" ({self._take.role})"
         raise UsageError(f"row {self._first + row} of {self._where}: column {column!r}{kind} {why}")
+
+
+def is_listed(kind: pa.DataType) -> bool:
+    """Lists of Arrow's three kinds; Spark writes two of them."""
+    import pyarrow as pa
+
+    is_kind = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(each(kind) for each in is_kind)
 
 
 def _numpy(column: pa.Array) -> NDArray[Any]:

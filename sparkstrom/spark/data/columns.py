@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkstrom.base.errors import UsageError
@@ -60,11 +62,14 @@ class Reading(NamedTuple):
     flagged: bool
 
 
-def check_chosen(chosen: Chosen, dataframe: bool) -> None:
-    """Raise UsageError for a weight or validation that cannot be meant."""
+def check_chosen(chosen: Chosen, dataframe: bool, said: str = "an RDD") -> None:
+    """Raise UsageError for a weight or validation that cannot be meant.
+
+    ``said``: what data without columns are called.
+    """
     value, weight = chosen.validation, chosen.weight
     if chosen.labels != ():
-        _refuse_none(LABEL, chosen.labels)
+        refuse_none(LABEL, chosen.labels)
     if isinstance(value, bool) or not isinstance(value, numbers.Real | str | None):
         raise UsageError(
             f"validation={value!r}: give a fraction such as 0.1, or the name of a boolean column"
@@ -74,14 +79,15 @@ def check_chosen(chosen: Chosen, dataframe: bool) -> None:
     for role, names in ((FEATURES, chosen.features), (LABEL, chosen.label)):
         if not dataframe and names != role:
             raise UsageError(
-                f"{role}={names!r}: an RDD has no columns; make its elements (features, label), "
-                "where either may be a tuple or dictionary of arrays, and a label None"
+                f"{role}={names!r}: there are no columns in {said}; make its elements (features, "
+                "label), where either may be a tuple or dictionary of arrays, and a label None"
             )
     if not dataframe and isinstance(value, str):
-        raise UsageError(f"validation={value!r}: an RDD has no columns; give a fraction")
+        raise UsageError(f"validation={value!r}: there are no columns in {said}; give a fraction")
     if not dataframe and weight is not None:
         raise UsageError(
-            f"weight={weight!r}: an RDD has no columns; make its elements (features, label, weight)"
+            f"weight={weight!r}: there are no columns in {said}; make its elements (features, "
+            "label, weight)"
         )
 
 
@@ -98,53 +104,76 @@ def wanted_columns(
 
     ``dense``: vectors that are known to be short come as arrays.
     """
-    takes: list[Take] = []
-    _refuse_none(FEATURES, chosen.features)
     used: list[str] = []
+    takes = [
+        take_of(role, one, used, partial(_check, frame, role))
+        for role, one in wanted_by_role(chosen)
+    ]
+    columns = [_column(frame, name, dense).alias(f"c{i}") for i, name in enumerate(used)]
+    schema = _schema(frame.select(*columns)).serialize().to_pybytes()
+    return columns, reading_for(chosen, schema, takes)
+
+
+def wanted_by_role(chosen: Chosen) -> Iterator[tuple[str, str | list[str]]]:
+    """What each array is made of, with its role. Raise UsageError where there are no features."""
+    refuse_none(FEATURES, chosen.features)
     for role, names in (
         (FEATURES, chosen.features),
         (LABEL, chosen.labels),
         (WEIGHT, chosen.weight),
         (HELD_OUT, chosen.validation if isinstance(chosen.validation, str) else None),
     ):
-        for one in [] if names is None else _each(names):
-            takes.append(_take(frame, role, one, used))
-    columns = [_column(frame, name, dense).alias(f"c{i}") for i, name in enumerate(used)]
-    reading = Reading(
-        _schema(frame.select(*columns)).serialize().to_pybytes(),
+        for one in [] if names is None else each_of(names):
+            yield role, one
+
+
+def reading_for(chosen: Chosen, schema: bytes, takes: Sequence[Take]) -> Reading:
+    """How what was chosen is read from columns of this schema."""
+    return Reading(
+        schema,
         tuple(takes),
         nest_of(chosen.features),
         nest_of(chosen.labels),
         chosen.weight is not None,
         isinstance(chosen.validation, str),
     )
-    return columns, reading
 
 
-def _refuse_none(role: str, names: Names) -> None:
+def refuse_none(role: str, names: Names) -> None:
+    """Raise UsageError for no name at all."""
     if not names:
         raise UsageError(f"{role}={names!r}: give a column's name, or several")
 
 
-def _each(names: Names) -> list[str | list[str]]:
+def each_of(names: Names) -> list[str | list[str]]:
+    """What each array is made of, in order."""
     if isinstance(names, dict):
         return list(names.values())
     return list(names) if isinstance(names, tuple) else [names]
 
 
-def _take(frame: DataFrame, role: str, one: Any, used: list[str]) -> Take:
+def take_of(role: str, one: Any, used: list[str], check: Callable[[str, bool], None]) -> Take:
+    """What is read for one array; ``used``: names of all columns that are read, in order.
+
+    ``check(name, side_by_side)`` raises for a column that does not fit.
+    """
     names = [one] if isinstance(one, str) else one
     if not (isinstance(names, list) and names and all(isinstance(n, str) for n in names)):
         raise UsageError(
             f"{role}={one!r}: give a column's name, a list of numeric columns, or a tuple or "
             "dictionary of these"
         )
+    side_by_side = not isinstance(one, str)
     for name in names:
-        _check_name(frame, role, name)
-        _check_kind(role, name, frame.schema[name].dataType, side_by_side=not isinstance(one, str))
+        check(name, side_by_side)
         if name not in used:
             used.append(name)
-    return Take(role, tuple(names), tuple(map(used.index, names)), not isinstance(one, str))
+    return Take(role, tuple(names), tuple(map(used.index, names)), side_by_side)
+
+
+def _check(frame: DataFrame, role: str, name: str, side_by_side: bool) -> None:
+    _check_name(frame, role, name)
+    _check_kind(role, name, frame.schema[name].dataType, side_by_side=side_by_side)
 
 
 def _check_name(frame: DataFrame, role: str, name: str) -> None:

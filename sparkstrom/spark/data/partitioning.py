@@ -44,7 +44,7 @@ class Spread(NamedTuple):
     must have. Others come with their own count.
     """
 
-    rdd: RDD[Any]
+    rdd: Any  # an RDD; over Spark Connect a ``FrameOfBlocks``
     blocks: Blocks
     workers: int
     rows: tuple[int, ...] = ()
@@ -95,7 +95,7 @@ def arrow_messages(frame: DataFrame) -> RDD[bytes]:
     from pyspark import RDD
     from pyspark.serializers import NoOpSerializer
 
-    with at_most(frame.sparkSession.conf, _rows_of_a_message(frame)):
+    with at_most(frame.sparkSession.conf, rows_of_a_message(frame)):
         jrdd = frame._jdf.toArrowBatchRdd().toJavaRDD()
     return RDD(jrdd, frame.sparkSession.sparkContext, NoOpSerializer())
 
@@ -112,7 +112,7 @@ def at_most(conf: Any, rows: int) -> Iterator[None]:
             conf.set(BATCH_ROWS, before)
 
 
-def _rows_of_a_message(frame: DataFrame) -> int:
+def rows_of_a_message(frame: DataFrame) -> int:
     """A message is in memory as a whole, in the JVM and in Python."""
     from pyspark.sql.types import ArrayType, BinaryType
 

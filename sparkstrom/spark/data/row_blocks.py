@@ -139,7 +139,11 @@ def blocks_of_rows(partition: int, rows: Iterable[Any]) -> Iterator[Block]:
     Features: a number or array, a tuple of several, or a dictionary; labels likewise, except that
     a tuple or list of numbers is one array. Raises UsageError naming the row.
     """
-    where = f"partition {partition}"
+    return blocks_labelled(f"partition {partition}", rows)
+
+
+def blocks_labelled(where: str, rows: Iterable[Any]) -> Iterator[Block]:
+    """The same of rows that are called ``where`` in messages."""
     return gathered(_parts(iter(rows), where, _labelled), where)
 
 
@@ -165,14 +169,14 @@ def _parts(
     begin, count = 0, 1
     while chunk := list(itertools.islice(rows, count)):
         columns = [opened(row, begin + i, where) for i, row in enumerate(chunk)]
-        form = form or _form_of_row(columns[0])
+        form = form or form_of_row(columns[0])
         yield form, form.pack(_stacked(form, columns, chunk, begin, where))
         begin += len(chunk)
         count = max(1, min(ROWS_AT_ONCE, BLOCK_BYTES // max(1, form.row_bytes)))
 
 
 def _unlabelled(row: Any, number: int, where: str) -> Row:
-    nest, values = _several(row)
+    nest, values = several(row)
     try:
         return Row(nest, 0, False, [as_array(value) for value in values])
     except (TypeError, ValueError) as error:
@@ -188,7 +192,7 @@ def _labelled(row: Any, number: int, where: str) -> Row:
             f"row {number} of {where} is {short(row)}: an element must be a pair (features, "
             "label), or a triple with a weight"
         )
-    features, label = _several(row[0]), _several(() if row[1] is None else row[1])
+    features, label = several(row[0]), several(() if row[1] is None else row[1])
     values = [*features[1], *label[1], *row[2:]]
     n_features = len(features[1])
     try:
@@ -206,7 +210,7 @@ def _labelled(row: Any, number: int, where: str) -> Row:
     return Row(features[0], label[0], len(row) == 3, arrays)
 
 
-def _several(value: Any) -> tuple[Nest, list[Any]]:
+def several(value: Any) -> tuple[Nest, list[Any]]:
     """A dictionary, or a tuple of arrays, is several columns; numbers side by side are one."""
     if isinstance(value, dict):
         return nest_of(value), list(value.values())
@@ -223,7 +227,8 @@ def as_array(value: Any, *, is_label: bool = False) -> NDArray[Any]:
     return array if whole else array.astype(np.float32)
 
 
-def _form_of_row(row: Row) -> RowFormat:
+def form_of_row(row: Row) -> RowFormat:
+    """The form of rows like this one."""
     features, labels, weighted, arrays = row
     names = [*names_of("features", features), *names_of("label", labels), "weight"]
     n_features = width_of(features)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.driver.common_options import CommonOptions
 
 ATTEMPT = "spark.app.attempt.id"  # Spark's own; there in cluster mode only
 
@@ -31,7 +31,7 @@ ELSEWHERE = (
 )
 
 
-def begins_anew(conf: Mapping[str, str], master: SharedTrainingMaster) -> list[str]:
+def begins_anew(conf: Mapping[str, str], master: CommonOptions) -> list[str]:
     """A warning where this is a later attempt, which has found no checkpoint; else none."""
     attempt = conf.get(ATTEMPT, "")
     if not attempt.isdecimal() or int(attempt) < 2:
@@ -40,7 +40,7 @@ def begins_anew(conf: Mapping[str, str], master: SharedTrainingMaster) -> list[s
     return [ANEW.format(attempt=attempt, application=application, reason=_reason(master))]
 
 
-def _reason(master: SharedTrainingMaster) -> str:
+def _reason(master: CommonOptions) -> str:
     url = master.checkpoint_directory
     if url is None:
         return UNSAVED

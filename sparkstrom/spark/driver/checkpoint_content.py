@@ -118,6 +118,7 @@ class Resumption:
     threshold: str
     first_epoch: int  # of that fit
     minibatches_before: int
+    commit: int  # of that fit's run
     starts: tuple[PartitionStart, ...]
     figures: Figures
     best: tuple[Best, Snapshot | None] | None
@@ -186,6 +187,7 @@ def resumption_of(path: str, checkpoint: Checkpoint, model: FlatModel) -> Resump
         threshold=said["threshold"],
         first_epoch=said["first_epoch"],
         minibatches_before=said["minibatches_before"],
+        commit=said["commit"],
         starts=tuple(
             PartitionStart(Position(epoch, batch), *rest)
             for epoch, batch, *rest in said["partitions"]

@@ -48,6 +48,7 @@ class CheckpointKeeper(FitListener):
     """``tell`` hears of each checkpoint, in the driver's main thread; ``say`` of failures."""
 
     needs_live = "checkpoint_directory"
+    is_wanted = True  # by a person, who has them afterwards
 
     def __init__(
         self,
@@ -82,6 +83,9 @@ class CheckpointKeeper(FitListener):
 
     def on_progress(self, progress: Progress) -> None:
         self._tell_news()
+        self._look(progress)
+
+    def _look(self, progress: Progress) -> None:
         now, cadence = (time.monotonic(), self._epochs, progress.commits), self._cadence
         if cadence is None or progress.phase is not Phase.RUNNING or not cadence.is_due(*now):
             return
@@ -134,6 +138,10 @@ class CheckpointKeeper(FitListener):
             self._tell(CheckpointWritten(written.path, float(self._epochs), written.seconds))
 
     # -- at its end ------------------------------------------------------------------------------
+
+    def forgotten(self) -> None:
+        """The fit is over, and nobody wants them."""
+        self._writer.close(None)
 
     def finish(self, delivered: Snapshot, epochs_done: int, summaries: dict[str, Any]) -> list[str]:
         """The fit is done: save what it delivers. Return what is to be warned of."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.spark.driver.averaging_master import (
+    ParameterAveragingTrainingMaster,
+    TrainingMaster,
+)
+from sparkstrom.spark.driver.common_options import ALL_SLOTS
 from sparkstrom.spark.driver.container_memory import Need, check_overhead
 from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.dynamic_allocation import (
@@ -17,7 +22,7 @@ from sparkstrom.spark.driver.dynamic_allocation import (
     wish_of,
 )
 from sparkstrom.spark.driver.memory_parts import Demand
-from sparkstrom.spark.driver.training_master import ALL_SLOTS, SharedTrainingMaster
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +46,37 @@ def slots_of(context: Any) -> Slots:
     before what has registered. With dynamic allocation there may be none before the first job:
     Spark asks for as many as the fit has tasks for.
     """
-    conf = live_conf(context)
+    live = live_conf(context)
+    return slots_by(
+        live, context.master, lambda: registered(context), lambda: int(context.defaultParallelism)
+    )
+
+
+def slots_by(
+    conf: Any, master: str, registered: Callable[[], int], parallelism: Callable[[], int]
+) -> Slots:
+    """The same, from what is configured and, where that does not say, what has registered.
+
+    ``parallelism``: Spark's default, which is the number of all cores.
+    """
     cpus = int(conf.get("spark.task.cpus", "1"))
-    master = context.master
     if local := re.fullmatch(r"local(\[(\d+|\*)(,\d+)?])?", master):
         return Slots(1, max(1, _local_cores(local.group(2)) // cpus))
     if cluster := re.fullmatch(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*]", master):
         return Slots(int(cluster.group(1)), max(1, int(cluster.group(2)) // cpus))
     dynamic = is_dynamic(conf)
     if dynamic:
-        executors = executors_wanted(conf, registered(context))
+        executors = executors_wanted(conf, registered())
     else:
-        executors = int(conf.get("spark.executor.instances", "0")) or registered(context)
+        executors = int(conf.get("spark.executor.instances", "0")) or registered()
     if executors < 1:
         raise SetupError(
             f"no executor has registered with {master}: start the application with executors "
             "(--num-executors N, or workers in the standalone cluster) and try again"
         )
-    default = 1 if master.startswith(("yarn", "k8s")) else context.defaultParallelism // executors
-    cores = int(conf.get("spark.executor.cores", str(max(1, default))))
+    cores = int(conf.get("spark.executor.cores", "0"))
+    if not cores:
+        cores = 1 if master.startswith(("yarn", "k8s")) else max(1, parallelism() // executors)
     guess = dynamic and wish_of(conf) is None
     return Slots(executors, max(1, cores // cpus), is_dynamic=dynamic, is_guess=guess)
 
@@ -87,12 +104,13 @@ def _local_cores(text: str | None) -> int:
     return os.cpu_count() or 1 if text == "*" else int(text)
 
 
-def workers_for(slots: Slots, master: SharedTrainingMaster) -> int:
+def workers_for(slots: Slots, master: TrainingMaster) -> int:
     """How many workers a fit has. Raise UsageError where they cannot all run at once.
 
     A controller in a task of its own has one of the slots.
     """
-    free = slots.total - parse_controller(master.void.controller).apart
+    controller = master.void.controller if isinstance(master, SharedTrainingMaster) else "driver"
+    free = slots.total - parse_controller(controller).apart
     wanted = slots.executors * master.workers_per_node
     if master.workers_per_node == ALL_SLOTS:
         wanted = max(1, free)
@@ -104,7 +122,7 @@ def workers_for(slots: Slots, master: SharedTrainingMaster) -> int:
         )
     if wanted > free:
         raise UsageError(
-            f"controller={master.void.controller!r} needs one slot more: {wanted} workers and the "
+            f"controller={controller!r} needs one slot more: {wanted} workers and the "
             f"controller's task must run at the same time, and there are {slots.total} task slots "
             f"({slots.executors} executors of {slots.per_executor}); add an executor, raise "
             "--executor-cores, or lower workers_per_node"
@@ -115,15 +133,6 @@ def workers_for(slots: Slots, master: SharedTrainingMaster) -> int:
 def workers_again(slots: Slots, workers: int, before: int | None) -> int:
     """Where nobody said how many: as many as the checkpoint is of, so that rows lie as they did."""
     return workers if before is None or not slots.is_guess else before
-
-
-def refuse_connect(session: Any) -> None:
-    """Spark Connect has no RDDs and no tasks of ours: say so."""
-    if type(session).__module__.startswith("pyspark.sql.connect"):
-        raise UsageError(
-            "this is a Spark Connect session; training needs a classic one: start the program "
-            "with spark-submit, or SparkSession.builder without .remote(...)"
-        )
 
 
 def live_conf(context: Any) -> Any:
@@ -150,6 +159,13 @@ def check_conf(
     return check_scheduling(conf) + check_overhead(conf, need)
 
 
+def check_rounds(
+    conf: Mapping[str, str], workers: int, demand: Demand, master: ParameterAveragingTrainingMaster
+) -> list[str]:
+    """The same of a fit in rounds, which are ordinary jobs."""
+    return check_failures(conf) + check_overhead(conf, Need.of(conf, workers, demand, master))
+
+
 def check_scheduling(conf: Mapping[str, str]) -> list[str]:
     """``check_conf``'s part that does not depend on what is trained."""
     if conf.get("spark.speculation", "false").lower() == "true":
@@ -157,12 +173,14 @@ def check_scheduling(conf: Mapping[str, str]) -> list[str]:
             "spark.speculation=true would start a second copy of slow workers, which train the "
             "same rows: set --conf spark.speculation=false"
         )
-    warnings = check_allocation(conf)
-    if conf.get("spark.task.maxFailures", "4") == "1":
-        warnings.append(
-            "spark.task.maxFailures=1: the first executor that dies ends the fit; set it to 4"
-        )
-    return warnings
+    return check_allocation(conf) + check_failures(conf)
+
+
+def check_failures(conf: Mapping[str, str]) -> list[str]:
+    """A warning where Spark tries nothing again."""
+    if conf.get("spark.task.maxFailures", "4") != "1":
+        return []
+    return ["spark.task.maxFailures=1: the first executor that dies ends the fit; set it to 4"]
 
 
 KEY_IN_THE_CLEAR = (

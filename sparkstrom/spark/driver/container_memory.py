@@ -12,8 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sparkstrom.spark.driver.averaging_master import TrainingMaster
+from sparkstrom.spark.driver.common_options import ALL_SLOTS
 from sparkstrom.spark.driver.memory_parts import MIB, Demand, executor_overhead
-from sparkstrom.spark.driver.training_master import ALL_SLOTS, SharedTrainingMaster
+from sparkstrom.spark.driver.rounds_memory import round_overhead
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 OVERHEAD_MIN, OVERHEAD_SHARE = "384", "0.10"  # Spark's defaults: MiB at least, of the heap
 SPARE = 0.25  # of a container that was killed: it was looked at before it had all it wanted
@@ -57,29 +60,45 @@ class Need:
     workers: int  # of one executor
     n_params: int
     bytes: int
-    master: SharedTrainingMaster
+    master: TrainingMaster
 
     @classmethod
-    def of(cls, conf: Any, workers: int, demand: Demand, master: SharedTrainingMaster) -> Need:
+    def of(cls, conf: Any, workers: int, demand: Demand, master: TrainingMaster) -> Need:
         """With so many workers in all."""
         slots = int(conf.get("spark.executor.cores", "1")) // int(conf.get("spark.task.cpus", "1"))
         here = max(1, slots if master.workers_per_node == ALL_SLOTS else master.workers_per_node)
-        needed = executor_overhead(demand, master, workers, here)
+        if isinstance(master, SharedTrainingMaster):
+            needed = executor_overhead(demand, master, workers, here)
+        else:
+            needed = round_overhead(demand, master, workers, here)
         return cls(here, demand.n_params, needed, master)
+
+    @property
+    def text(self) -> str:
+        """Whose it is."""
+        aeron = " and Aeron" if isinstance(self.master, SharedTrainingMaster) else ""
+        return f"{self.workers} workers of {self.n_params:,} parameters{aeron}"
+
+    @property
+    def to_lower(self) -> str:
+        """Options that it depends on."""
+        rows = f"{self.master.batch_memory_bytes // MIB} MiB of each for rows (batch_memory_bytes)"
+        if not isinstance(self.master, SharedTrainingMaster):
+            return rows
+        log = self.master.void.log_bytes // MIB
+        return f"{rows} and {log} MiB for recent commits (log_bytes)"
 
 
 def check_overhead(conf: Mapping[str, str], need: Need) -> list[str]:
     """A warning where the plan does not fit."""
     if not conf.get("spark.master", "").startswith(("yarn", "k8s")):
         return []
-    beside, master = Beside.of(conf), need.master
+    beside = Beside.of(conf)
     if beside.given >= need.bytes:
         return []
     return [
-        f"spark.executor.memoryOverhead is {beside.overhead // MIB} MiB; {need.workers} workers of "
-        f"{need.n_params:,} parameters and Aeron need up to {mib(need.bytes)} MiB beside the heap, "
-        f"{master.batch_memory_bytes // MIB} MiB of each for rows (batch_memory_bytes) and "
-        f"{master.void.log_bytes // MIB} MiB for recent commits (log_bytes): set --conf "
+        f"spark.executor.memoryOverhead is {beside.overhead // MIB} MiB; {need.text} need up to"
+        f" {mib(need.bytes)} MiB beside the heap, {need.to_lower}: set --conf "
         f"spark.executor.memoryOverhead={mib(need.bytes - beside.python)}m, or lower these, or "
         "containers may be killed (`sparkstrom plan` tells the parts)"
     ]
@@ -119,7 +138,7 @@ def enough(killed: Killed, beside: Beside, need: Need) -> int:
 def killed_in_words(killed: Killed, beside: Beside, need: Need) -> str:
     """What happened, and what to set."""
     wanted = mib(enough(killed, beside, need))
-    plan = f"{need.workers} workers of {need.n_params:,} parameters and Aeron"
+    plan = need.text
     if beside.given < need.bytes:
         why = f"{plan} need up to {mib(need.bytes)} MiB (`sparkstrom plan` tells the parts)"
     else:

@@ -31,12 +31,20 @@ class ControllerChoice:
         """Is the machine with these names and addresses the one that was meant?"""
         if not self.host or self.host in names:
             return True
-        return self.address_among(listed) is not None or _resolved(self.host, listed)
+        return self.address_among(listed) is not None or bool(_resolved(self.host, listed))
 
-    def address_among(self, listed: Sequence[Listed]) -> str | None:
-        """The address that was named, where it is one of these."""
-        own = (each.address for each in listed)
-        return next((each for each in own if _same(each, self.host)), None)
+    def address_among(self, listed: Sequence[Listed], mask: str | None = None) -> str | None:
+        """The address that was named, where it is one of these; one outside of the mask is none.
+
+        It names the machine then, as Spark calls it, and the mask says which network.
+        """
+        inside = (each.address for each in listed if mask is None or _is_in(mask, each.address))
+        return next((each for each in inside if _same(each, self.host)), None)
+
+    def resolved_among(self, listed: Sequence[Listed]) -> str | None:
+        """The first of these that the name is one of; nobody else finds 127.0.0.1."""
+        found = _resolved(self.host, listed) if self.host else []
+        return next((each for each in found if not ipaddress.ip_address(each).is_loopback), None)
 
     def ports(self, otherwise: range | None) -> range | None:
         """UDP ports to try: the one that was named, or these."""
@@ -72,6 +80,11 @@ def parse_controller(text: object) -> ControllerChoice:
     return ControllerChoice("", host, int(port) if port else None)
 
 
+def who_is_master(text: object) -> str:
+    """For people: what runs the master of a fit with this option, once it is found out."""
+    return "controller" if parse_controller(text).apart else "driver"
+
+
 def _same(address: str, text: str) -> bool:
     try:
         return ipaddress.ip_address(address) == ipaddress.ip_address(text)
@@ -79,10 +92,14 @@ def _same(address: str, text: str) -> bool:
         return False
 
 
-def _resolved(host: str, listed: Sequence[Listed]) -> bool:
-    """Is it a name of one of these addresses?"""
+def _is_in(mask: str, address: str) -> bool:
+    return ipaddress.ip_address(address) in ipaddress.ip_network(mask, strict=False)
+
+
+def _resolved(host: str, listed: Sequence[Listed]) -> list[str]:
+    """Which of these addresses it is a name of."""
     try:
         found = {str(each[4][0]) for each in socket.getaddrinfo(host, None)}
     except OSError:
-        return False
-    return any(_same(has.address, address) for has in listed for address in found)
+        return []
+    return [has.address for has in listed if any(_same(has.address, each) for each in found)]

@@ -67,6 +67,8 @@ class VoidConfiguration:
     controller_address: str | None = None  # host or IP of the driver's interface
     controller: str = AUTO  # where the master runs: in the "driver" program, in a task of its own
     # on an "executor", on one at HOST or HOST:PORT; "auto": "driver" where executors reach it
+    controller_restarts: int = 3  # how often a fit whose controller's task dies goes on with
+    # another one, from a copy that the driver program keeps; 0: it ends, and no copies are made
     mesh_build_mode: str = "plain"  # "plain": every worker under the master; "mesh": under one
     # another, so that nobody has more than mesh_fan_out neighbours below; "auto": by their number
     mesh_fan_out: int = FAN_OUT  # children of a node in a mesh
@@ -80,6 +82,7 @@ class VoidConfiguration:
 
     def __post_init__(self) -> None:
         self._check_addresses()
+        need_whole("controller_restarts", self.controller_restarts, 0, "; as a rule 3")
         need_one_of("mesh_build_mode", self.mesh_build_mode, MESH_BUILD_MODES)
         need_whole("mesh_fan_out", self.mesh_fan_out, 1, "; 8 suits most networks")
         need_whole("mesh_depth", self.mesh_depth, 1, "; 5 levels of 8 have 37,448 workers")

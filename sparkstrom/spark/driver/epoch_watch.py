@@ -7,7 +7,8 @@ first moment at which the driver knows that figure: one commit, whose number the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparkstrom.base.errors import UsageError
@@ -15,6 +16,7 @@ from sparkstrom.codec.messages import Phase
 from sparkstrom.models.base import FlatModel, LossBound, Measured
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.stopping import LOSS, EarlyStopping, Judge
+from sparkstrom.observe.termination import TerminationCondition
 from sparkstrom.runtime.fit_state import Progress, Snapshot
 from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.spark.data.columns import LABEL, Names
@@ -31,11 +33,38 @@ class Best:
     commit: int | None  # that the delivered parameters are as of; None: the last ones were wanted
 
 
+class MinibatchLosses:
+    """What workers tell of their minibatches' losses, from look to look."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, tuple[int, float]] = {}
+
+    def new(self, progress: Progress) -> dict[int, float]:
+        """By node: the mean loss of the examples that it has told of since the last time."""
+        found: dict[int, float] = {}
+        for node, counters in progress.stats.items():
+            if counters.training is None:
+                continue
+            told = counters.training.examples, counters.training.loss_sum
+            before = self._seen.get(node, (0, 0.0))
+            self._seen[node] = told
+            if told[0] > before[0]:
+                found[node] = (told[1] - before[1]) / (told[0] - before[0])
+        return found
+
+
 class EpochWatch(FitListener):
     """With a rule it judges epochs, asks the master to stop, and holds the best parameters."""
 
-    def __init__(self, master: MasterControl, rule: EarlyStopping | None) -> None:
+    def __init__(
+        self,
+        master: MasterControl,
+        rule: EarlyStopping | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._master, self._rule = master, rule
+        self._clock, self._began = clock, clock()
+        self._minibatches = MinibatchLosses()
         self.needs_live = "early_stopping" if rule is not None else ""
         self._judge = Judge(rule or EarlyStopping())
         self._phase = Phase.GATHERING
@@ -56,15 +85,17 @@ class EpochWatch(FitListener):
     def on_epoch(self, epoch: Epoch) -> None:
         if self._rule is None or self._stopping:
             return
-        if not epoch.held_weight:
+        if not epoch.held_weight and self._rule.needs_held_out:
             raise UsageError(
                 f"early_stopping={self._rule!r} has nothing to judge by: validation holds no rows "
                 "out, or only rows of weight 0; give a larger fraction, or a column that is true "
                 "for some rows"
             )
         self._improved |= self._judge.see(epoch.epoch, epoch.validation)
-        reason = self._judge.enough(epoch.epoch)
-        if reason is not None and self._phase is Phase.RUNNING:
+        self._end(self._judge.enough(epoch.epoch))
+
+    def _end(self, reason: str | None) -> None:
+        if reason is not None and self._phase is Phase.RUNNING and not self._stopping:
             self._stopping = True
             self._master.request_stop(reason)
 
@@ -73,6 +104,18 @@ class EpochWatch(FitListener):
         if self._improved and self._rule is not None:
             self._improved = False
             self._keep(self._rule)
+        if self._rule is not None and self._rule.conditions and not self._stopping:
+            self._look(self._rule.conditions, progress)
+
+    def _look(self, conditions: Sequence[TerminationCondition], progress: Progress) -> None:
+        """At the clock, and at the minibatches since the last look."""
+        losses, seconds = self._minibatches.new(progress), self._clock() - self._began
+        for condition in conditions:
+            if condition.after_seconds(seconds):
+                self._end(f"early stopping: {condition} is met after {seconds:.0f} s")
+            for node, loss in losses.items():
+                if condition.after_minibatches(loss):
+                    self._end(f"early stopping: {condition} is met on node {node}, loss {loss:.6g}")
 
     def _keep(self, rule: EarlyStopping) -> None:
         assert self._judge.epoch is not None, "an epoch was the best"
@@ -90,9 +133,10 @@ def check_validation(
     """Raise UsageError where held-out rows are missing, or the model cannot be measured on them."""
     if rule is not None and not isinstance(rule, EarlyStopping):
         raise UsageError(
-            f"early_stopping={rule!r}: must be None or a rule, such as EarlyStopping(patience=5)"
+            f"early_stopping={rule!r}: must be None or a rule, such as EarlyStopping(patience=5),"
+            " or a list of termination conditions"
         )
-    if rule is not None and not validation:
+    if rule is not None and rule.needs_held_out and not validation:
         raise UsageError(
             f"early_stopping={rule!r} needs rows that nobody trains on: give validation=0.1, or "
             "the name of a boolean column"

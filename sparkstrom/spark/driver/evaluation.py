@@ -12,22 +12,20 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.base.errors import SetupError, SparkstromError, UsageError
 from sparkstrom.base.import_archives import keep_unchanged_archives
 from sparkstrom.models.base import Batch, FlatModel, LossBound, Measured
 from sparkstrom.models.flat import one_array
 from sparkstrom.models.outputs import (
     BLOCK_ROWS,
     VALUES,
-    Outputs,
     blocks_of,
+    by_place,
     class_count,
-    class_labels,
     classes_of,
     kind_of,
-    predict_in_blocks,
+    predict_whole,
     score_of_class,
 )
 from sparkstrom.observe.exact import ExactSum
@@ -113,13 +111,16 @@ def evaluate_batch(model: FlatModel, wanted: Wanted, batch: Batch) -> Evaluation
     asked = {name: name in wanted.metrics for name in METRICS}
     out: dict[str, Any] = {}
     if asked["classification"] or asked["regression"] or asked["roc"]:
-        outputs = predict_in_blocks(model, batch.features)
-        labels = one_array(batch.labels, "labels")
+        outputs = predict_whole(model, batch.features)
+        labels, kind = one_array(batch.labels, "labels"), kind_of(model)
+        if asked["classification"] or asked["roc"]:
+            wide, classes = by_place(model, outputs, labels)
         if asked["classification"]:
-            out["classification"] = _classified(outputs, labels)
+            found = classes_of(wide, kind)
+            out["classification"] = Classification.of(classes, found, class_count(wide))
         if asked["roc"]:
-            scores = score_of_class(outputs, kind_of(model), wanted.positive)
-            out["roc"] = Roc.of(class_labels(labels) == wanted.positive, scores)
+            scores = score_of_class(wide, kind, wanted.positive)
+            out["roc"] = Roc.of(classes == wanted.positive, scores)
         if asked["regression"]:
             out["regression"] = Regression.of(labels, outputs)
     if asked["loss"]:
@@ -152,10 +153,6 @@ def merged(parts: Sequence[Evaluation]) -> Evaluation:
     return Evaluation(sum(part.rows for part in parts), **out)
 
 
-def _classified(outputs: Outputs, labels: NDArray[Any]) -> Classification:
-    return Classification.of(class_labels(labels), classes_of(outputs), class_count(outputs))
-
-
 def evaluate_partition(
     shipped: Any, wanted: Wanted, blocks: Blocks, index: int, items: Iterable[Any]
 ) -> Iterator[Evaluation | UsageError | SetupError]:
@@ -179,9 +176,14 @@ def evaluate_partition(
 def evaluate_source(shipped: Any, wanted: Wanted, source: Source) -> Evaluation:
     """The figures of all partitions. Raise UsageError naming a row that does not fit."""
     run = partial(evaluate_partition, shipped, wanted, source.blocks)
-    parts: list[Evaluation] = []
     with in_one_line("evaluating"):
         found = source.rdd.mapPartitionsWithIndex(run).collect()
+    return merged_or_raise(found)
+
+
+def merged_or_raise(found: Iterable[Evaluation | SparkstromError]) -> Evaluation:
+    """Of what ``evaluate_partition`` yielded on all partitions."""
+    parts: list[Evaluation] = []
     for part in found:
         if not isinstance(part, Evaluation):
             raise part

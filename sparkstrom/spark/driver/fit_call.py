@@ -8,6 +8,7 @@ from typing import Any
 
 from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.observe.stopping import EarlyStopping
+from sparkstrom.observe.termination import MaxEpochsTerminationCondition
 from sparkstrom.spark.data.columns import Chosen
 from sparkstrom.spark.driver.checkpoint_content import FitKey, Resumption
 from sparkstrom.spark.driver.cluster import Slots
@@ -25,6 +26,7 @@ class FitCall:
     run_log: str | os.PathLike[str] | None
     key: FitKey
     goes_on: Resumption | None = None
+    ends_with: MaxEpochsTerminationCondition | None = None  # where more epochs were asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from sparkstrom.checkpoint.cadence import parse_every
 from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory, open_checkpoint
 from sparkstrom.models.base import FlatModel
 from sparkstrom.runtime.lent_state import LentStates
+from sparkstrom.spark.driver.averaging_master import TrainingMaster
 from sparkstrom.spark.driver.checkpoint_content import FitKey, Resumption, resumption_of
 from sparkstrom.spark.driver.checkpoint_keeper import Kept
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 STREAM, BATCH = "sql.streaming.queryId", "streaming.sql.batchId"  # Spark's own spellings
 
@@ -51,7 +51,7 @@ class FitCheckpoints:
     """One network's. Nothing is read before its first fit, and nothing without a directory."""
 
     model: FlatModel
-    master: SharedTrainingMaster
+    master: TrainingMaster
     network: str  # names it in this program
     fits: int = 0  # that are over
     summaries: dict[str, Any] = field(default_factory=dict)  # of these, by number, as JSON
@@ -116,9 +116,15 @@ class FitCheckpoints:
         directory = self.directory
         if directory is None:
             return None
+        return self.kept_in(directory, self.master.checkpoint_every, key, k, states)
+
+    def kept_in(
+        self, directory: CheckpointDirectory, every: str, key: FitKey, k: int, states: LentStates
+    ) -> Kept:
+        """The same, in this directory, so often."""
         return Kept(
             directory=directory,
-            every=parse_every(self.master.checkpoint_every),
+            every=parse_every(every),
             key=key,
             model=self.model,
             threshold=repr(self.master.threshold),

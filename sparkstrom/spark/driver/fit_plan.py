@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.spark.driver.common_options import ALL_SLOTS
 from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.discovery import PORTS_PER_HOST, VoidConfiguration
 from sparkstrom.spark.driver.memory_parts import (
@@ -26,7 +27,7 @@ from sparkstrom.spark.driver.memory_parts import (
     worker_parts,
 )
 from sparkstrom.spark.driver.options import need_one_of, need_whole
-from sparkstrom.spark.driver.training_master import ALL_SLOTS, SharedTrainingMaster
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 UNICAST_PORT = 40_123  # DL4J's, as the samples in conf/ have it
 OF_MASTER = ("batch_memory_bytes", "train_on", "checkpoint_updaters")
@@ -92,8 +93,8 @@ class FitPlan:
             f"spark.sparkstrom.workers_per_node={self._workers_per_node()}",
             f"spark.sparkstrom.unicast_port={first}",
             f"spark.sparkstrom.port_range={first}-{last}",
-            *_otherwise(self.master, SharedTrainingMaster(), OF_MASTER),
-            *_otherwise(self.master.void, VoidConfiguration(), OF_VOID),
+            *otherwise(self.master, SharedTrainingMaster(), OF_MASTER),
+            *otherwise(self.master.void, VoidConfiguration(), OF_VOID),
         ]
         return [f"--conf {line}" for line in lines]
 
@@ -125,10 +126,7 @@ class FitPlan:
 
 def plan_fit(demand: Demand, placing: Placing, master: SharedTrainingMaster) -> FitPlan:
     """Raise UsageError for a demand that no fit can have."""
-    need_whole("params", demand.n_params, 1)
-    need_whole("buffers", demand.buffers_bytes, 0)
-    need_one_of("optimizer", demand.optimizer, tuple(OPTIMIZERS))
-    need_one_of("library", demand.library, tuple(LIBRARY_BYTES))
+    check_demand(demand)
     tree = master.void.topology(placing.workers)
     edges = sum(edges_of(tree))
     here = shared_memory_bytes(edges)
@@ -148,7 +146,15 @@ def plan_fit(demand: Demand, placing: Placing, master: SharedTrainingMaster) -> 
     )
 
 
-def _otherwise(options: Any, default: Any, names: tuple[str, ...]) -> list[str]:
+def check_demand(demand: Demand) -> None:
+    """Raise UsageError for what nobody can train."""
+    need_whole("params", demand.n_params, 1)
+    need_whole("buffers", demand.buffers_bytes, 0)
+    need_one_of("optimizer", demand.optimizer, tuple(OPTIMIZERS))
+    need_one_of("library", demand.library, tuple(LIBRARY_BYTES))
+
+
+def otherwise(options: Any, default: Any, names: tuple[str, ...]) -> list[str]:
     """Options that the plan counts on and that are not what they are by default."""
     changed = [name for name in names if getattr(options, name) != getattr(default, name)]
     return [f"spark.sparkstrom.{name}={getattr(options, name)}" for name in changed]
@@ -176,9 +182,9 @@ def text_of_plan(plan: FitPlan) -> str:
     """For people."""
     here = plan.placing
     sections = [
-        _section("one Python worker", plan.worker),
-        _section("the media driver of an executor", plan.media_driver),
-        _section("the driver program's Python", plan.driver),
+        section("one Python worker", plan.worker),
+        section("the media driver of an executor", plan.media_driver),
+        section("the driver program's Python", plan.driver),
     ]
     first, last = plan.ports
     sections.append(
@@ -200,7 +206,8 @@ def text_of_plan(plan: FitPlan) -> str:
     return "\n\n".join(sections)
 
 
-def _section(title: str, parts: list[Part]) -> str:
+def section(title: str, parts: list[Part]) -> str:
+    """Of a plan's text."""
     width = 64
     rows = [f"  {part.name:<{width}} {mib(part.bytes):>8,} MiB" for part in parts if part.bytes]
     return "\n".join([title, *rows, f"  {'in all':<{width}} {mib(total(parts)):>8,} MiB"])

@@ -5,14 +5,10 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.codec.frames import KEY_BYTES, Seal
 from sparkstrom.encoding.backends import warm_up
-from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.epochs import EpochBook
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
@@ -22,43 +18,30 @@ from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.controller.remote_master import RemoteMaster
 from sparkstrom.spark.data.partitioning import Spread
-from sparkstrom.spark.driver.cluster import driver_host, live_conf
-from sparkstrom.spark.driver.container_memory import ContainerMemory, Need
+from sparkstrom.spark.driver.container_memory import Need
 from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.epoch_watch import EpochWatch
 from sparkstrom.spark.driver.fit_call import Showing
 from sparkstrom.spark.driver.fit_listeners import FitEvents, FitListener
 from sparkstrom.spark.driver.fit_progress import FitProgress, ResidualLog
+from sparkstrom.spark.driver.fit_site import TellingRun, TrainingSite
 from sparkstrom.spark.driver.fitting import Fitting
-from sparkstrom.spark.driver.initial_parameters import Handle, StateHandle, own_states, travelling
+from sparkstrom.spark.driver.initial_parameters import Handle, StateHandle
 from sparkstrom.spark.driver.master_setup import driver_transport, limits_of, plan_of
 from sparkstrom.spark.driver.memory_parts import demand_of
-from sparkstrom.spark.driver.memory_watch import MemoryWatch
 from sparkstrom.spark.driver.spark_job import SparkJob
 from sparkstrom.spark.driver.start_watch import StartWatch
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
-from sparkstrom.spark.executor.entry import Unopened, enter
 from sparkstrom.spark.executor.interfaces import driver_address, warm_up_transport
 from sparkstrom.spark.executor.job import TrainingJob
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingSite:
-    """What a network trains, and where: the same for all its fits."""
-
-    context: Any
-    model: FlatModel
-    master: SharedTrainingMaster
-    network: str  # names the files kept on executors for the next fit
-    keep: bool
-
-
-class FitRun:
+class FitRun(TellingRun):
     """One fit that is about to begin; ``theta`` is the driver's replica, then and afterwards."""
 
     def __init__(
         self,
-        site: TrainingSite,
+        site: TrainingSite[SharedTrainingMaster],
         spec: FitSpec,
         theta: Theta,
         spread: Spread,
@@ -71,28 +54,27 @@ class FitRun:
         self.book = EpochBook(spec.first_epoch)
         self._remote = self._elsewhere(checkpoints)
         self.master: MasterControl = self._remote or self._local(checkpoints)
-        self._events: FitEvents | None = None
+
+    sends_updates = True
 
     @property
     def epochs_complete(self) -> int:
         """That all who train have come to the end of, so far; of what ``theta`` is."""
-        if not self.master.knows_theta:
-            return 0
-        return self._events.epochs_complete if self._events is not None else 0
+        return super().epochs_complete if self.master.knows_theta else 0
 
     def run(self, showing: Showing, watch: EpochWatch, *others: FitListener) -> None:
         """To its end, good or bad; raise what ended it early."""
         say = showing.progress.say
-        context, states = self._site.context, self.states
+        application, states = self._site.application, self.states
         with (
-            travelling(context, self.theta, self.spec.workers, states.one) as initial,
-            own_states(context, states.own) as own,
+            application.travelling(self.theta, self.spec.workers, states.one) as initial,
+            application.own_states(states.own) as own,
             self._controller(initial, own, [watch, *others], say),
         ):
             job = self._spark_job(self._training_job(initial, own))
             start = StartWatch(job, say, self.master.endpoint, self._site.master.void)
-            memory = MemoryWatch(job, showing.warn)
-            ours = [start, memory, watch, FitProgress(showing.progress), ResidualLog()]
+            watches = self._site.application.watches(job, showing.warn)
+            ours = [start, *watches, watch, FitProgress(showing.progress), ResidualLog()]
             self._events = FitEvents(self.spec, [*ours, showing.record, *others], self.book)
             Fitting(self.master, job, self._events).run()
 
@@ -113,14 +95,14 @@ class FitRun:
         site = self._site
         if not parse_controller(site.master.void.controller).apart:
             return None
-        return RemoteMaster(site.context, self.theta, checkpoints, self.spec.workers)
+        return RemoteMaster(site.application, self.theta, checkpoints, self.spec.workers)
 
     def _local(self, checkpoints: CheckpointFiles) -> MasterThread:
         warm_up()
         warm_up_transport()
         site, spec, theta = self._site, self.spec, self.theta
         void = site.master.void
-        host = driver_address(void, driver_host(site.context))
+        host = driver_address(void, site.application.host)
         return MasterThread(
             plan_of(spec, theta, site.model, void.max_chunk_size, checkpoints),
             limits_of(site.master, spec.workers, theta.n_params),
@@ -140,6 +122,7 @@ class FitRun:
             layers=self.theta.layers,
             endpoint=self.master.endpoint,
             join_stream=self.master.join_stream,
+            answers=self._remote is None or self._remote.answers,
             network=self._site.network,
             rows=self._spread.rows,
             initial=initial,
@@ -148,10 +131,7 @@ class FitRun:
         )
 
     def _spark_job(self, job: TrainingJob) -> SparkJob:
-        run = partial(enter, Unopened(job, job.way), self._spread.blocks)
-        runner = self._spread.rdd.mapPartitionsWithIndex(run).collect
         site = self._site
-        conf = live_conf(site.context)
-        need = Need.of(conf, job.spec.workers, demand_of(site.model), site.master)
-        memory = ContainerMemory(conf, need)
-        return SparkJob(site.context, f"sparkstrom-{job.spec.job:016x}", runner, memory)
+        demand, conf = demand_of(site.model), site.application.live_conf
+        need = Need.of(conf, job.spec.workers, demand, site.master)
+        return site.application.training(job, self._spread, need)

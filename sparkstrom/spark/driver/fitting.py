@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import re
 import time
+from typing import Any, Protocol
 
-from sparkstrom.base.errors import TrainingError
+from sparkstrom.base.errors import SparkstromError, TrainingError
 from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.spark.data.job_errors import cause_of
 from sparkstrom.spark.driver.fit_listeners import FitEvents
-from sparkstrom.spark.driver.spark_job import SparkJob
 from sparkstrom.spark.driver.start_watch import CODE_IS_MISSING, NO_MODULE, refusal_of, sentence
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,9 @@ IS_CANCELLED = (
     "the job was cancelled: {}; network.parameters hold what was learnt until then, unless a"
     " warning says otherwise"
 )
-CANCELLED = re.compile(r"\bjob \d+ (was )?cancell?ed\b", re.IGNORECASE)  # in Spark's words
+CANCELLED = re.compile(
+    r"\bjob \d+ (was )?cancell?ed\b|OPERATION_CANCELED", re.IGNORECASE
+)  # in Spark's words
 
 
 class FitCancelled(TrainingError):
@@ -46,10 +48,40 @@ def cancelled_by(error: Exception) -> FitCancelled | None:
     return None
 
 
+class FitJob(Protocol):
+    """A fit's tasks: Spark's job, or the processes on this machine."""
+
+    error: Exception | None  # why it has ended; one of ours is what ``fit`` raises
+
+    @property
+    def reports(self) -> list[Any]:
+        """Of the tasks, once all have returned."""
+        ...
+
+    def start(self) -> None:
+        """Begin; return at once."""
+
+    @property
+    def running(self) -> bool:
+        """Has it begun, and not ended?"""
+        ...
+
+    def cancel(self) -> None:
+        """End whatever of it still runs."""
+
+    def wait(self, seconds: float) -> bool:
+        """Until it has ended; at most so long."""
+        ...
+
+    def killed_for_memory(self) -> list[str]:
+        """What to set, for each task that was."""
+        ...
+
+
 class Fitting:
     """Runs a fit to its end, good or bad; afterwards nothing of it runs any more."""
 
-    def __init__(self, master: MasterControl, job: SparkJob, events: FitEvents) -> None:
+    def __init__(self, master: MasterControl, job: FitJob, events: FitEvents) -> None:
         self._master, self._job, self._events = master, job, events
 
     def run(self) -> None:
@@ -91,6 +123,8 @@ class Fitting:
         if error is None:
             self._await_settling()
             return
+        if isinstance(error, SparkstromError):
+            raise error
         cause = cause_of(str(error))
         if (refusal := refusal_of(cause)) is not None:
             raise refusal

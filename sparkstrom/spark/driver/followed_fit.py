@@ -2,29 +2,44 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import secrets
+import tempfile
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+from sparkstrom.base.errors import ControllerLost
 from sparkstrom.base.version import __version__
 from sparkstrom.observe.stopping import LOSS
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.fit_state import Snapshot
 from sparkstrom.runtime.lent_state import LentStates, without_encoder
-from sparkstrom.spark.data.partitioning import Spread
+from sparkstrom.runtime.master_control import MasterControl
+from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.driver.accuracy_warnings import doubts
 from sparkstrom.spark.driver.checkpoint_keeper import CheckpointKeeper
+from sparkstrom.spark.driver.controller_copies import ControllerCopies
+from sparkstrom.spark.driver.controller_losses import ControllerLosses
 from sparkstrom.spark.driver.epoch_watch import EpochWatch
 from sparkstrom.spark.driver.fit_call import FitCall, Showing
 from sparkstrom.spark.driver.fit_checkpoints import FitCheckpoints
-from sparkstrom.spark.driver.fit_run import FitRun, TrainingSite
+from sparkstrom.spark.driver.fit_site import RunningFit, SiteToFollow
 from sparkstrom.spark.driver.fitting import FitCancelled
-from sparkstrom.spark.driver.horizon_notes import horizons_of
+from sparkstrom.spark.driver.horizon_notes import Horizons, horizons_of
 from sparkstrom.spark.driver.learnt import Learnt
 from sparkstrom.spark.driver.listener_setup import listener_thread
 from sparkstrom.spark.driver.listener_thread import ListenerThread
 from sparkstrom.spark.driver.summary import TrainingSummary, summarize
 from sparkstrom.spark.driver.summary_json import summary_to_json
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.1
 
 NOT_KEPT = (
     "network.parameters are those from before the fit: what was learnt went with the controller's "
@@ -32,11 +47,15 @@ NOT_KEPT = (
 )
 
 
-def fit_spec(call: FitCall, spread: Spread, learnt: Learnt, n_params: int) -> FitSpec:
+# Another run of the same fit, where a controller elsewhere was lost.
+Again = Callable[[FitSpec, Theta, LentStates], RunningFit]
+
+
+def fit_spec(call: FitCall, workers: int, learnt: Learnt, n_params: int) -> FitSpec:
     """What everybody must know of a fit that is about to begin."""
     goes_on = call.goes_on
     return FitSpec(
-        workers=spread.workers,
+        workers=workers,
         epochs=call.epochs,
         n_params=n_params,
         version=__version__,
@@ -45,17 +64,29 @@ def fit_spec(call: FitCall, spread: Spread, learnt: Learnt, n_params: int) -> Fi
         minibatches_before=goes_on.minibatches_before if goes_on else learnt.minibatches_before,
         fraction=call.chosen.fraction,
         metric=call.early_stopping.metric if call.early_stopping else LOSS,
-        starts=goes_on.starts_for(spread.workers) if goes_on else (),
+        starts=goes_on.starts_for(workers) if goes_on else (),
     )
 
 
+def _answers(master: MasterControl) -> bool:
+    """Is there a snapshot to be had, or a reason why there is none?"""
+    return master.reachable or master.finished.is_set()
+
+
 class FollowedFit:
-    """Of a network; ``follow`` runs it once."""
+    """Of a network; ``follow`` runs it once, with as many controllers as that takes."""
 
     def __init__(
-        self, site: TrainingSite, checkpoints: FitCheckpoints, call: FitCall, showing: Showing
+        self,
+        site: SiteToFollow,
+        checkpoints: FitCheckpoints,
+        call: FitCall,
+        showing: Showing,
+        again: Again | None = None,
     ) -> None:
         self._site, self._checkpoints, self._call, self._showing = site, checkpoints, call, showing
+        self._again, self._asked = again, call
+        self._turn, self._over = threading.Condition(), False  # from run to run, to the end
 
     def states_for(self, states: LentStates) -> LentStates:
         """What of a checkpoint's states the workers of this fit begin with."""
@@ -63,17 +94,82 @@ class FollowedFit:
         same = goes_on is None or goes_on.threshold == repr(self._site.master.threshold)
         return states if same else states.each(without_encoder)
 
-    def follow(self, run: FitRun, learnt: Learnt, export_directory: str | None) -> TrainingSummary:
+    def follow(
+        self, run: RunningFit, learnt: Learnt, export_directory: str | None
+    ) -> TrainingSummary:
         """To its end, good or bad; ``learnt`` becomes what it has learnt."""
-        call, showing, site = self._call, self._showing, self._site
-        watch = EpochWatch(run.master, call.early_stopping)
-        self._go_on(run, watch)
-        snapshot, progress = run.master.snapshot, showing.progress
+        call, site = self._call, self._site
+        self._current, progress = run, self._showing.progress
+        snapshot = self._snapshot
         heard = listener_thread(call, run.spec, site.model, site.master, snapshot, progress)
-        keeper = self._keeper(run, watch, heard)
-        return heard.follow(partial(self._run, run, watch, heard, keeper, learnt, export_directory))
+        with tempfile.TemporaryDirectory(prefix="sparkstrom-copies-") as folder:
+            losses = ControllerLosses(site.master, self._checkpoints, self._showing, folder)
+            return heard.follow(partial(self._follow, heard, losses, learnt, export_directory))
 
-    def _go_on(self, run: FitRun, watch: EpochWatch) -> None:
+    def _snapshot(self) -> Snapshot:
+        """Of the run that is under way, for listeners; one whose controller is lost is waited out.
+
+        Raises ControllerLost where no other run follows.
+        """
+        while True:
+            run = self._current
+            try:
+                return run.master.snapshot()
+            except ControllerLost:
+                with self._turn:
+                    while self._current is run or not _answers(self._current.master):
+                        if self._over:
+                            raise
+                        self._turn.wait(LOOK_S)
+
+    def _turn_to(self, run: RunningFit) -> None:
+        with self._turn:
+            self._current = run
+            self._turn.notify_all()
+
+    def _end(self) -> None:
+        """No other run follows."""
+        with self._turn:
+            self._over = True
+            self._turn.notify_all()
+
+    def _follow(
+        self,
+        heard: ListenerThread,
+        losses: ControllerLosses,
+        learnt: Learnt,
+        export_directory: str | None,
+    ) -> TrainingSummary:
+        """Run after run, until one is done, or ends with what ends the fit."""
+        with learnt.unless_it_fails(), contextlib.ExitStack() as stack:
+            stack.callback(self._end)
+            while True:
+                run = self._current
+                watch = EpochWatch(run.master, self._call.early_stopping)
+                self._go_on(run, watch)
+                keeper = self._keeper(run, watch, heard, losses)
+                try:
+                    return self._run(run, watch, heard, keeper, learnt, export_directory)
+                except ControllerLost as lost:
+                    with self._checkpoints.kept_if_it_fails():
+                        call = losses.next_call(lost, self._call, run.master, keeper)
+                        self._turn_to(self._next_run(run, call, learnt))
+
+    def _next_run(self, run: RunningFit, call: FitCall, learnt: Learnt) -> RunningFit:
+        """After one whose controller was lost."""
+        site, before, states = self._site, self._call.goes_on, run.states
+        self._call = call
+        spec = replace(run.spec, job=secrets.randbits(63))
+        if call.goes_on is not None and call.goes_on is not before:
+            learnt.begin_with(call.goes_on)
+            spec = fit_spec(call, spec.workers, learnt, spec.n_params)
+            states = self.states_for(learnt.use_up(spec.workers)[1])
+        assert self._again is not None, "a controller in this process is not lost"
+        assert isinstance(site.master, SharedTrainingMaster), "rounds have no controller"
+        theta = learnt.theta(site.master.layer_multipliers or {})
+        return self._again(spec, theta, states)
+
+    def _go_on(self, run: RunningFit, watch: EpochWatch) -> None:
         """With the epochs of a checkpoint behind it."""
         goes_on, workers = self._call.goes_on, run.spec.workers
         if goes_on is None:
@@ -100,18 +196,21 @@ class FollowedFit:
             )
 
     def _keeper(
-        self, run: FitRun, watch: EpochWatch, heard: ListenerThread
+        self, run: RunningFit, watch: EpochWatch, heard: ListenerThread, losses: ControllerLosses
     ) -> CheckpointKeeper | None:
-        kept = self._checkpoints.kept(self._call.key, run.theta.k, run.states)
-        if kept is None:
+        call, k = self._call, run.theta.k
+        about: dict[str, Any] = {"book": run.book, "watch": watch, "tell": heard.tell}
+        kept = self._checkpoints.kept(call.key, k, run.states)
+        if kept is not None:
+            return CheckpointKeeper(kept, run.master, **about, say=self._showing.progress.say)
+        if not losses.keeps_copies:
             return None
-        say = self._showing.progress.say
-        tell = heard.tell
-        return CheckpointKeeper(kept, run.master, book=run.book, watch=watch, tell=tell, say=say)
+        kept = losses.kept(call, k, run.states)
+        return ControllerCopies(kept, run.master, **about, say=log.warning)
 
     def _run(
         self,
-        run: FitRun,
+        run: RunningFit,
         watch: EpochWatch,
         heard: ListenerThread,
         keeper: CheckpointKeeper | None,
@@ -128,20 +227,24 @@ class FollowedFit:
                 self._showing.warn(NOT_KEPT)
                 raise
             learnt.keep(run.theta, run.spec, run.epochs_complete)
-            if keeper is not None:
+            if keeper is not None and keeper.is_wanted:
                 for warning in keeper.interrupted():
                     self._showing.warn(warning)
             raise
-        except BaseException:
-            self._checkpoints.has_failed()
+        except BaseException as error:
+            if not isinstance(error, ControllerLost):
+                self._checkpoints.has_failed()
             if keeper is not None:
                 keeper.failed()
             raise
         assert showing.record.end is not None, "a fit that did not raise is done"
-        learnt.take(run.theta, showing.record.end, watch.copy)
+        learnt.take(run.theta, showing.record.end, watch.copy, run.states_after)
         self._checkpoints.is_over(self._call.key.number)
-        summary = self._summary(watch, export_directory)
-        return summary if keeper is None else self._saved(summary, keeper, learnt)
+        summary = self._summary(run, watch, export_directory)
+        if keeper is None or keeper.is_wanted:
+            return summary if keeper is None else self._saved(summary, keeper, learnt)
+        keeper.forgotten()
+        return summary
 
     def _saved(
         self, summary: TrainingSummary, keeper: CheckpointKeeper, learnt: Learnt
@@ -157,13 +260,19 @@ class FollowedFit:
             self._showing.warn(warning)
         return replace(summary, checkpoint=keeper.newest, warnings=[*summary.warnings, *warnings])
 
-    def _summary(self, watch: EpochWatch, export_directory: str | None) -> TrainingSummary:
+    def _summary(
+        self, run: RunningFit, watch: EpochWatch, export_directory: str | None
+    ) -> TrainingSummary:
         """What the fit can say about itself; doubts go to the log, too."""
         showing, site = self._showing, self._site
         record = showing.record
         assert record.end is not None, "there is a fit to tell of"
         spec, outcome = record.end.spec, record.end.outcome
-        found = doubts(site.master, site.model, outcome, spec.minibatches_before)
+        found, horizons = list[str](), Horizons()
+        if isinstance(site.master, SharedTrainingMaster):
+            horizons = horizons_of(site.master, site.model, outcome.rows)
+            if run.sends_updates:
+                found = doubts(site.master, site.model, outcome, spec.minibatches_before)
         for text in found:
             showing.progress.say(f"sparkstrom warns: {text}")
         summary = summarize(
@@ -173,7 +282,11 @@ class FollowedFit:
             master=site.master,
             export_directory=export_directory,
             best=watch.best,
-            horizons=horizons_of(site.master, site.model, outcome.rows),
+            horizons=horizons,
         )
-        goes_on = self._call.goes_on
+        ends = self._call.ends_with
+        if ends is not None and summary.stopped is None:
+            last = spec.first_epoch + spec.epochs
+            summary = replace(summary, stopped=f"early stopping: {ends} is met in epoch {last}")
+        goes_on = self._asked.goes_on
         return summary if goes_on is None else replace(summary, resumed_from=goes_on.path)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,11 +14,17 @@ from sparkstrom.models.base import Buffered, Flat, FlatModel
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 from sparkstrom.runtime.fit_state import Snapshot
-from sparkstrom.runtime.lent_state import LentStates
+from sparkstrom.runtime.lent_state import LentStates, begun_elsewhere
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.driver.checkpoint_content import Resumption, load_buffers
 from sparkstrom.spark.driver.fit_listeners import FitDone
+from sparkstrom.spark.driver.fitting import FitCancelled
 from sparkstrom.spark.driver.initial_parameters import theta_of
+
+if TYPE_CHECKING:
+    from sparkstrom.spark.driver.fit_site import LearntParameters
+
+NO_STATES = LentStates()
 
 
 class Learnt:
@@ -27,7 +35,8 @@ class Learnt:
         self.parameters: Flat = np.ascontiguousarray(model.initial(), np.float32)
         self._k: int | None = None
         self._kept: CheckpointFiles = {}  # by workers, on executors
-        self._states = LentStates()  # for all of the next fit: a checkpoint's
+        # for all of the next fit: a checkpoint's, or what an imported model brings
+        self._states = begun_elsewhere(model)
         self._states_of = 0  # so many workers
         self.epochs = 0
         self._minibatches = 0
@@ -43,13 +52,30 @@ class Learnt:
         return self._minibatches if self._kept or self._states.one else 0
 
     def theta(self, multipliers: Mapping[str, int]) -> Theta:
-        """The parameters on the network's grid, which is chosen at the first fit and kept."""
+        """The parameters on the network's grid."""
+        return theta_of(self._model, self.parameters, self.exponent(), multipliers)
+
+    def exponent(self) -> int:
+        """Of the network's grid, which is chosen at the first fit and kept."""
         self._k = (
             first_exponent(self.parameters)
             if self._k is None
             else next_exponent(self.parameters, self._k)
         )
-        return theta_of(self._model, self.parameters, self._k, multipliers)
+        return self._k
+
+    @contextlib.contextmanager
+    def unless_it_fails(self) -> Iterator[None]:
+        """What is learnt in the block stays, unless an error that no person has caused ends it."""
+        before, buffers = dict(vars(self)), self.buffers
+        try:
+            yield
+        except (KeyboardInterrupt, FitCancelled):
+            raise
+        except BaseException:
+            vars(self).update(before)
+            load_buffers(self._model, buffers)
+            raise
 
     def use_up(self, workers: int = 0) -> tuple[CheckpointFiles, LentStates]:
         """Kept files and states are granted once: a fit that fails uses them up.
@@ -70,18 +96,27 @@ class Learnt:
         self.parameters = np.ascontiguousarray(values).copy()
         self._kept, self._states = {}, LentStates()
 
-    def take(self, theta: Theta, end: FitDone, best: Snapshot | None) -> None:
-        """Parameters and buffers as they are at the end, or as they were at the best epoch."""
+    def take(
+        self,
+        theta: LearntParameters,
+        end: FitDone,
+        best: Snapshot | None,
+        states: LentStates = NO_STATES,
+    ) -> None:
+        """Parameters and buffers as they are at the end, or as they were at the best epoch.
+
+        ``states`` go on from the end.
+        """
         outcome = end.outcome
         self._minibatches = end.spec.minibatches_before + outcome.minibatches
         self.epochs = end.spec.first_epoch + end.epochs_trained
         if best is None or best.commit == outcome.commits:
-            self._kept = outcome.kept
+            self._kept, self._states, self._states_of = outcome.kept, states, end.spec.workers
             self._become(theta.to_host(), theta.buffers)
         else:  # what workers kept belongs to later parameters
             self._become(best.parameters, best.buffers)
 
-    def keep(self, theta: Theta, spec: FitSpec, epochs: int) -> None:
+    def keep(self, theta: LearntParameters, spec: FitSpec, epochs: int) -> None:
         """Of a fit that a person ended: the driver's replica as it was then."""
         self.epochs = spec.first_epoch + epochs
         self._become(theta.to_host(), theta.buffers)

@@ -13,11 +13,11 @@ from sparkstrom.observe.listening.given import WorkerLog
 from sparkstrom.observe.progress import ProgressLine
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.fit_state import Snapshot
+from sparkstrom.spark.driver.averaging_master import TrainingMaster
 from sparkstrom.spark.driver.evaluation import Evaluation, evaluate_batch, merged, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall
 from sparkstrom.spark.driver.listener_thread import ListenerThread
 from sparkstrom.spark.driver.run_log import run_log_of
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def listener_thread(
     call: FitCall,
     spec: FitSpec,
     model: FlatModel,
-    master: SharedTrainingMaster,
+    master: TrainingMaster,
     snapshot: Callable[[], Snapshot],
     progress: ProgressLine,
 ) -> ListenerThread:

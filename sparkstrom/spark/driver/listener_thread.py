@@ -38,6 +38,7 @@ from sparkstrom.spark.driver.summary import TrainingSummary
 
 log = logging.getLogger(__name__)
 
+LOST = "the controller was lost, and all workers with it"
 LAST_WORDS_S = 120.0  # so long may listeners work after the end of training
 METHODS: dict[type[Event], str] = {
     FitBegin: "on_fit_begin",
@@ -108,8 +109,15 @@ class ListenerThread(FitListener):
     # -- in the driver's main thread -------------------------------------------------------------
 
     def on_fit_begin(self, spec: FitSpec) -> None:
-        self._thread.start()
-        self._put(self._begin)
+        """Listeners hear of one fit, also where it goes on with another controller."""
+        self._spec = spec
+        if self._thread.ident is None:
+            self._thread.start()
+            self._put(self._begin)
+            return
+        left, self._training, self._departures = self._training, frozenset(), 0
+        if left:
+            self._put(WorkerChange(frozenset(), left, frozenset(), self._seconds(), (LOST,)))
 
     def on_worker_says(self, line: WorkerLine) -> None:
         said = WorkerSays(line.partition, line.host, line.phase, line.text, self._seconds())

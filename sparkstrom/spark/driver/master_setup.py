@@ -14,6 +14,7 @@ from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 from sparkstrom.runtime.master_thread import Plan
 from sparkstrom.runtime.node_thread import OpenTransport
 from sparkstrom.runtime.theta import Theta
+from sparkstrom.spark.controller.control_words import MediaOrder
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.memory_parts import driver_edges
 from sparkstrom.spark.driver.training_master import ALL, SharedTrainingMaster
@@ -53,10 +54,10 @@ def driver_transport(spec: FitSpec, void: VoidConfiguration, host: str) -> OpenT
     return opener(f"{spec.job:016x}-driver", options)
 
 
-def controller_transport(
+def media_of(
     spec: FitSpec, void: VoidConfiguration, endpoint: Endpoint, scratch: Path
-) -> OpenTransport:
-    """The same for a controller's task: at the place that its workers have been told."""
+) -> MediaOrder:
+    """That of a controller's task: at the place that its workers have been told."""
     options = DriverOptions(
         host=endpoint.host,
         ports=(endpoint.port, endpoint.port),
@@ -64,7 +65,7 @@ def controller_transport(
         scratch=scratch,
         alone=True,
     )
-    return opener(f"{spec.job:016x}-driver", options)
+    return MediaOrder(f"{spec.job:016x}-driver", options)
 
 
 def limits_of(master: SharedTrainingMaster, workers: int, n_params: int) -> MasterLimits:

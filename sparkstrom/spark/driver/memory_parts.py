@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from sparkstrom.models.base import Buffered, FlatModel
 from sparkstrom.protocol.common.topology import Topology
+from sparkstrom.spark.driver.averaging_master import TrainingMaster
 from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.training_master import ALL, SharedTrainingMaster
 from sparkstrom.transport.aeron.sizes import TERMS, needed_bytes
@@ -116,11 +117,11 @@ def driver_parts(demand: Demand, master: SharedTrainingMaster, workers: int) -> 
         Part("a replica on its way, at the start and at the end", 3 * vector),
         *([Part("buffers", 3 * demand.buffers_bytes)] if demand.buffers_bytes else []),
         Part("recent commits (log_bytes)", master.void.log_bytes),
-        *_checkpoint_parts(demand, master, workers),
+        *checkpoint_parts(demand, master, workers),
     ]
 
 
-def _checkpoint_parts(demand: Demand, master: SharedTrainingMaster, workers: int) -> list[Part]:
+def checkpoint_parts(demand: Demand, master: TrainingMaster, workers: int) -> list[Part]:
     """While one is written, from chunks put together, the next states are on their way."""
     if master.checkpoint_directory is None:
         return []

@@ -23,6 +23,7 @@ def each_batch(
     """
     if not isinstance(network, SparkNetwork):
         raise UsageError(f"network={network!r}: must be a SparkNetwork, made before the query")
+    network.application.need_rdds("each_batch(network)", "fit tables in a loop of your own")
     if on_summary is not None and not callable(on_summary):
         raise UsageError(f"on_summary={on_summary!r}: must be called with batch id and summary")
     if "data" in fit:

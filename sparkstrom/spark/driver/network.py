@@ -10,53 +10,51 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sparkstrom.base.errors import UsageError
-from sparkstrom.checkpoint.store import load_model, local_path, save_model
-from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
+from sparkstrom.checkpoint.store import load_model, local_path
+from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.progress_choice import check_progress, progress_for
-from sparkstrom.observe.stopping import EarlyStopping
+from sparkstrom.observe.stopping import EarlyStopping, epochs_of
+from sparkstrom.observe.termination import TerminationCondition
 from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.runtime.lent_state import LentStates
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.controller.controller_auto import settled
-from sparkstrom.spark.data import partitioning as spreading
+from sparkstrom.spark.averaging.averaging_run import AveragingRun
 from sparkstrom.spark.data.columns import Chosen, Names
 from sparkstrom.spark.data.export import Exports
 from sparkstrom.spark.data.partitioning import Spread
+from sparkstrom.spark.driver.application import Application
+from sparkstrom.spark.driver.applications import application_of, context_of
 from sparkstrom.spark.driver.attempts import begins_anew
+from sparkstrom.spark.driver.averaging_master import TrainingMaster
+from sparkstrom.spark.driver.call_checks import check_call
 from sparkstrom.spark.driver.cluster import (
     Slots,
     check_conf,
     check_key,
-    driver_host,
-    refuse_connect,
-    slots_of,
+    check_rounds,
     workers_again,
     workers_for,
 )
 from sparkstrom.spark.driver.dynamic_allocation import allocation_note
-from sparkstrom.spark.driver.epoch_watch import check_validation
 from sparkstrom.spark.driver.evaluation import Evaluation, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall, Showing
-from sparkstrom.spark.driver.fit_checkpoints import FitCheckpoints, Use, key_of
+from sparkstrom.spark.driver.fit_checkpoints import FitCheckpoints, key_of
 from sparkstrom.spark.driver.fit_record import FitRecord
-from sparkstrom.spark.driver.fit_run import FitRun, TrainingSite
+from sparkstrom.spark.driver.fit_run import FitRun
+from sparkstrom.spark.driver.fit_site import RunningFit, TrainingSite
 from sparkstrom.spark.driver.followed_fit import FollowedFit, fit_spec
-from sparkstrom.spark.driver.interrupts import plain_interrupts
-from sparkstrom.spark.driver.learnt import Learnt
-from sparkstrom.spark.driver.listener_thread import check_listeners
 from sparkstrom.spark.driver.memory_parts import demand_of
 from sparkstrom.spark.driver.pickling import need_model, need_picklable
 from sparkstrom.spark.driver.predictor import Predictor
 from sparkstrom.spark.driver.preflight import check_machine
-from sparkstrom.spark.driver.registering import await_slots
 from sparkstrom.spark.driver.settings import resolve
+from sparkstrom.spark.driver.spark_layer_names import SparkLayerNames
 from sparkstrom.spark.driver.summary import TrainingSummary
-from sparkstrom.spark.driver.summary_json import skipped
+from sparkstrom.spark.driver.trained_network import TrainedNetwork
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
-from sparkstrom.spark.executor.tasks import forget_kept
 
 
-class SparkNetwork:
+class SparkNetwork(SparkLayerNames, TrainedNetwork):
     """Trains a model on Spark executors, again and again, and holds its parameters.
 
     ``spark`` is a SparkSession or SparkContext; ``progress=False`` is silent, True is "auto";
@@ -69,27 +67,25 @@ class SparkNetwork:
         self,
         spark: Any,
         model: FlatModel,
-        master: SharedTrainingMaster | None = None,
+        master: TrainingMaster | None = None,
         *,
         progress: bool | str = True,
         keep: bool = True,
     ) -> None:
-        refuse_connect(spark)
         check_progress(progress)
         need_model(model)
-        self._context = getattr(spark, "sparkContext", spark)
-        conf = dict(self._context.getConf().getAll())
+        self._application = application = application_of(spark)
+        conf = application.conf()
         self._master = resolve(master or SharedTrainingMaster(), conf, os.environ)
+        application.check(self._master)
         self._conf = conf
-        self._model = model
-        self._progress = progress
-        self._learnt = Learnt(model)
         self._may_have_files = False
+        self._context = context_of(spark)
         self._exports = Exports(self._context, self._master.export_directory)
         name = secrets.token_hex(8)
-        self._checkpoints = FitCheckpoints(model, self._master, name)
-        self._site = TrainingSite(self._context, model, self._master, name, keep)
-        self._predictor = Predictor(self._context, lambda: (self.model, self.parameters))
+        super().__init__(model, FitCheckpoints(model, self._master, name), progress)
+        self._site = TrainingSite(application, model, self._master, name, keep)
+        self._predictor = Predictor(application, lambda: (self.model, self.parameters))
 
     # -- training --------------------------------------------------------------------------------
 
@@ -102,7 +98,7 @@ class SparkNetwork:
         label: Names | None = "label",
         weight: str | None = None,
         validation: float | str | None = None,
-        early_stopping: EarlyStopping | None = None,
+        early_stopping: EarlyStopping | Sequence[TerminationCondition] | None = None,
         listeners: Sequence[Any] = (),
         run_log: str | os.PathLike[str] | None = None,
     ) -> TrainingSummary:
@@ -113,71 +109,82 @@ class SparkNetwork:
         side, or a tuple or dictionary of these for several arrays; ``weight`` names a column;
         ``label=None`` is for a model whose loss takes its labels from the features.
         ``validation`` holds rows out: a fraction, by seed and content, or a boolean column;
-        ``early_stopping`` ends the fit when they gain nothing, and delivers the best parameters.
+        ``early_stopping`` ends the fit when they gain nothing, or by DL4J's termination conditions
+        (a list will do), and delivers the best parameters.
         ``listeners`` hear what happens (docs/listeners.md); the same goes to ``run_log`` as JSON
         lines: None is a new file in the directory sparkstrom-runs, "" none.
         Raises UsageError, SetupError or TrainingError (with host, partition and traceback).
         """
         record = FitRecord()
-        if not (isinstance(epochs, int) and epochs >= 1):
-            raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
-        check_validation(self._model, validation, early_stopping, label)
-        check_listeners(listeners)
-        need_picklable(self._model)  # it may have been changed since the network was made
-        spreading.check_data(data)
         chosen = Chosen(features, label, weight, validation)
+        rule = check_call(self._model, epochs, chosen, early_stopping, listeners)
+        epochs, ends = epochs_of(rule, epochs)
+        need_picklable(self._model)  # it may have been changed since the network was made
+        self._application.check_data(data)
         with closing(progress_for(self._progress)) as progress:
-            slots = await_slots(self._context, self._master.start_timeout, progress.say)
-            self._settle(slots, progress.say)
-            workers = workers_for(slots, self._master)
-            warnings = check_conf(self._conf, workers, demand_of(self._model), self._master)
-            warnings += check_key(self._conf)
-            check_machine(self._master.void, workers, driver_host(self._context))
-            key = key_of(self._checkpoints.fits + 1, self._context.getLocalProperty)
+            slots = self._application.slots(self._master.start_timeout, progress.say)
+            workers, warnings = self._begin(slots, progress.say)
+            key = key_of(self._checkpoints.fits + 1, self._application.local_property)
             found = self._checkpoints.find(key, epochs, progress.say)
             if found is None and key.number == 1:
                 warnings += begins_anew(self._conf, self._master)
             for warning in warnings:
                 progress.say(f"sparkstrom warns: {warning}")
-            if found is not None:
-                self._learnt.begin_with(found.checkpoint)
-                if found.use is Use.SKIP:
-                    self._checkpoints.is_over(key.number)
-                    return skipped(found.checkpoint, key)
-            goes_on = found.checkpoint if found is not None and found.use is Use.GO_ON else None
+            done, goes_on = self._begin_with(found, key)
+            if done is not None:
+                return done
             workers = workers_again(slots, workers, len(goes_on.starts) if goes_on else None)
             if slots.is_dynamic:
                 progress.say(f"sparkstrom notes: {allocation_note(workers, slots.per_executor)}")
-            call = FitCall(epochs, chosen, early_stopping, tuple(listeners), run_log, key, goes_on)
-            theta = self._learnt.theta(self._master.layer_multipliers or {})
-            with plain_interrupts(self._context):
+            call = FitCall(epochs, chosen, rule, tuple(listeners), run_log, key, goes_on, ends)
+            with self._application.interrupts():
                 with self._checkpoints.kept_if_it_fails():
                     spread = self._spread(data, chosen, workers)
-                return self._train(call, theta, spread, Showing(progress, record, slots, warnings))
+                return self._train(call, spread, Showing(progress, record, slots, warnings))
 
-    def _settle(self, slots: Slots, say: Callable[[str], None]) -> None:
-        """Where the controller is, from the first fit on."""
-        self._master = settled(self._master, self._context, slots, say)
-        self._site = replace(self._site, master=self._master)
+    def _begin(self, slots: Slots, say: Callable[[str], None]) -> tuple[int, list[str]]:
+        """How many workers train, and what may go wrong. Raise for what cannot work."""
+        if not isinstance(self._master, SharedTrainingMaster):
+            workers, demand = workers_for(slots, self._master), demand_of(self._model)
+            return workers, check_rounds(self._conf, workers, demand, self._master)
+        self._master = master = self._application.settled(self._master, slots, say)
+        self._site = replace(self._site, master=master)
+        workers = workers_for(slots, master)
+        warnings = check_conf(self._conf, workers, demand_of(self._model), master)
+        warnings += check_key(self._conf)
+        check_machine(master.void, workers, self._application.host)
+        return workers, warnings
 
-    def _train(
-        self, call: FitCall, theta: Theta, spread: Spread, showing: Showing
-    ) -> TrainingSummary:
+    def _train(self, call: FitCall, spread: Spread, showing: Showing) -> TrainingSummary:
         """All is checked: train, and tell of it."""
-        spec = fit_spec(call, spread, self._learnt, self._model.n_params)
-        fit = FollowedFit(self._site, self._checkpoints, call, showing)
-        run = self._fit_run(fit, spec, theta, spread)
-        self._may_have_files = self._site.keep
+        spec = fit_spec(call, spread.workers, self._learnt, self._model.n_params)
+        again = partial(self._again, spread)
+        fit = FollowedFit(self._site, self._checkpoints, call, showing, again)
+        run = self._fit_run(fit, call, spec, spread)
         return fit.follow(run, self._learnt, self._exports.directory)
 
-    def _fit_run(self, fit: FollowedFit, spec: FitSpec, theta: Theta, spread: Spread) -> FitRun:
-        kept, states = self._learnt.use_up(spread.workers)
-        return FitRun(self._site, spec, theta, spread, kept, fit.states_for(states))
+    def _again(self, spread: Spread, spec: FitSpec, theta: Theta, states: LentStates) -> FitRun:
+        """The fit once more, where its controller was lost."""
+        master = self._master
+        assert isinstance(master, SharedTrainingMaster), "rounds have no controller"
+        return FitRun(self._site.of(master), spec, theta, spread, {}, states)
+
+    def _fit_run(
+        self, fit: FollowedFit, call: FitCall, spec: FitSpec, spread: Spread
+    ) -> RunningFit:
+        site, learnt, master = self._site, self._learnt, self._master
+        if not isinstance(master, SharedTrainingMaster):
+            judged = call.early_stopping is not None
+            return AveragingRun(site.of(master), spec, learnt, spread, judged=judged)
+        theta = learnt.theta(master.layer_multipliers or {})
+        kept, states = learnt.use_up(spread.workers)
+        run = FitRun(site.of(master), spec, theta, spread, kept, fit.states_for(states))
+        self._may_have_files = site.keep
+        return run
 
     def _spread(self, data: Any, chosen: Chosen, workers: int) -> Spread:
         """The data over one partition per worker, exported before where that is wanted."""
-        seed, move = self._master.rng_seed, self._master.repartition == "always"
-        direct = partial(spreading.spread_data, data, chosen, workers, seed, move=move)
+        direct = partial(self._application.spread, data, chosen, workers, self._master)
         if self._master.rdd_training_approach == "export":
             return self._exports.spread(data, chosen, workers, direct)
         return direct()
@@ -201,6 +208,22 @@ class SparkNetwork:
         and needs one of names in ``output``, for the columns of a DataFrame.
         """
         return self._predictor.predict(data, features, output)
+
+    def udf(
+        self,
+        *,
+        inputs: tuple[str, ...] | int | None = None,
+        shapes: Sequence[Sequence[int]] | None = None,
+        output: str | tuple[str, ...] | dict[str, str] | None = None,
+    ) -> Any:
+        """A function of columns under the parameters of now: ``df.select(network.udf()("x"))``.
+
+        It gives array<float>; with ``output``, which a model of several outputs needs, a struct
+        with a field for each. Columns of numbers, or one of arrays, are one array side by side;
+        ``inputs``: one column for each input instead, by name for a model that takes a dictionary,
+        or so many for a tuple. ``shapes``: of each input, without rows. See docs/serving.md.
+        """
+        return self._predictor.udf(inputs, shapes, output)
 
     def evaluate(
         self,
@@ -236,64 +259,16 @@ class SparkNetwork:
     # -- the result ------------------------------------------------------------------------------
 
     @property
-    def parameters(self) -> Flat:
-        """A copy of the shared parameters, f32[n_params].
-
-        Assigning is a warm start: what workers kept for the next fit belongs to the former
-        parameters, and is not used any more.
-        """
-        return self._learnt.parameters.copy()
-
-    @parameters.setter
-    def parameters(self, values: Flat) -> None:
-        self._learnt.assign(values)
-
-    @property
-    def checkpoint_directory(self) -> str | None:
-        """Where it writes checkpoints, whichever way that was said; None: nowhere."""
-        return self._master.checkpoint_directory
-
-    @property
-    def model(self) -> FlatModel:
-        """The model, bound to a copy of the shared parameters."""
-        self._model.bind(self.parameters)
-        return self._model
-
-    @property
-    def module(self) -> Any:
-        """A TorchModel's module with a copy of the shared parameters, its buffers and own keys.
-
-        Raises UsageError for a model that is none.
-        """
-        model: Any = self.model
-        if not hasattr(model, "module"):
-            raise UsageError(
-                f"a {type(model).__name__} has no module: network.module is for a TorchModel; "
-                "network.model and network.parameters are there for every model"
-            )
-        return model.module
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write ``path`` (npz: plain NumPy opens it) and a JSON description beside it.
-
-        A TorchModel adds ``path`` + ".pt", a state_dict that ``torch.load`` opens.
-        """
-        model, target = self.model, local_path(path)
-        save_model(
-            target,
-            model.describe(),
-            self._learnt.parameters,
-            self._learnt.epochs,
-            buffers=model.buffers_bytes() if isinstance(model, Buffered) else b"",
-            exported=model.exported() if isinstance(model, Exporting) else None,
-        )
+    def application(self) -> Application:
+        """What it asks Spark by."""
+        return self._application
 
     @classmethod
     def load(
         cls,
         path: str | os.PathLike[str],
         spark: Any,
-        master: SharedTrainingMaster | None = None,
+        master: TrainingMaster | None = None,
         *,
         model: FlatModel | None = None,
         progress: bool | str = True,
@@ -308,22 +283,11 @@ class SparkNetwork:
         network._learnt.epochs = epochs
         return network
 
-    def restore(self, path: str | os.PathLike[str]) -> None:
-        """Become what a checkpoint holds: a file, or the newest whole one of a directory.
-
-        The next ``fit`` goes on with the fit that was saved, if that was not done. Raises
-        UsageError where there is none, or it is of another model.
-        """
-        with closing(progress_for(self._progress)) as progress:
-            self._learnt.begin_with(self._checkpoints.restore(os.fspath(path), progress.say))
-
     def close(self) -> None:
         """Remove what workers kept for the next fit, and exported rows. Idempotent."""
         self._exports.close()
         if not self._may_have_files:
             return
-        slots = slots_of(self._context).total
-        forget = partial(forget_kept, self._site.network)
-        self._context.parallelize(range(slots), slots).mapPartitions(forget).count()
+        self._application.forget(self._site.network)
         self._learnt.use_up()
         self._may_have_files = False

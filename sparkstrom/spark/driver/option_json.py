@@ -9,19 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, TypeVar
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import ALGORITHMS
+from sparkstrom.models.updaters import UPDATERS
 from sparkstrom.observe.stopping import EarlyStopping
+from sparkstrom.observe.termination import CONDITIONS
+from sparkstrom.spark.driver.averaging_master import (
+    ParameterAveragingTrainingMaster,
+    TrainingMaster,
+)
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
+Master = TypeVar("Master", bound=TrainingMaster)
+
 _OPTIONS: tuple[type[Any], ...] = (
     *ALGORITHMS,
+    *CONDITIONS,
+    *UPDATERS.values(),
     EarlyStopping,
+    ParameterAveragingTrainingMaster,
     ResidualClipping,
     SharedTrainingMaster,
     VoidConfiguration,
@@ -70,6 +81,6 @@ def given(value: Any) -> list[str]:
     return [name for name in names if name in known]
 
 
-def changed(master: SharedTrainingMaster, **changes: Any) -> SharedTrainingMaster:
+def changed(master: Master, **changes: Any) -> Master:
     """A master with other values for some options; those that nobody gave stay open."""
-    return SharedTrainingMaster(**{name: getattr(master, name) for name in given(master)} | changes)
+    return type(master)(**{name: getattr(master, name) for name in given(master)} | changes)

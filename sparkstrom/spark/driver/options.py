@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
@@ -23,11 +24,14 @@ Options = TypeVar("Options")
 def options(
     refused: Mapping[str, str],
     aliases: Mapping[str, str],
+    *,
+    owner: str = "",
 ) -> Callable[[type[Options]], type[Options]]:
     """Decorate a frozen dataclass that has a field ``given: frozenset[str]`` made without init.
 
     ``refused`` maps a DL4J name to the sentence why it means nothing here, ``aliases`` one to the
-    field that does its work. Positional arguments count as given, too.
+    field that does its work; ``owner`` is what users call, if not the class itself. Positional
+    arguments count as given, too.
     """
 
     def decorate(cls: type[Options]) -> type[Options]:
@@ -36,7 +40,7 @@ def options(
 
         @functools.wraps(generated)
         def init(self: Options, *args: Any, **keywords: Any) -> None:
-            values = _translated(cls.__name__, keywords, names, refused, aliases)
+            values = _translated(owner or cls.__name__, keywords, names, refused, aliases)
             object.__setattr__(self, "given", frozenset([*names[: len(args)], *values]))
             generated(self, *args, **values)
 
@@ -72,11 +76,17 @@ def unknown(
     aliases: Mapping[str, str],
 ) -> str:
     """Say why ``owner`` has no option ``name``: DL4J's meaning nothing here, or a likely slip."""
-    if name in refused:
-        return f"{owner} takes no {name}: {refused[name]}"
-    near = difflib.get_close_matches(name, [*names, *aliases], n=1)
+    snake = snake_case(name)
+    if snake in refused:
+        return f"{owner} takes no {name}: {refused[snake]}"
+    near = difflib.get_close_matches(snake, [*names, *aliases], n=1)
     hint = f"did you mean {near[0]}?" if near else f"it takes {', '.join(names)}"
     return f"{owner} knows no option {name}; {hint}"
+
+
+def snake_case(name: str) -> str:
+    """Of a name as DL4J writes it: evaluateROC is evaluate_roc."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
 def need(holds: bool, option: str, value: object, reason: str) -> None:

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import FlatModel
+from sparkstrom.models.base import no_model
 from sparkstrom.models.own_words import said_by
 
 DEPTH_MAX = 8  # attributes of attributes
 
-
-def need_model(model: Any) -> None:
-    """Raise UsageError for what is no model of ours, or cannot travel."""
-    if not isinstance(model, FlatModel):
-        raise UsageError(
-            f"model is a {type(model).__name__}: pass a model of sparkstrom.models, such as "
-            "DenseNetwork"
-        )
-    need_picklable(model)
-
-
-def need_picklable(model: Any) -> None:
-    """Raise UsageError naming the part of the model that Spark could not send."""
-    error = _error_of(model)
-    if error is None:
-        return
-    if isinstance(error, UsageError):  # the model's own words
-        raise error
-    path, error = _culprit(model, type(model).__name__, error)
-    raise UsageError(
-        f"{path} cannot be pickled, which is how a model gets to executors"
-        f" ({said_by(error)}): make it where it is used, or leave locks, files, sockets,"
-        " generators and handles out of the model"
-    ) from error
+Pack = Callable[[Any], bytes]
 
 
 def packed(value: Any) -> bytes:
@@ -46,20 +23,42 @@ def packed(value: Any) -> bytes:
     return content
 
 
-def _error_of(value: Any) -> Exception | None:
-    """What Spark's own pickler says."""
+def need_model(model: Any, pack: Pack = packed) -> None:
+    """Raise UsageError for what is no model of ours, or cannot travel."""
+    if (why := no_model(model)) is not None:
+        raise UsageError(why)
+    need_picklable(model, pack)
+
+
+def need_picklable(model: Any, pack: Pack = packed) -> None:
+    """Raise UsageError naming the part of the model that ``pack`` could not send."""
+    error = _error_of(model, pack)
+    if error is None:
+        return
+    if isinstance(error, UsageError):  # the model's own words
+        raise error
+    path, error = _culprit(model, type(model).__name__, error, pack)
+    raise UsageError(
+        f"{path} cannot be pickled, which is how a model gets to executors"
+        f" ({said_by(error)}): make it where it is used, or leave locks, files, sockets,"
+        " generators and handles out of the model"
+    ) from error
+
+
+def _error_of(value: Any, pack: Pack) -> Exception | None:
+    """What the pickler says."""
     try:
-        packed(value)
+        pack(value)
     except Exception as error:  # whatever a user's __reduce__ raises
         return error
     return None
 
 
-def _culprit(value: Any, path: str, error: Exception) -> tuple[str, Exception]:
+def _culprit(value: Any, path: str, error: Exception, pack: Pack) -> tuple[str, Exception]:
     """The deepest part that cannot be pickled, and why."""
     for _ in range(DEPTH_MAX):
         for name, part in _parts(value):
-            inner = _error_of(part)
+            inner = _error_of(part, pack)
             if inner is not None:
                 value, path, error = part, path + name, inner
                 break

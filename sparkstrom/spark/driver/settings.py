@@ -11,12 +11,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import Field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import ALGORITHMS, AUTO
+from sparkstrom.models.updaters import UPDATERS as OUTER
+from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
 from sparkstrom.spark.driver.discovery import REFUSED as VOID_REFUSED
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.options import unknown
@@ -29,13 +31,35 @@ LOCAL_IP = ("SPARKSTROM_LOCAL_IP", "DL4J_VOID_IP")  # the second is DL4J's name 
 _CALLABLE: dict[str, Callable[..., object]] = {
     made.__name__: made for made in (*ALGORITHMS, ResidualClipping, WarmUp)
 }
+OUTER_STEPS: dict[str, Callable[..., object]] = {made.__name__: made for made in OUTER.values()}
+CALLED = {  # options whose values are written like calls, and of what
+    **dict.fromkeys(("threshold", "residual_post_processor", "warm_up"), _CALLABLE),
+    "outer": OUTER_STEPS,
+}
+EXAMPLES = ("AdaptiveThreshold(1e-3)", "Nesterov(0.7, 0.9)")
 
-Options = TypeVar("Options", SharedTrainingMaster, VoidConfiguration)
+OWNERS = (SharedTrainingMaster, ParameterAveragingTrainingMaster, VoidConfiguration)
+
+Options = TypeVar(
+    "Options", SharedTrainingMaster, ParameterAveragingTrainingMaster, VoidConfiguration
+)
 
 
+@overload
 def resolve(
     master: SharedTrainingMaster, conf: Mapping[str, str], env: Mapping[str, str]
-) -> SharedTrainingMaster:
+) -> SharedTrainingMaster: ...
+@overload
+def resolve(
+    master: SharedTrainingMaster | ParameterAveragingTrainingMaster,
+    conf: Mapping[str, str],
+    env: Mapping[str, str],
+) -> SharedTrainingMaster | ParameterAveragingTrainingMaster: ...
+def resolve(
+    master: SharedTrainingMaster | ParameterAveragingTrainingMaster,
+    conf: Mapping[str, str],
+    env: Mapping[str, str],
+) -> SharedTrainingMaster | ParameterAveragingTrainingMaster:
     """Fill what the constructors left open; the result passes through every check again.
 
     conf  Spark's configuration; keys under ``spark.sparkstrom.`` are read, others ignored
@@ -44,8 +68,9 @@ def resolve(
     Raises UsageError for a key that no option has and for a value that an option refuses.
     """
     _refuse_unknown(conf)
-    void = _filled(master.void, conf, env)
-    return replace(_filled(master, conf, env), void=void)
+    if isinstance(master, ParameterAveragingTrainingMaster):
+        return _filled(master, conf, env)
+    return replace(_filled(master, conf, env), void=_filled(master.void, conf, env))
 
 
 def local_ip(env: Mapping[str, str]) -> str | None:
@@ -75,16 +100,12 @@ def _filled(options: Options, conf: Mapping[str, str], env: Mapping[str, str]) -
     return replace(options, **values)
 
 
-def _settable(cls: type[SharedTrainingMaster | VoidConfiguration]) -> list[Field[Any]]:
+def _settable(cls: type[Any]) -> list[Field[Any]]:
     return [option for option in fields(cls) if option.init and option.name != "void"]
 
 
 def _refuse_unknown(conf: Mapping[str, str]) -> None:
-    names = [
-        option.name
-        for cls in (SharedTrainingMaster, VoidConfiguration)
-        for option in _settable(cls)
-    ]
+    names = [option.name for cls in OWNERS for option in _settable(cls)]
     for key in conf:
         name = key.removeprefix(PREFIX)
         if key.startswith(PREFIX) and name not in names:
@@ -107,8 +128,8 @@ def _parsed(option: Field[Any], key: str, text: str) -> object:
         return _number(key, word)
     if option.name == "layer_multipliers":
         return _literal(key, word)
-    if option.name in ("threshold", "residual_post_processor", "warm_up"):
-        return _called(key, word)
+    if option.name in CALLED:
+        return _called(key, word, CALLED[option.name])
     return word
 
 
@@ -139,19 +160,19 @@ def _literal(key: str, word: str) -> object:
         raise UsageError(f"{key}={word!r}: must be written like {{'layer 1': 2}}") from None
 
 
-def _called(key: str, word: str) -> object:
+def _called(key: str, word: str, known: Mapping[str, Callable[..., object]]) -> object:
     """``Name(1e-3, decay=0.9)`` with a name of ours and literals: nothing else is evaluated."""
     try:
         call = ast.parse(word, mode="eval").body
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
             raise ValueError("no call")
-        made = _CALLABLE[call.func.id]
+        made = known[call.func.id]
         arguments = [ast.literal_eval(argument) for argument in call.args]
         keywords = {str(kw.arg): ast.literal_eval(kw.value) for kw in call.keywords}
     except (SyntaxError, ValueError, KeyError):
-        names = ", ".join(_CALLABLE)
+        names, example = ", ".join(known), EXAMPLES[known is OUTER_STEPS]
         raise UsageError(
-            f"{key}={word!r}: must be one of {names}, with numbers, like AdaptiveThreshold(1e-3)"
+            f"{key}={word!r}: must be one of {names}, with numbers, like {example}"
             + (f"; or {AUTO}" if key.lower().endswith("threshold") else "")
         ) from None
     try:

@@ -14,6 +14,15 @@ RUNNING = "RUNNING"  # a task, in Spark's words
 TASKS_LOOKED_AT = 1000  # for the errors of those that failed
 
 
+@dataclass(frozen=True, slots=True)
+class RunningTask:
+    """One attempt of a task."""
+
+    attempt: int  # Spark's taskAttemptId
+    partition: int
+    executor: str
+
+
 @dataclass(slots=True)
 class SparkJob:
     """A Spark job of a fit, in a thread of its own."""
@@ -55,8 +64,8 @@ class SparkJob:
         self.thread.join(seconds)
         return not self.thread.is_alive()
 
-    def tasks(self) -> tuple[int, int]:
-        """Tasks that have a slot now, and tasks that have failed so far."""
+    def tasks(self) -> tuple[int | None, int]:
+        """Tasks that have a slot now (None: nobody knows), and tasks that have failed so far."""
         known = self._stages()
         return sum(s.numActiveTasks for s in known), sum(s.numFailedTasks for s in known)
 
@@ -68,6 +77,14 @@ class SparkJob:
     def executors(self) -> set[str]:
         """Ids of those that run tasks of it now."""
         return {str(task.executorId()) for task in self._tasks() if task.status() == RUNNING}
+
+    def running_tasks(self) -> list[RunningTask]:
+        """Its tasks that have a slot now."""
+        return [
+            RunningTask(int(task.taskId()), int(task.index()), str(task.executorId()))
+            for task in self._tasks()
+            if task.status() == RUNNING
+        ]
 
     def _tasks(self) -> Iterator[Any]:
         """As Spark's status store has them."""

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from sparkstrom.base.errors import NetworkError, SetupError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.codec.messages import Phase
 from sparkstrom.runtime.fit_state import Progress
+from sparkstrom.spark.driver.controller_choice import who_is_master
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.fit_listeners import FitListener
-from sparkstrom.spark.driver.spark_job import SparkJob
 from sparkstrom.spark.executor.reaching import ports_in_words
+
+if TYPE_CHECKING:
+    from sparkstrom.spark.driver.spark_job import SparkJob
 
 QUEUED_S = 10.0  # how often a job that waits for slots says so
 REFUSALS_S = 0.5  # how often to look whether a host cannot take part
@@ -42,6 +46,7 @@ class StartWatch(FitListener):
         void: VoidConfiguration,
     ) -> None:
         self._job, self._say, self._controller, self._void = job, say, controller, void
+        self._who = who_is_master(void.controller)
         self._due_s = time.monotonic() + QUEUED_S
         self._refusals_due_s = time.monotonic() + REFUSALS_S
         self._failed = 0  # tasks, when their errors were looked at
@@ -61,10 +66,10 @@ class StartWatch(FitListener):
     def _look_for_refusals(self, progress: Progress) -> None:
         """Of the network: what Spark starts there again finds the same."""
         if progress.deaf:
-            here, there = self._controller, progress.deaf[0]
+            here, there, who = self._controller, progress.deaf[0], self._who
             raise NetworkError(
-                f"the driver at {here} hears the executor at {there}, which does not hear the "
-                f"driver: UDP from {here.host} to {there.host} is dropped; ask whoever has the "
+                f"the {who} at {here} hears the executor at {there}, which does not hear the "
+                f"{who}: UDP from {here.host} to {there.host} is dropped; ask whoever has the "
                 "firewalls (or security groups) of both hosts to allow UDP from "
                 f"{here.host} to {there.host} {ports_in_words(self._void, there.port)}"
             )
@@ -75,7 +80,7 @@ class StartWatch(FitListener):
         refusals = [refusal_of(error) for error in self._job.task_errors()]
         closed = [str(each) for each in refusals if isinstance(each, NetworkError)]
         if closed:
-            raise NetworkError(closed[0] + _whose(len(closed), progress))
+            raise NetworkError(closed[0] + _whose(len(closed), progress, self._who))
 
     def _look_for_failures(self, progress: Progress) -> None:
         running, failed = self._job.tasks()
@@ -91,22 +96,22 @@ class StartWatch(FitListener):
                 f" (more in the executors' logs: stderr in Spark's UI, `yarn logs`). {remedy}"
             )
         text = (
-            f"sparkstrom waits: {progress.workers} of {progress.partitions} workers joined, "
-            f"{running} tasks have a slot"
-            + ("" if running else "; the job is queued behind others, or executors are missing")
+            f"sparkstrom waits: {progress.workers} of {progress.partitions} workers joined"
+            + ("" if running is None else f", {running} tasks have a slot")
+            + ("; the job is queued behind others, or executors are missing" * (running == 0))
         )
         if text != self._said:  # the same is no news: the phase with its seconds is shown anyway
             self._said = text
             self._say(text)
 
 
-def _whose(hosts: int, progress: Progress) -> str:
-    """Is it the driver's host, or theirs?"""
+def _whose(hosts: int, progress: Progress, who: str) -> str:
+    """Is it the master's host, or theirs?"""
     others = f"; {hosts - 1} more say so" if hosts > 1 else ""
     if not progress.joined:
         return f"{others}; nobody has joined so far"
     there = f"{progress.joined} of {progress.partitions} workers have joined"
-    return f"{others}; {there}, so it is not the driver's host"
+    return f"{others}; {there}, so it is not the {who}'s host"
 
 
 def sentence(text: str) -> str:

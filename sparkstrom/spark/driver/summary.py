@@ -11,6 +11,7 @@ from sparkstrom.observe.fit_totals import FitTotals
 from sparkstrom.observe.listening.json_lines import plain
 from sparkstrom.observe.reporting.summary_page import summary_html, summary_text
 from sparkstrom.observe.telemetry import bytes_on_links
+from sparkstrom.spark.driver.common_options import CommonOptions
 from sparkstrom.spark.driver.epoch_watch import Best
 from sparkstrom.spark.driver.fit_record import FitRecord
 from sparkstrom.spark.driver.horizon_notes import Horizons, in_words
@@ -30,7 +31,6 @@ from sparkstrom.spark.driver.summary_figures import (
     workers_of,
 )
 from sparkstrom.spark.driver.summary_warnings import warnings_of
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class TrainingSummary:
     n_params: int
     minibatches: int  # committed, each once
     minibatches_expected: int
-    examples: int  # trained, repeats after a loss included
+    examples: int  # trained, as workers told it: repeats after a loss, too
     rows: int  # that executors read: each is trained in every epoch or held out, none is dropped
     rows_trained: int
     rows_held_out: int
@@ -92,7 +92,9 @@ class TrainingSummary:
     # updates, commits, sums, snapshots, optimizer_states, control
     bytes_by_kind: dict[str, int] = field(repr=False)
     per_worker: list[WorkerFigures] = field(repr=False)
-    faults: list[Fault] = field(repr=False)  # survived: workers lost, media drivers replaced
+    faults: list[Fault] = field(
+        repr=False
+    )  # survived: workers and controllers lost, media drivers replaced
     slow_links: list[str] = field(repr=False)  # that carried less than training would fill
 
     @property
@@ -162,7 +164,7 @@ def summarize(
     *,
     executors: int,
     warnings: list[str],
-    master: SharedTrainingMaster,
+    master: CommonOptions,
     export_directory: str | None = None,
     best: Best | None,
     horizons: Horizons,
@@ -224,6 +226,6 @@ def summarize(
         effective_batch=sum(rows > 0 for rows in outcome.rows) * master.batch_size_per_worker,
         bytes_by_kind=kinds_of(outcome, total),
         per_worker=workers_of(outcome, spec.n_params),
-        faults=faults_of(outcome, record.submitted_s),
+        faults=faults_of(outcome, record),
         slow_links=list(outcome.slow_links),
     )

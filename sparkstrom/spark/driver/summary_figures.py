@@ -15,6 +15,7 @@ from sparkstrom.runtime.fit_state import Outcome
 from sparkstrom.spark.driver.fit_record import FitRecord
 
 WORKER_LOST = "worker lost"
+CONTROLLER_LOST = "controller lost"
 DRIVER_REPLACED = "media driver replaced"
 NO_FAULT = (Ending.DONE, Ending.RELEASED, Ending.DISMISSED)
 
@@ -23,10 +24,10 @@ NO_FAULT = (Ending.DONE, Ending.RELEASED, Ending.DISMISSED)
 class Fault:
     """Something that broke, after which the fit went on."""
 
-    what: str  # WORKER_LOST or DRIVER_REPLACED
+    what: str  # WORKER_LOST, CONTROLLER_LOST or DRIVER_REPLACED
     host: str
     reason: str
-    seconds: float | None  # since the job was submitted, as in the run log; None: not known
+    seconds: float | None  # since the first job was submitted, as in the run log; None: not known
     node: int | None = None  # of a worker that was lost
     partition: int | None = None
 
@@ -71,9 +72,14 @@ def _worker(node: int, told: WorkerCounters, host: str, n_params: int) -> Worker
     )
 
 
-def faults_of(outcome: Outcome, began_s: float) -> list[Fault]:
-    """Workers that were lost, in order, then media drivers that others took the place of."""
-    lost = [
+def faults_of(outcome: Outcome, record: FitRecord) -> list[Fault]:
+    """What was lost, in order, then media drivers that others took the place of.
+
+    Of a fit whose controller was lost workers are known since the last one began.
+    """
+    began_s = record.origin_s
+    lost = [Fault(CONTROLLER_LOST, "", what, at_s - began_s) for at_s, what in record.lost]
+    lost += [
         Fault(WORKER_LOST, d.host, d.reason, d.at_s - began_s, d.node, d.partition)
         for d in outcome.departures
         if Ending.of(d.reason) not in NO_FAULT

@@ -8,12 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
-from sparkstrom.checkpoint.cadence import parse_every
+from sparkstrom.encoding import dl4j_names
 from sparkstrom.encoding.layers import MULTIPLIER_MAX
 from sparkstrom.encoding.residuals import ResidualClipping
 from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import AUTO, ThresholdAlgorithm
-from sparkstrom.runtime.row_store import MEMORY_MIN_BYTES
+from sparkstrom.spark.driver.common_options import (
+    ALL_SLOTS,
+    BALANCED,
+    KEPT_ROWS,
+    ONE_ROW,
+    check_common,
+)
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.options import (
     need,
@@ -24,27 +30,23 @@ from sparkstrom.spark.driver.options import (
     options,
 )
 
-ALL_SLOTS = -1  # DL4J's number for "as many as fit"
-
 TRAIN_ON = ("local", "replica")
 HORIZONS = ("fit", "worker")
 AGGREGATIONS = ("sum", "mean", "sqrt")
 REPARTITIONS = ("always", "never")
-APPROACHES = ("direct", "export")
 ONE, ALL = UPDATERS = ("one", "all")
 
-_NO_PERSIST = "a worker keeps its own rows for all epochs: see batch_memory_bytes"
 _NO_GC = "Python frees an array when its last user is done; there is no collector to call"
 
 REFUSED: dict[str, str] = {
-    "rdd_data_set_num_examples": "an element of the data is one (features, label) row",
+    **dl4j_names.REFUSED,
+    "rdd_data_set_num_examples": ONE_ROW,
     "num_workers": "DL4J does not use it either; workers are workers_per_node x executors",
-    "updates_threshold": "write threshold=AdaptiveThreshold(tau)",
-    "storage_level": _NO_PERSIST,
-    "storage_level_streams": _NO_PERSIST,
+    "storage_level": KEPT_ROWS,
+    "storage_level_streams": KEPT_ROWS,
     "transport": "there is one transport: Aeron, UDP between executors and IPC inside one",
     "transport_type": "there is one transport: Aeron, UDP between executors and IPC inside one",
-    "repartition_strategy": "placement is always balanced, and random by rng_seed",
+    "repartition_strategy": BALANCED,
     "repartitioner": "there are as many partitions as workers; repartition='never' keeps yours",
     "worker_prefetch_num_batches": "a worker has its whole partition before its first step",
     "worker_toggle_periodic_gc": _NO_GC,
@@ -56,8 +58,8 @@ REFUSED: dict[str, str] = {
     "controller": "it belongs to VoidConfiguration(controller=...)",
 }
 ALIASES = {
+    **dl4j_names.ALIASES,
     "void_configuration": "void",
-    "threshold_algorithm": "threshold",
     "repartition_data": "repartition",
 }
 
@@ -119,16 +121,7 @@ class SharedTrainingMaster:
         self._check_parts()
         self._check_training()
         self._check_waiting()
-        self._check_checkpoints()
-
-    def _check_checkpoints(self) -> None:
-        directory = self.checkpoint_directory
-        fits = directory is None or (isinstance(directory, str) and bool(directory))
-        need(fits, "checkpoint_directory", directory, "must be None, a path or a URL")
-        parse_every(self.checkpoint_every)
-        need_whole("keep_last", self.keep_last, 1, ", as a rule 3")
         need_one_of("checkpoint_updaters", self.checkpoint_updaters, UPDATERS)
-        need_flag("resume", self.resume)
 
     def _check_parts(self) -> None:
         void, threshold, clipping = self.void, self.threshold, self.residual_post_processor
@@ -152,22 +145,11 @@ class SharedTrainingMaster:
             need(fits, f"layer_multipliers[{layer!r}]", multiplier, most)
 
     def _check_training(self) -> None:
-        need_whole("batch_size_per_worker", self.batch_size_per_worker, 1, ", as a rule 32")
-        if self.workers_per_node != ALL_SLOTS:
-            need_whole("workers_per_node", self.workers_per_node, 1, ", or -1 for all task slots")
+        check_common(self)
         need_one_of("train_on", self.train_on, TRAIN_ON)
         need_one_of("horizon", self.horizon, HORIZONS)
         need_one_of("aggregation", self.aggregation, AGGREGATIONS)
         need_one_of("repartition", self.repartition, REPARTITIONS)
-        need_one_of("rdd_training_approach", self.rdd_training_approach, APPROACHES)
-        directory = self.export_directory
-        fits, hint = directory is None or isinstance(directory, str), "must be None or a URL"
-        need(fits and directory != "", "export_directory", directory, hint)
-        exports = directory is None or self.rdd_training_approach == "export"
-        hint = "nothing is exported unless rdd_training_approach='export'"
-        need(exports, "export_directory", directory, hint)
-        least, remedy = MEMORY_MIN_BYTES, " bytes, as a rule 512 MiB (536870912)"
-        need_whole("batch_memory_bytes", self.batch_memory_bytes, least, remedy)
         need_whole("shake_frequency", self.shake_frequency, 0, " publications, as a rule 100")
         if self.publish_every != AUTO:
             need_whole("publish_every", self.publish_every, 1, ", or 'auto'")
@@ -182,13 +164,10 @@ class SharedTrainingMaster:
         if self.max_staleness not in (AUTO, None):
             remedy = " rounds, or 'auto', or None for any number"
             need_whole("max_staleness", self.max_staleness, 0, remedy)
-        need_whole("rng_seed", self.rng_seed, 0)
-        need_flag("collect_training_stats", self.collect_training_stats)
         need_flag("encoding_debug_mode", self.encoding_debug_mode)
 
     def _check_waiting(self) -> None:
         need_whole("min_workers", self.min_workers, 1)
-        need_seconds("start_timeout", self.start_timeout)
         need_seconds("step_timeout", self.step_timeout)
         need_whole("debug_longer_iterations", self.debug_longer_iterations, 0)
         need(

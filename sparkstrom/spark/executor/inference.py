@@ -17,6 +17,7 @@ import importlib.util
 import json
 import math
 import pickle
+import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import SetupError, UsageError, first_line
 from sparkstrom.models.base import Buffered, Columns, Flat, FlatModel, arrays_of
 from sparkstrom.models.outputs import BLOCK_ROWS, predict_in_blocks
+from sparkstrom.models.registry import says_all
 from sparkstrom.spark.data.arrow import parts_of
 from sparkstrom.spark.data.columns import Chosen, Names, Reading, wanted_columns
 from sparkstrom.spark.data.row_blocks import (
@@ -38,6 +40,7 @@ from sparkstrom.spark.data.row_blocks import (
     blocks_of_features,
     gathered,
     of_rows,
+    short,
 )
 from sparkstrom.spark.driver.pickling import packed
 
@@ -59,14 +62,21 @@ class TrainedModel:
     model: FlatModel  # without its storage
     parameters: Flat
     buffers: bytes  # of a model that has some
-    digest: str  # of all three
+    digest: str  # of all three; of a model by its name
 
     @classmethod
-    def of(cls, model: FlatModel, parameters: Flat) -> TrainedModel:
-        """A model with these parameters, and the buffers that it has now."""
+    def of(cls, model: FlatModel, parameters: Flat, name: str = "") -> TrainedModel:
+        """A model with these parameters, and the buffers that it has now.
+
+        ``name`` tells its code from that of another one of the same description; without it a
+        model whose code is not described is like no other.
+        """
         buffers = model.buffers_bytes() if isinstance(model, Buffered) else b""
-        words = json.dumps(model.describe(), sort_keys=True, default=repr).encode()
+        description = model.describe()
+        words = json.dumps(description, sort_keys=True, default=repr).encode()
+        name = name or ("" if says_all(description) else secrets.token_hex())
         digest = hashlib.sha256(b"%d %s" % (len(words), words))
+        digest.update(name.encode())
         digest.update(parameters.tobytes())
         digest.update(buffers)
         return cls(model, parameters, buffers, digest.hexdigest())
@@ -106,13 +116,23 @@ def opened(trained: TrainedModel) -> FlatModel:
 def features_of(data: Any) -> Columns:
     """What a user passes to ``predict`` in one process, with the dtypes that training gives it."""
     if isinstance(data, dict):
-        return {name: as_array(array) for name, array in data.items()}
+        return {name: _numbers(array) for name, array in data.items()}
     if isinstance(data, tuple):
-        return tuple(as_array(array) for array in data)
-    return as_array(data)
+        return tuple(_numbers(array) for array in data)
+    return _numbers(data)
 
 
-class _SideBySide:
+def _numbers(values: Any) -> NDArray[Any]:
+    try:
+        return as_array(values)
+    except (TypeError, ValueError) as error:  # other kinds, and rows of several lengths
+        raise UsageError(
+            f"features are {short(values)}: give an array of numbers [rows, ...], or a tuple or "
+            f"dictionary of them ({error})"
+        ) from None
+
+
+class SideBySide:
     """A model with all of its outputs as one array; ``widths``: of each, once it has predicted."""
 
     def __init__(self, model: FlatModel) -> None:
@@ -126,15 +146,19 @@ class _SideBySide:
         self.widths = {name: a.shape[1] for name, a in zip(names, wide, strict=True)}
         return wide[0] if len(wide) == 1 else np.concatenate(wide, axis=1)
 
+    def apart(self, parts: list[Flat]) -> Outputs:
+        """What it predicted, one behind the other, by output."""
+        cuts = np.cumsum(list(self.widths.values()))[:-1]
+        return dict(zip(self.widths, np.split(np.concatenate(parts), cuts, axis=1), strict=True))
+
 
 def outputs_of(model: FlatModel, block: Block) -> Outputs:
     """The model's outputs. Raise UsageError naming a row whose NaN came out as NaN.
 
     Long sparse vectors are made dense for some rows at a time.
     """
-    row_bytes = sum(4 * max(1, math.prod(leaf.shape)) for leaf in block.form.leaves)
-    step = BLOCK_ROWS * max(1, BLOCK_BYTES // (BLOCK_ROWS * row_bytes))
-    side, parts = _SideBySide(model), []
+    step = rows_at_once(leaf.shape for leaf in block.form.leaves)
+    side, parts = SideBySide(model), []
     for first in range(0, len(block.records), step):
         features = block.form.batch(block.records[first : first + step]).features
         try:
@@ -146,8 +170,13 @@ def outputs_of(model: FlatModel, block: Block) -> Outputs:
                 f" {first_line(error)}"
             ) from error
         _refuse_nan(block, first, features, parts[-1])
-    cuts = np.cumsum(list(side.widths.values()))[:-1]
-    return dict(zip(side.widths, np.split(np.concatenate(parts), cuts, axis=1), strict=True))
+    return side.apart(parts)
+
+
+def rows_at_once(shapes: Iterable[tuple[int, ...]]) -> int:
+    """Whole blocks, of not too many bytes."""
+    row_bytes = sum(4 * max(1, math.prod(shape)) for shape in shapes)
+    return BLOCK_ROWS * max(1, BLOCK_BYTES // (BLOCK_ROWS * row_bytes))
 
 
 def _refuse_nan(block: Block, first: int, features: Columns, outputs: Flat) -> None:
@@ -195,12 +224,13 @@ def predict_columns(
     It comes in other batches than the columns came in.
     """
     model = opened(shipped.value)
-    parts = parts_of(reading, _arrow_batches(reading, batches), where)
+    parts = parts_of(reading, arrow_batches(reading, batches), where)
     for block in of_rows(gathered(parts, where), BLOCK_ROWS):
         yield make(outputs_of(model, block))
 
 
-def _arrow_batches(reading: Reading, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+def arrow_batches(reading: Reading, batches: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+    """Pandas batches as the Arrow ones that Spark made them of."""
     import pyarrow as pa
 
     schema = pa.ipc.read_schema(pa.py_buffer(reading.schema))
@@ -311,21 +341,24 @@ def column_of(frame: DataFrame, shipped: Any, make: Make, schema: str, features:
             "Spark hands columns to Python with pandas, which is not here: pip install pandas on "
             "the driver and the executors, or predict an RDD of features"
         )
+    columns, reading = wanted_columns(frame, Chosen(features, ()), dense=True)
+    run = partial(predict_columns, shipped, make, reading)
+    return udf_of(columns, run, schema)
+
+
+def udf_of(columns: list[Column], run: Callable[[str, Iterable[Any]], Any], schema: str) -> Column:
+    """``run(where, batches)`` of these columns' pandas batches, as a column of type ``schema``."""
     import pandas as pd
     from pyspark.sql.pandas.functions import pandas_udf
 
-    columns, reading = wanted_columns(frame, Chosen(features, ()), dense=True)
-
-    def run(batches):  # type: ignore[no-untyped-def]  # Spark reads the types from its annotations
+    def of_task(batches):  # type: ignore[no-untyped-def]  # Spark reads the types from its annotations
         from pyspark import TaskContext
 
         task = TaskContext.get()
-        where = f"partition {task.partitionId() if task else 0}"
-        return predict_columns(shipped, make, reading, where, batches)
+        return run(f"partition {task.partitionId() if task else 0}", batches)
 
     made: Any = pd.DataFrame if schema.startswith("struct") else pd.Series
-    run.__annotations__ = {"batches": Iterator[tuple[pd.Series, ...]], "return": Iterator[made]}
-    if len(columns) == 1:
-        run.__annotations__["batches"] = Iterator[pd.Series]
-    column: Column = pandas_udf(run, schema)(*columns)  # type: ignore[call-overload]
+    taken: Any = Iterator[pd.Series] if len(columns) == 1 else Iterator[tuple[pd.Series, ...]]
+    of_task.__annotations__ = {"batches": taken, "return": Iterator[made]}
+    column: Column = pandas_udf(of_task, schema)(*columns)  # type: ignore[call-overload]
     return column

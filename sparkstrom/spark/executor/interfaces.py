@@ -87,7 +87,7 @@ def opener(key: str, given: DriverOptions) -> OpenTransport:
     """How to open a transport here; with the former endpoint given, on its port again."""
 
     def open_transport(before: Endpoint | None) -> Transport:
-        options = replace(given, port_preferred=before.port if before is not None else None)
+        options = given if before is None else replace(given, port_preferred=before.port)
         for _ in range(1, ATTEMPTS):
             try:
                 return connected(key, options)

@@ -40,6 +40,7 @@ class TrainingJob:
     rows: tuple[int, ...] = ()  # per partition, where rows stayed and so were counted
     initial: Handle | None = None  # theta at commit 0; without it workers copy the master's
     own_states: Mapping[int, StateHandle] = field(default_factory=dict)  # a checkpoint's
+    answers: bool = True  # the master's media driver is known to be there
     keep: bool = True  # residuals and updaters' states for the next fit, on the executors' scratch
 
     def state_of(self, partition: int) -> bytes:
@@ -61,7 +62,8 @@ class TrainingJob:
     @property
     def way(self) -> WayToController:
         """From an executor to the master."""
-        return WayToController(self.spec.job, self.endpoint, self.master.void, *edges_of(self.tree))
+        void, edges = self.master.void, edges_of(self.tree)
+        return WayToController(self.spec.job, self.endpoint, void, *edges, self.answers)
 
     @property
     def message_bytes_max(self) -> int:

@@ -15,7 +15,7 @@ from typing import Final
 
 from sparkstrom.base.errors import DriverLost, NetworkError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.spark.driver.controller_choice import parse_controller
+from sparkstrom.spark.driver.controller_choice import who_is_master
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.executor.interfaces import ATTEMPTS, ends_of, executor_address, ports_beside
 from sparkstrom.spark.executor.task_place import TaskPlace
@@ -38,11 +38,12 @@ class WayToController:
     void: VoidConfiguration
     edges: int  # of an executor's media driver
     local_edges: int
+    answers: bool = True  # it has a media driver by now
 
     @property
     def patience_s(self) -> float:
-        """A controller in a task begins when workers do, and may compile kernels first."""
-        return BEGINS_S if parse_controller(self.void.controller).apart else ANSWER_S
+        """A controller in a task that has not been heard of may still be on its way."""
+        return ANSWER_S if self.answers else BEGINS_S
 
     def driver_key(self, place: TaskPlace) -> str:
         """Of the media driver of this task's executor."""
@@ -98,8 +99,9 @@ def _ask(way: WayToController, place: TaskPlace, options: DriverOptions) -> Endp
 def in_words(way: WayToController, here: Endpoint, seconds: float) -> str:
     """In one line: Spark's errors are told by their last line."""
     there, void = way.endpoint, way.void
+    who = who_is_master(void.controller)
     return (
-        f"UDP between the executor on {socket.gethostname()} at {here} and the driver at {there} "
+        f"UDP between the executor on {socket.gethostname()} at {here} and the {who} at {there} "
         f"is dropped: no answer within {seconds:g} s; ask whoever has the firewalls (or security "
         f"groups) of both hosts to allow UDP from {here.host} to {there.host} port {there.port}, "
         f"and from {there.host} to {here.host} {ports_in_words(void, here.port)}, with the answers "

@@ -6,7 +6,6 @@ then raised, so that Spark's own log has it, too.
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 import os
@@ -14,13 +13,12 @@ import secrets
 import time
 import traceback
 from collections.abc import Iterable, Iterator
-from functools import cache
 from typing import Any, TypedDict
 
 import numpy as np
 
 from sparkstrom.base.clock import SystemClock
-from sparkstrom.base.errors import SetupError, SparkstromError, UsageError, first_line
+from sparkstrom.base.errors import SetupError, UsageError, reason_of
 from sparkstrom.base.version import __version__
 from sparkstrom.codec.messages import ResidualCheckpoint
 from sparkstrom.encoding.backends import Backend, warm_up
@@ -37,13 +35,12 @@ from sparkstrom.runtime.lent_state import load_all
 from sparkstrom.runtime.node_thread import Copying, Meeting, NodePlan, NodeThread
 from sparkstrom.runtime.optimizer_lending import OptimizerLender
 from sparkstrom.runtime.replica import Replica
-from sparkstrom.runtime.row_store import Store
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.trainer import Schedule, Trainer
 from sparkstrom.runtime.trainer_channel import TrainerChannel
 from sparkstrom.runtime.trainer_inbox import TrainerInbox
 from sparkstrom.runtime.worker_output import WorkerOutput, captured
-from sparkstrom.spark.data.row_blocks import Block, check_block
+from sparkstrom.spark.data.row_blocks import Block
 from sparkstrom.spark.data.shuffle_blocks import Blocks
 from sparkstrom.spark.driver.initial_parameters import unpack
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
@@ -51,7 +48,8 @@ from sparkstrom.spark.executor import residual_files
 from sparkstrom.spark.executor.devices import backend_of
 from sparkstrom.spark.executor.interfaces import opener, warm_up_transport
 from sparkstrom.spark.executor.job import TrainingJob, serving_of
-from sparkstrom.spark.executor.task_place import TaskPlace, here
+from sparkstrom.spark.executor.own_rows import batches_of
+from sparkstrom.spark.executor.task_place import TaskPlace, here, spare_collections
 
 log = logging.getLogger(__name__)
 
@@ -114,54 +112,12 @@ def _run(job: TrainingJob, place: TaskPlace, blocks: Iterator[Block], output: Wo
     return json.dumps(report | {"epochs": session.trainer.epochs.report()})
 
 
-@cache
-def spare_collections() -> None:
-    """Once per process: what has been imported by now is no garbage, and is not searched for any.
-
-    Spark's daemon collects after each task, the next one waiting: 0.06 s with our modules, 0.18 s
-    with torch's, and more on a busy machine.
-    """
-    gc.freeze()
-
-
 def settle(job: TrainingJob, place: TaskPlace) -> None:
     """Tell a model that asks for it what this task has of the machine."""
     if isinstance(job.model, Placeable):
         chance = (job.master.rng_seed, place.partition, job.spec.first_epoch)
         seed = int(np.random.SeedSequence(chance).generate_state(1, np.uint64)[0] >> np.uint64(1))
         job.model.place(Share(place.cpus, place.gpu, seed))
-
-
-def need_all_rows(job: TrainingJob, place: TaskPlace, rows: int) -> None:
-    """Rows that stayed where they were have been counted: raise EOFError where some are missing."""
-    if job.rows and rows != job.rows[place.partition]:
-        raise EOFError(
-            f"partition {place.partition} has {rows} rows, {job.rows[place.partition]} were "
-            "counted before: Spark lost part of it and makes it again, or the data change from one "
-            "evaluation to the next; then persist them or write them to files first"
-        )
-
-
-def batches_of(job: TrainingJob, place: TaskPlace, blocks: Iterator[Block] | None) -> Batches:
-    """The partition's minibatches, checked against the model; of None there are none."""
-    master = job.master
-    store = Store(
-        master.batch_memory_bytes, place.scratch, seed=master.rng_seed, fraction=job.spec.fraction
-    )
-    rows = 0
-    for block in blocks or ():
-        check_block(job.model, block)
-        store.add(block.form, block.records)
-        rows += len(block.records)
-    if blocks is not None:
-        need_all_rows(job, place, rows)
-    return Batches.of_store(
-        store.finish(),
-        batch_rows=master.batch_size_per_worker,
-        seed=master.rng_seed,
-        partition=place.partition,
-        first_epoch=job.spec.first_epoch,
-    )
 
 
 class Session:
@@ -224,13 +180,6 @@ class Session:
     def _restore(self, replica: Replica, paths: tuple[str, ...]) -> None:
         for path in paths:
             residual_files.restore(replica, path)
-
-
-def reason_of(error: Exception) -> str:
-    """One line for people; the traceback follows it."""
-    if isinstance(error, SparkstromError):
-        return str(error).splitlines()[0]
-    return f"{type(error).__name__}: {first_line(error)}"
 
 
 def schedule_of(job: TrainingJob, partition: int = 0, attempt: int = 0) -> Schedule:

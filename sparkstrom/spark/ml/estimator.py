@@ -21,6 +21,8 @@ from sparkstrom.models.base import Flat, FlatModel
 from sparkstrom.models.outputs import VALUES, classes_of, kind_of, probabilities_of, raw_of
 from sparkstrom.observe.stopping import EarlyStopping
 from sparkstrom.spark.data.columns import Names, is_one_number
+from sparkstrom.spark.driver.applications import application_of
+from sparkstrom.spark.driver.averaging_master import TrainingMaster
 from sparkstrom.spark.driver.network import SparkNetwork
 from sparkstrom.spark.driver.option_json import changed
 from sparkstrom.spark.driver.summary import TrainingSummary
@@ -75,7 +77,7 @@ class SparkstromEstimator(
         epochs: int = 10,
         batchSize: int | None = None,
         seed: int | None = None,
-        master: SharedTrainingMaster | None = None,
+        master: TrainingMaster | None = None,
         listeners: Sequence[Any] | None = None,
         verbose: bool = False,
     ) -> None:
@@ -133,12 +135,12 @@ class SparkstromEstimator(
         made._resetUid(self.uid)  # as Spark's own models do
         return self._copyValues(made)
 
-    def _master(self) -> SharedTrainingMaster:
+    def _master(self) -> TrainingMaster:
         """The master with what was set as a Param of its own."""
         changes = {"batch_size_per_worker": self.of("batchSize")}
         if self.isSet("seed"):
             changes["rng_seed"] = self.getOrDefault("seed")
-        master = self.of("master") or SharedTrainingMaster()
+        master: TrainingMaster = self.of("master") or SharedTrainingMaster()
         return changed(master, **{k: v for k, v in changes.items() if v is not None})
 
     def write(self) -> EstimatorWriter:
@@ -220,9 +222,9 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
 
     def _ship(self, dataset: DataFrame) -> Any:
         """The broadcast of this model; one for all its uses in an application."""
-        context = dataset.sparkSession.sparkContext
-        if self._shipped is None or self._shipped[0] != context.applicationId:
-            self._shipped = (context.applicationId, context.broadcast(self.trained))
+        application = application_of(dataset.sparkSession)
+        if self._shipped is None or self._shipped[0] != application.name:
+            self._shipped = (application.name, application.ship(self.trained))
         return self._shipped[1]
 
     def write(self) -> ModelWriter:
@@ -242,7 +244,7 @@ def classified(kind: str, outputs: Outputs) -> pd.DataFrame:
     scores = only(outputs)
     return pd.DataFrame(
         {
-            "prediction": classes_of(scores).astype(np.float64),
+            "prediction": classes_of(scores, kind).astype(np.float64),
             "raw": list(raw_of(scores, kind)),
             "probability": list(probabilities_of(scores, kind)),
         }

@@ -32,6 +32,19 @@ VALUES = ("model", "master", "earlyStopping")  # Params that are values, not JSO
 OF_THIS_PROGRAM = ("listeners",)  # a saved estimator has none
 
 
+def context_here(reader_or_writer: Any) -> Any:
+    """The SparkContext of one. Raise UsageError over Spark Connect, which has none."""
+    from pyspark.sql.utils import is_remote
+
+    if is_remote():
+        raise UsageError(
+            "files of estimators and their models are written and read by a SparkContext, which is"
+            " not there over Spark Connect: save with network.save(path) and SparkNetwork.load, or"
+            " start the program with spark-submit, without .remote(...)"
+        )
+    return reader_or_writer.sc
+
+
 class EstimatorWriter(MLWriter):
     """Writes an estimator: its model is described, not trained."""
 
@@ -51,9 +64,9 @@ class EstimatorWriter(MLWriter):
             "master": to_json(estimator.of("master")),
             "earlyStopping": to_json(estimator.of("earlyStopping")),
         }
-        _save_metadata(estimator, path, self.sc, ours, skip=(*VALUES, *OF_THIS_PROGRAM))
+        _save_metadata(estimator, path, context_here(self), ours, skip=(*VALUES, *OF_THIS_PROGRAM))
         if has_files:
-            _put_model(self.sc, path, model, model.initial(), epochs=0)
+            _put_model(context_here(self), path, model, model.initial(), epochs=0)
 
 
 class EstimatorReader(MLReader[Any]):
@@ -65,14 +78,14 @@ class EstimatorReader(MLReader[Any]):
 
     def load(self, path: str) -> Any:
         """The estimator. Raise UsageError for a model that cannot be made again."""
-        metadata = DefaultParamsReader.loadMetadata(path, self.sc)
+        metadata = DefaultParamsReader.loadMetadata(path, context_here(self))
         estimator = self._cls()
         estimator._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(estimator, metadata)
         saved = dict(metadata[OURS])
         described, columns = saved.pop("model"), saved.pop(COLUMNS, {})
         if saved.pop("files", False):
-            model, parameters, _ = _get_model(self.sc, path)
+            model, parameters, _ = _get_model(context_here(self), path)
             if isinstance(model, Starting):
                 model.start_from(parameters)
             estimator.setModel(model)
@@ -92,9 +105,9 @@ class ModelWriter(MLWriter):
     def saveImpl(self, path: str) -> None:
         """Write metadata and files, on whatever file system ``path`` is."""
         instance, trained = self._instance, self._instance.trained
-        _save_metadata(instance, path, self.sc, {"several": instance.several})
+        _save_metadata(instance, path, context_here(self), {"several": instance.several})
         _put_model(
-            self.sc,
+            context_here(self),
             path,
             trained.open(),
             trained.parameters,
@@ -118,8 +131,8 @@ class ModelReader(MLReader[Any]):
 
     def load(self, path: str) -> Any:
         """The trained model. Raise UsageError where files are missing or do not fit together."""
-        metadata = DefaultParamsReader.loadMetadata(path, self.sc)
-        model, parameters, epochs = _get_model(self.sc, path, self._model)
+        metadata = DefaultParamsReader.loadMetadata(path, context_here(self))
+        model, parameters, epochs = _get_model(context_here(self), path, self._model)
         several = metadata[OURS].get("several", False)
         instance = self._cls(TrainedModel.of(model, parameters), None, epochs, several=several)
         instance._resetUid(metadata["uid"])

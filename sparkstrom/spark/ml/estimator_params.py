@@ -18,11 +18,11 @@ from pyspark.ml.param.shared import (
 )
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import FlatModel
+from sparkstrom.models.base import FlatModel, no_model
 from sparkstrom.observe.stopping import EarlyStopping
 from sparkstrom.spark.data.columns import Names
+from sparkstrom.spark.driver.averaging_master import TrainingMaster
 from sparkstrom.spark.driver.listener_thread import check_listeners
-from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 NAMES = ("featuresCol", "labelCol", "predictionCol")  # may name several columns
 
@@ -54,17 +54,18 @@ def some_listeners(value: Any) -> Any:
 
 def a_model(value: Any) -> Any:
     """A FlatModel, or UsageError."""
-    if not isinstance(value, FlatModel):
-        raise UsageError(
-            f"model={value!r}: pass a model of sparkstrom.models, such as DenseNetwork"
-        )
+    if (why := no_model(value)) is not None:
+        raise UsageError(why)
     return value
 
 
 def a_master(value: Any) -> Any:
-    """A SharedTrainingMaster, or UsageError."""
-    if not isinstance(value, SharedTrainingMaster):
-        raise UsageError(f"master={value!r}: must be a SharedTrainingMaster")
+    """A training master, or UsageError."""
+    if not isinstance(value, TrainingMaster):
+        raise UsageError(
+            f"master={value!r}: must be a SharedTrainingMaster or a"
+            " ParameterAveragingTrainingMaster"
+        )
     return value
 
 
@@ -167,7 +168,7 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
         """Rows of a minibatch on one worker."""
         return self._set(batchSize=value)
 
-    def setMaster(self, value: SharedTrainingMaster) -> Self:
+    def setMaster(self, value: TrainingMaster) -> Self:
         """Every other option of training."""
         return self._set(master=value)
 

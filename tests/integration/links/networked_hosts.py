@@ -1,4 +1,4 @@
-"""Hosts with two networks, and hosts that have IPv6 only; from ``benchmarks.hosts``."""
+"""Hosts with three networks, and hosts that have IPv6 only; from ``benchmarks.hosts``."""
 
 from __future__ import annotations
 
@@ -46,32 +46,44 @@ while True:
 """
 
 
-class TwoNetworks(Hosts):
-    """Each host has eth0 in the management network and eth1 in the data network.
+class ThreeNetworks(Hosts):
+    """Each host has eth0 in the management network, eth1 in the data network, eth2 in a third.
 
-    Host 1 has a third interface, eth2, that leads nowhere; all are in 10.78.0.0/16, hosts 0 and 1
-    with eth1 in 10.78.0.0/24, host 2 in 10.78.1.0/24. So 10.78.0.0/23 is the data network,
-    10.78.0.0/24 has nothing on host 2 and 10.78.0.0/16 has two interfaces on host 1.
+    Data is in 10.78.0.0/16, hosts 0 and 1 with eth1 in 10.78.0.0/24, host 2 in 10.78.1.0/24; host 1
+    has one more interface there, spare, that leads nowhere. So 10.78.0.0/23 is the data network,
+    10.78.0.0/24 has nothing on host 2, 10.78.0.0/16 has two interfaces on host 1, and 10.78.0.0/15,
+    which is two networks, on all. The third network has IPv6, too.
     """
 
     DATA, LACKS, TWICE = "10.78.0.0/23", "10.78.0.0/24", "10.78.0.0/16"
+    THIRD, THIRD_SIX, BOTH = "10.79.0.0/24", "fd00:79::/64", "10.78.0.0/15"
 
     def _build(self) -> None:
         super()._build()
-        self._in(self.count, "ip link add data type bridge")
-        self._in(self.count, "ip link set data up")
+        self._wire("data", "wire", "eth1")
+        self._wire("third", "line", "eth2")
         for host in range(self.count):
-            inside = f"peer name eth1 netns {self._holders[host].pid}"
-            self._in(self.count, f"ip link add wire{host} type veth {inside}")
-            self._in(self.count, f"ip link set wire{host} master data up")
             self._in(host, f"ip address add {self.data_address(host)}/16 dev eth1")
-            self._in(host, "ip link set eth1 up")
+            self._in(host, f"ip address add 10.79.0.{host + 1}/24 dev eth2")
+            for interface in ("lo", "eth2"):
+                self._in(host, f"sysctl -w net.ipv6.conf.{interface}.disable_ipv6=0")
+            self._in(host, f"ip -6 address add fd00:79::{host + 1}/64 dev eth2 nodad")
             # Rules of a test come before the table of local addresses: they may drop what comes in.
             self._in(host, "ip rule add pref 100 lookup local")
             self._in(host, "ip rule del pref 0")
-        self._in(1, "ip link add eth2 type bridge")
-        self._in(1, "ip address add 10.78.2.2/24 dev eth2")
-        self._in(1, "ip link set eth2 up")
+        self._in(1, "ip link add spare type bridge")
+        self._in(1, "ip address add 10.78.2.2/24 dev spare")
+        self._in(1, "ip link set spare up")
+
+    def _wire(self, switch: str, port: str, interface: str) -> None:
+        """One more network for all hosts; ``port`` and its number is a host's, at the switch."""
+        self._in(self.count, f"ip link add {switch} type bridge")
+        self._in(self.count, f"ip link set {switch} up")
+        for host in range(self.count):
+            inside = f"peer name {interface} netns {self._holders[host].pid}"
+            self._in(self.count, f"ip link add {port}{host} type veth {inside}")
+            self._in(self.count, f"ip link set {port}{host} master {switch} up")
+            self._in(host, f"ip link set {interface} up")
 
     @staticmethod
     def data_address(host: int) -> str:

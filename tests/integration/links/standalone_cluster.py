@@ -133,7 +133,7 @@ class StandaloneCluster:
         return self.answer()
 
     def order(self, *, start_timeout: float = 60.0, **options: Any) -> None:
-        """Have the driver program fit; the other options are VoidConfiguration's."""
+        """Have the driver program fit; workers_per_node, and VoidConfiguration's options."""
         self._driver.send((start_timeout, options))
 
     def answer(self) -> dict[str, Any]:

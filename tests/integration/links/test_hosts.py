@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hosts import Hosts, lacking, parse_rate
+from benchmarks.hosts import Hosts, lacking
+from sparkstrom.base.units import parse_rate
 
 pytestmark = pytest.mark.skipif((reason := lacking()) is not None, reason=reason or "")
 

@@ -14,6 +14,7 @@ less than that, so that the bounds are the more generous.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +22,8 @@ import pytest
 from benchmarks.hosts import lacking
 from benchmarks.slow_link.data import ROWS
 from benchmarks.slow_link.figures import figures
-from benchmarks.slow_link.running import OURS, Link, observe
+from benchmarks.slow_link.running import Link, observe
+from benchmarks.slow_link.systems import OURS
 from benchmarks.slow_link.trial import Trial
 
 pytestmark = [
@@ -82,3 +84,15 @@ def test_training_goes_on(found: dict[str, Any]) -> None:
     """Every worker takes steps, and what they learn arrives."""
     assert found["steps"] >= 10
     assert found["accuracy"] > 0.6
+
+
+def test_rounds_of_averaging_send_everything(trial: Trial) -> None:
+    rounds = replace(trial, system="diloco-4", workers=2, widths=(64,), limit_s=5.0)
+    found = figures(rounds, observe(Link(RATE), [rounds], {}))
+    assert "summary" in found, found["ended"]
+    of_both = 2 * 4 * (64 * 64 + 64 + 64 * 10 + 10)  # bytes of parameters
+    summary = found["summary"]
+    assert summary["updates"] == pytest.approx(found["steps"] / 4, abs=1)  # the last may be shorter
+    assert summary["bytes_sent"] >= summary["updates"] * of_both > 0
+    assert found["bytes_training"] >= summary["bytes_sent"] / 2  # the other half stays on host 0
+    assert found["curve"]

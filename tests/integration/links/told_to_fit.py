@@ -21,8 +21,10 @@ ROWS, EPOCHS = 400, 6
 def fit(spark: Any, data: Any, start_timeout: float, options: dict[str, Any]) -> dict[str, Any]:
     """What became of it, as a test looks at it."""
     model = DenseNetwork([64, 256, 10], updater=Sgd(0.1), seed=1)
-    void = VoidConfiguration(**options)
-    master = SharedTrainingMaster(void, batch_size_per_worker=10, start_timeout=start_timeout)
+    own = {"start_timeout": start_timeout, "batch_size_per_worker": 10}
+    if "workers_per_node" in options:
+        own["workers_per_node"] = options.pop("workers_per_node")
+    master = SharedTrainingMaster(VoidConfiguration(**options), **own)
     said, began_s = io.StringIO(), time.monotonic()
     try:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):

@@ -7,15 +7,25 @@ import os
 import re
 import signal
 import socket
+import tempfile
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pyspark import cloudpickle
 
 from sparkstrom import EarlyStopping, SetupError, TrainingError, UsageError, VoidConfiguration
 from sparkstrom.listeners import TrainingListener
+from sparkstrom.spark.driver import controller_losses
 from tests.integration.spark.conftest import processes
+from tests.integration.yarn import counted_rows
+from tests.integration.yarn.counted_rows import (
+    THRESHOLD,
+    CountingModel,
+    numbered_rows,
+    trainings,
+)
 
 CONTROLLERS = re.compile(r"/sparkstrom-\d+-[0-9a-f]{16}-driver")  # its media driver's memory
 PORTS = 8  # for the media drivers of two executors, those of the fit before, and the controller's
@@ -55,11 +65,15 @@ class Heard(TrainingListener):
 
 
 def check_whole(summary):
-    print(summary.table())
+    check_whole_but_faults(summary)
+    assert summary.faults == []
+
+
+def check_whole_but_faults(summary):
+    print(summary.table(), summary.warnings)
     assert summary.replicas_equal, summary.hashes
     assert len(summary.hashes) == 4  # three workers and the controller, in one of four slots
     assert summary.minibatches == summary.minibatches_expected
-    assert summary.faults == []
 
 
 @pytest.mark.slow
@@ -176,18 +190,18 @@ def executor_above(pid):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole_executor", [False, True])
+@pytest.mark.flips("VoidConfiguration.controller_restarts")
 def test_its_death_ends_the_fit_and_a_checkpoint_goes_on(
-    whole_executor, apart, data, in_background, wait_until, tmp_path
+    apart, data, in_background, wait_until, tmp_path
 ):
     """Within a bounded time, with host and executor; the same program goes on from its last one."""
     options = {"checkpoint_directory": str(tmp_path), "checkpoint_every": "1 epochs"}
+    options["void"] = {"controller_restarts": 0}
     network = apart(debug_longer_iterations=10, **options)
     before = network.parameters
     fit = in_background(network.fit, data, epochs=1000)
-    wait_until(lambda: list(tmp_path.glob("checkpoint-*.npz")), 90, "a checkpoint")
-    pid = controllers_worker()
-    os.kill(executor_above(pid) if whole_executor else pid, signal.SIGKILL)
+    wait_until(lambda: [*tmp_path.glob("checkpoint-*.npz")] or fit.done(), 90, "a checkpoint")
+    os.kill(controllers_worker(), signal.SIGKILL)
     with pytest.raises(TrainingError, match=r"controller is gone.*executor \d+ on 127.*again"):
         fit.result(ENDS_S)
     np.testing.assert_array_equal(network.parameters, before)
@@ -197,6 +211,55 @@ def test_its_death_ends_the_fit_and_a_checkpoint_goes_on(
     assert summary.resumed_from
     assert summary.minibatches == summary.minibatches_expected
     again.close()
+
+
+EPOCHS = 60
+COPIES = "sparkstrom-copies-*/checkpoint-*.npz"
+
+
+@pytest.fixture
+def counted_by_value():
+    """Executors have no tests."""
+    cloudpickle.register_pickle_by_value(counted_rows)
+    yield
+    cloudpickle.unregister_pickle_by_value(counted_rows)
+
+
+@pytest.mark.slow
+def test_its_death_is_survived_twice_and_each_row_counts_once(
+    apart, spark, in_background, wait_until, tmp_path, monkeypatch, counted_by_value
+):
+    """Before a copy is there, then with one, and its whole executor; parameters count rows."""
+    monkeypatch.setattr(controller_losses, "EVERY", "1 s")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    options = {"residual_post_processor": None, "publish_every": 1, "horizon": "worker"}
+    network = apart(
+        model=CountingModel(240),
+        threshold=THRESHOLD,
+        batch_size_per_worker=8,
+        debug_longer_iterations=10,
+        checkpoint_updaters="one",
+        **options,
+    )
+    heard = Heard()
+    rows = numbered_rows(spark.sparkContext, 240)
+    fit = in_background(network.fit, rows, epochs=EPOCHS, listeners=[heard])
+    wait_until(lambda: heard.looks > 1, 200, "training")
+    os.kill(controllers_worker(), signal.SIGKILL)
+    wait_until(lambda: [*tmp_path.glob(COPIES)] or fit.done(), 200, "a copy")
+    os.kill(executor_above(controllers_worker()), signal.SIGKILL)
+    summary = fit.result(200)
+    check_whole_but_faults(summary)
+    assert trainings(network.parameters) == [EPOCHS]
+    assert summary.minibatches == EPOCHS * 30
+    assert [fault.what for fault in summary.faults] == ["controller lost"] * 2
+    anew, goes_on = (text for text in summary.warnings if "the controller was lost" in text)
+    assert re.search(r"begins anew .* \d+ minibatches are trained again \(loss 1 of", anew)
+    assert re.search(r"from a copy of \d+ commits: .* again, \d+ are not \(loss 2 of", goes_on)
+    assert 0 < summary.minibatches_resumed < summary.minibatches
+    assert summary.resumed_from is None
+    assert not [*tmp_path.glob(COPIES)]
+    network.close()
 
 
 @pytest.mark.slow

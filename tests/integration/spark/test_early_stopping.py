@@ -22,7 +22,7 @@ def noisy(digits):
 @pytest.mark.parametrize("metric", ["loss", "accuracy"])
 def test_it_stops_and_delivers_the_best(spark, make_network, noisy, metric):
     model = DenseNetwork([64, 64, 10], updater=Sgd(0.2), seed=1)
-    network = make_network(model, debug_longer_iterations=5)
+    network = make_network(model, debug_longer_iterations=50)  # epochs longer than a look
     data = spark.sparkContext.parallelize(noisy, 4)
     rule = EarlyStopping(patience=4, metric=metric)
     summary = network.fit(data, epochs=300, validation=0.3, early_stopping=rule)

@@ -77,6 +77,19 @@ def test_a_dataframe_gets_its_predictions(spark, make_network, digits, frame):
     assert np.stack(network.predict(rdd).collect()).tobytes() == wanted.tobytes()
 
 
+def test_a_function_of_columns_predicts(spark, make_network, digits, frame):
+    network = make_network()
+    udf = network.udf()
+    found = frame.select("features", udf("features").alias("shares")).collect()
+    wanted = predict_in_blocks(network.model, np.array([row.features for row in found], np.float32))
+    assert np.array([row.shares for row in found], np.float32).tobytes() == wanted.tobytes()
+    apart = frame.select(*[sql.col("features")[i].alias(f"x{i}") for i in range(64)])
+    found = apart.select("*", network.udf(output="p")(*apart.columns).alias("made")).limit(50)
+    for row in found.select("made.p", *apart.columns).collect():
+        wanted = predict_in_blocks(network.model, np.array([row[1:]], np.float32))
+        assert np.array(row.p, np.float32).tobytes() == wanted.tobytes()
+
+
 class TwoInputs(DenseNetwork):
     """Inputs and outputs by name."""
 

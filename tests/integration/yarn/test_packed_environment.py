@@ -55,7 +55,7 @@ def test_digits_run_in_cluster_mode_from_the_archive_alone(cluster, archive, udp
     hashes = re.findall(r"^hash \S+ +([0-9a-f]{16})$", done.container_logs, re.MULTILINE)
     assert len(hashes) == 3  # two workers and the driver
     assert len(set(hashes)) == 1
-    assert len(udp_range.seen) == 3
+    assert len(udp_range.seen) >= 3  # more where a media driver begins anew
 
 
 def test_the_archive_has_the_library_and_no_script_that_names_where_it_was_made(archive) -> None:

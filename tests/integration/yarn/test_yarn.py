@@ -27,7 +27,7 @@ def test_examples_end_with_equal_replicas(cluster, udp_range, example, mode) -> 
     hashes = dict(re.findall(r"^hash (\S+) +([0-9a-f]{16})$", told, re.MULTILINE))
     assert len(hashes) == 3, told  # two workers and the driver
     assert len(set(hashes.values())) == 1
-    assert len(udp_range.seen) == 3
+    assert len(udp_range.seen) >= 3  # more where a media driver begins anew
 
 
 def test_an_exception_in_training_fails_the_application_with_its_cause_in_the_log(cluster) -> None:

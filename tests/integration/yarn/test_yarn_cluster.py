@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts.mini_yarn import Daemon, began, is_running
-from scripts.yarn_jars import VARIABLE, digest, fetch
+from scripts import mini_yarn
+from scripts.mini_yarn import Cluster, Daemon, began, is_running, start
+from scripts.yarn_cluster import how_to_use, main
+from scripts.yarn_jars import PYSPARK, VARIABLE, classpath, digest, fetch, jar_directory
 from tests.integration.yarn.conftest import JARS
 
 ROOT = Path(__file__).parents[3]
@@ -40,6 +42,49 @@ def test_a_pid_that_came_back_is_not_taken_for_the_daemon() -> None:
     ours = began(os.getpid())
     assert Daemon("rm", os.getpid(), ours).is_alive()
     assert not Daemon("rm", os.getpid(), str(int(ours) - 1)).is_alive()
+
+
+def test_paths_belong_to_where_the_script_was_called(tmp_path, monkeypatch, capsys) -> None:
+    """The script itself goes to the checkout before anything else."""
+    monkeypatch.setenv("SPARKSTROM_CALLED_IN", str(tmp_path))
+    (tmp_path / "hadoop").mkdir()
+    assert jar_directory({**os.environ, VARIABLE: "hadoop"}) == tmp_path / "hadoop"
+    assert main(["stop", "--home", "mine"]) == 0
+    assert capsys.readouterr().out == f"nothing ran in {tmp_path / 'mine'}\n"
+
+
+def test_the_daemons_find_jars_of_a_relative_path(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    version = next((PYSPARK / "jars").glob("hadoop-client-api-*.jar")).stem.rpartition("-")[2]
+    missing = (f"hadoop-client-minicluster-{version}", "bcpkix-jdk18on-1", "bcutil-jdk18on-1")
+    Path("hadoop").mkdir()
+    for name in (*missing, "jaxb-api-2.3.1"):
+        Path("hadoop", f"{name}.jar").touch()
+    assert all(Path(jar).is_absolute() for jar in classpath(Path("hadoop")))
+
+
+def test_a_home_with_a_space_is_refused(tmp_path) -> None:
+    """Spark does not find its own staging directory there, nor YARN a container's."""
+    with pytest.raises(RuntimeError, match=r"a home has no spaces.*--home"):
+        start(tmp_path / "my home", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sparks_jars_are_named_as_in_a_url(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(mini_yarn, "PYSPARK", Path("/my checkout/pyspark"))
+    (tmp_path / "spark-conf").mkdir()
+    mini_yarn._write_spark_defaults(tmp_path)
+    written = (tmp_path / "spark-conf/spark-defaults.conf").read_text()
+    assert "spark.yarn.jars local:/my%20checkout/pyspark/jars/*\n" in written
+
+
+def test_what_is_printed_is_for_a_shell(tmp_path) -> None:
+    home = tmp_path / "with a space"
+    cluster = Cluster(home)
+    exports = [each for each in how_to_use(cluster).splitlines() if each.startswith("export ")]
+    shell = "\n".join([*exports, 'printf %s "$HADOOP_CONF_DIR"'])
+    done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=True)
+    assert done.stdout == str(home / "conf")
 
 
 @pytest.mark.slow

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.hosts import bucket, parse_rate
+from benchmarks.hosts import bucket
 from benchmarks.slow_link.running import Narrowing
+from sparkstrom.base.units import parse_rate
 
 
 @pytest.mark.parametrize(

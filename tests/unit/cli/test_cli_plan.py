@@ -39,6 +39,45 @@ def test_every_flag_changes_the_plan(capsys: pytest.CaptureFixture[str], flags: 
     assert planned(capsys, *flags) != planned(capsys)
 
 
+AVERAGED = ("--averaging", "averaged")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--averaging", "own"),
+        ("--averaging", "new"),
+        (*AVERAGED, "--outer"),
+        (*AVERAGED, "--checkpoints", "one"),
+        (*AVERAGED, "--batch-memory", "64m"),
+        (*AVERAGED, "--workers-per-node", "2"),
+        (*AVERAGED, "--buffers", "10m"),
+        (*AVERAGED, "--library", "dense"),
+    ],
+)
+def test_every_flag_changes_the_plan_of_rounds(
+    capsys: pytest.CaptureFixture[str], flags: Any
+) -> None:
+    assert planned(capsys, *flags) != planned(capsys, *AVERAGED)
+
+
+def test_rounds_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*ASKED, *AVERAGED]) == 0
+    text = capsys.readouterr().out
+    assert "beside an executor's heap" in text
+    for of_others in ("UDP", "log_bytes", "media driver", "/dev/shm", "unicast_port"):
+        assert of_others not in text
+
+
+def test_rounds_take_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """100 million parameters, SGD, two workers: peaks in docs/averaging.md; rows were few."""
+    flags = ("--params", "100018567", "--workers", "2", "--optimizer", "sgd", "--library", "dense")
+    made = planned(capsys, *AVERAGED, *flags, "--batch-memory", "16m")
+    worker, driver = made["worker"]["total"] / 2**20, made["driver"]["total"] / 2**20
+    assert 1273 < worker < 1.1 * 1273
+    assert 1699 < driver < 1.1 * 1699
+
+
 def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(ASKED) == 0
     assert "beside an executor's heap" in capsys.readouterr().out
@@ -56,6 +95,9 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         (("--mesh", "star"), "mesh_build_mode='star'"),
         (("--mesh", "mesh", "--fan-out", "0"), "mesh_fan_out=0"),
         (("--port", "0"), "unicast_port=0"),
+        (("--outer",), "--outer is a step of rounds: add --averaging"),
+        ((*AVERAGED, "--port", "5000"), "--port: rounds are Spark jobs, without UDP"),
+        ((*AVERAGED, "--fan-out", "2"), "--fan-out: rounds are Spark jobs"),
     ],
 )
 def test_misuse(capsys: pytest.CaptureFixture[str], flags: Any, words: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,9 +19,7 @@ def test_what_is_on_the_host_already_is_not_copied() -> None:
     array = np.arange(6, dtype=np.float32)
     assert memory.from_host(array) is array
     assert memory.to_host(array) is array
-    assert memory.take(array, None) is array
     assert np.shares_memory(memory.part(array, slice(2, 4)), array)
-    assert memory.take(array, np.array([5, 0])).tolist() == [5, 0]
 
 
 def test_a_copy_is_another_array() -> None:
@@ -44,19 +43,51 @@ def test_what_is_not_alike_is_not_assigned(source: NDArray[Any]) -> None:
         memory.assign(np.ones(3, np.float32), source)
 
 
-def test_tau_is_taken_from_what_the_memory_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tau_is_taken_from_a_sample_of_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of many parameters only a sample leaves their memory, and each counts by its layer."""
-    asked: list[Any] = []
+    host, copied = backends.host(), list[int]()
 
-    class Gathering:  # all that is asked of a memory here
-        def take(self, array: NDArray[Any], where: NDArray[Any]) -> NDArray[Any]:
-            asked.append(where)
-            return array[where]
+    class Counting:  # all that is asked of a memory here
+        empty = staticmethod(memory.empty)
 
+        def to_host(self, array: NDArray[Any]) -> NDArray[Any]:
+            copied.append(array.size)
+            return array
+
+    backend = replace(host, memory=cast(Any, Counting()))
     monkeypatch.setattr(samples, "SAMPLE_PARAMS", 8)
     learnt, theta = np.full(100, 6, np.float32), np.zeros(100, np.float32)
-    layers = Layers((100,), (3,))
-    tau = samples.tau_reached_by(0.5, 1, learnt, theta, -1, layers, memory=cast(Any, Gathering()))
+    tau = samples.tau_reached_by(0.5, 1, learnt, theta, -1, Layers((100,), (3,)), backend)
     assert tau == 2
-    assert [where.size for where in asked] == [8, 8]
-    np.testing.assert_array_equal(*asked)
+    assert copied == [8, 8]  # indices and sizes
+
+
+@pytest.mark.parametrize(
+    ("fraction", "looked_at"), [(0.5, 8192), (1e-2, 12_800), (4e-3, 32_000), (1e-3, 65_536)]
+)
+def test_a_sample_is_as_large_as_it_has_to_be(
+    monkeypatch: pytest.MonkeyPatch, fraction: float, looked_at: int
+) -> None:
+    sizes, sampled = [], samples.Residuals.sampled
+
+    def seen(self: samples.Residuals, size: int, seed: int) -> Any:
+        sizes.append(size)
+        return sampled(self, size, seed)
+
+    monkeypatch.setattr(samples.Residuals, "sampled", seen)
+    chance = np.random.default_rng(3)
+    learnt, theta = chance.normal(0, 1, 300_000).astype(np.float32), np.zeros(300_000, np.float32)
+    taus = [samples.tau_reached_by(fraction, number, learnt, theta, -1) for number in range(40)]
+    assert set(sizes) == {looked_at}
+    found = [np.count_nonzero(np.abs(learnt) >= tau) / learnt.size for tau in taus]
+    assert np.std(found) < 0.13 * fraction  # a tenth, or an eighth of the smallest
+    assert np.mean(found) == pytest.approx(fraction, rel=0.06)
+
+
+def test_where_most_are_zero_more_are_looked_at() -> None:
+    """Of an embedding's million rows some hundred were in the minibatch."""
+    learnt, theta = np.zeros(1_000_000, np.float32), np.zeros(1_000_000, np.float32)
+    learnt[::10_000] = 1  # 100 of them: a sample of 8,192 has one at most, mostly
+    taus = [samples.tau_reached_by(0.1, number, learnt, theta, -1) for number in range(20)]
+    assert taus.count(1.0) >= 18
+    assert samples.tau_reached_by(0.1, 1, theta, theta, -1) is None

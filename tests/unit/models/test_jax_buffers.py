@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from typing import Any
 
@@ -119,3 +120,16 @@ def widening(variables: Any, features: Any, key: Any) -> Any:
 def test_training_that_does_not_return_the_collections_is_refused(train: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         model(apply_train=train).check(ROWS, CLASSES)
+
+
+def test_a_copy_has_the_same_statistics() -> None:
+    """As those of torch and Keras have: what is served is a copy."""
+    made = model()
+    params = bound(made)
+    made.step(BATCH)
+    twin = copy.deepcopy(made)
+    twin.bind(params.copy())
+    np.testing.assert_array_equal(twin.predict(ROWS), made.predict(ROWS))
+    before = made.buffers_bytes()
+    twin.step(BATCH)
+    assert made.buffers_bytes() == before != twin.buffers_bytes()

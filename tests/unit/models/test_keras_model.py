@@ -126,6 +126,17 @@ def test_a_worker_goes_on_where_another_stood() -> None:
         other.initial()
 
 
+def test_a_state_fits_in_a_program_that_has_made_other_optimizers() -> None:
+    """Keras numbers them: sgd, sgd_1; files of before had that number in them."""
+    first, later = (KerasModel(network(), LOGITS, keras.optimizers.SGD(0.1)) for _ in range(2))
+    for model in (first, later):
+        bound(model)
+    state = first.updater_state()
+    assert state.keys() == later.updater_state().keys()
+    later.load_updater_state(state)
+    later.load_updater_state({f"sgd_7/{name.partition('/')[2]}": state[name] for name in state})
+
+
 def test_the_module_comes_back_with_what_was_learnt() -> None:
     module = network(layers.BatchNormalization())
     model = KerasModel(module, LOGITS, "adam")

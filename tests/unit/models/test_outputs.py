@@ -8,6 +8,7 @@ import pytest
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.outputs import (
+    by_place,
     classes_of,
     kind_of,
     predict_in_blocks,
@@ -30,6 +31,58 @@ def test_one_logit_is_class_one_against_class_zero() -> None:
     one = np.array([[0.5], [-0.5], [0.0]], np.float32)
     assert classes_of(one).tolist() == [1, 0, 0]
     np.testing.assert_allclose(probabilities_of(one, "logits")[:, 1], 1 / (1 + np.exp(-one[:, 0])))
+
+
+def test_one_probability_is_of_class_one() -> None:
+    """As a sigmoid's: 0.4 is class 0, and both classes have a score."""
+    one = np.array([[0.6], [0.4], [0.5]], np.float32)
+    assert classes_of(one, "probabilities").tolist() == [1, 0, 0]
+    np.testing.assert_allclose(probabilities_of(one, "probabilities"), np.c_[1 - one, one])
+    assert score_of_class(one, "probabilities", 1).tolist() == one[:, 0].tolist()
+
+
+class Sequences:
+    class_axis = 1
+
+
+class ChannelsLast:
+    class_axis = -1
+
+
+@pytest.mark.parametrize("hot", [False, True])
+@pytest.mark.parametrize(
+    ("model", "shape", "axis"),
+    [
+        (Sequences(), (5, 3, 4), 1),
+        (Sequences(), (5, 3, 3), 1),
+        (Sequences(), (5, 3, 2, 4), 1),
+        (Sequences(), (5, 1, 4), 1),
+        (ChannelsLast(), (5, 4, 3), -1),
+        (ChannelsLast(), (5, 3, 3), -1),
+    ],
+)
+def test_classes_of_each_step_are_places_of_their_own(
+    model: object, shape: tuple[int, ...], axis: int, hot: bool
+) -> None:
+    """As DL4J's Evaluation has sequences: [rows, classes, steps] are rows * steps of classes."""
+    outputs = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    wanted = np.moveaxis(outputs, axis, -1).reshape(-1, shape[axis])
+    classes = np.random.default_rng(2).integers(0, max(2, shape[axis]), wanted.shape[0])
+    places = np.delete(np.array(shape), axis)
+    labels = classes.reshape(places)
+    if hot:
+        one = shape[axis] == 1
+        labels = np.moveaxis(labels[..., None] if one else np.eye(shape[axis])[labels], -1, axis)
+    wide, found = by_place(model, outputs, labels)
+    np.testing.assert_array_equal(wide, wanted)
+    np.testing.assert_array_equal(found, classes)
+
+
+def test_a_row_of_images_with_one_label_is_one_place() -> None:
+    outputs = np.arange(24.0, dtype=np.float32).reshape(2, 3, 2, 2)
+    wide, found = by_place(Sequences(), outputs, np.array([1, 0]))
+    assert wide.shape == (2, 12)
+    assert found.tolist() == [1, 0]
 
 
 def test_raw_values_of_one_class_rank_rows() -> None:

@@ -26,9 +26,10 @@ def train(workers: int = 1, minibatches: int = 0) -> Directive:
 
 
 def told(*commands: Directive, before: int = 0) -> list[tuple[int, int, int]]:
-    model, pacemaker = Listening(), Pacemaker(before)
+    model = Listening()
+    pacemaker = Pacemaker(model, before)
     for steps, command in enumerate(commands):
-        pacemaker.keep(model, command, steps)
+        pacemaker.keep(command, steps)
     return model.told
 
 

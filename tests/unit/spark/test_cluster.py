@@ -14,7 +14,6 @@ from sparkstrom.spark.driver.cluster import (
     check_conf,
     check_key,
     driver_host,
-    refuse_connect,
     slots_of,
     workers_for,
 )
@@ -90,13 +89,6 @@ def test_workers() -> None:
     assert workers_for(slots, SharedTrainingMaster(workers_per_node=1)) == 3
     with pytest.raises(UsageError, match="workers_per_node=3: an executor has 2 task slots"):
         workers_for(slots, SharedTrainingMaster(workers_per_node=3))
-
-
-def test_a_connect_session_is_refused() -> None:
-    session = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
-    with pytest.raises(UsageError, match="Spark Connect"):
-        refuse_connect(session)
-    refuse_connect(object())
 
 
 def test_speculation_is_refused() -> None:

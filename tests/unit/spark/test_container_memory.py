@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
 from sparkstrom.spark.driver.container_memory import (
     Beside,
     ContainerMemory,
@@ -102,3 +103,16 @@ def test_a_container_killed_for_another_reason_is_not_taken_for_one() -> None:
 
 def test_yarns_sizes_have_fractions() -> None:
     assert parse_bytes("1.5 GB") == 1536 * MIB
+
+
+def test_rounds_have_no_aeron_and_no_log() -> None:
+    master = ParameterAveragingTrainingMaster(batch_memory_bytes=66 * MIB)
+    need = Need.of(CONF, 4, Demand(1000, library="dense"), master)
+    killed = ContainerMemory(CONF, need).explain(yarn("901.2 MB", "900 MB"))
+    [warned] = check_overhead(CONF, need)
+    for text in (killed, warned):
+        assert "2 workers of 1,000 parameters need up to" in text
+        assert "Aeron" not in text
+        assert "log_bytes" not in text
+    assert "66 MiB of each for rows (batch_memory_bytes): set --conf" in warned
+    assert advised(warned) == -(-need.bytes // MIB)

@@ -10,9 +10,10 @@ import pytest
 
 from sparkstrom import SharedTrainingMaster, VoidConfiguration
 from sparkstrom.base.errors import NetworkError
+from sparkstrom.base.identity import Endpoint
 from sparkstrom.spark.controller import controller_auto
-from sparkstrom.spark.controller.controller_auto import FoundOut, settled
-from sparkstrom.spark.controller.udp_reach import EchoPort
+from sparkstrom.spark.controller.controller_auto import FoundOut, judged, settled
+from sparkstrom.spark.controller.udp_reach import EchoPort, Reached
 from sparkstrom.spark.driver.cluster import Slots
 
 WHY = "host1 get no answer by UDP from this program at 10.77.0.1:40123; open that way"
@@ -59,6 +60,57 @@ def test_an_application_is_asked_about_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert WHY in told
     settled(master(), Context("b"), Slots(2, 2), said.append)
     assert finding.asked == 2
+
+
+@pytest.mark.usefixtures("_outside")
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"network_mask": "10.78.0.0/16"},
+        {"controller_address": "10.78.0.1"},
+        {"unicast_port": 50000},
+        {"port_range": (50000, 50063)},
+    ],
+)
+def test_another_way_is_asked_about_anew(
+    monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
+) -> None:
+    """As the error told the user of a notebook, who has followed it."""
+    finding = Finding(FoundOut("executor", WHY))
+    monkeypatch.setattr(controller_auto, "_found_out", finding)
+    settled(SharedTrainingMaster(), Context("a"), Slots(2, 2), str)
+    finding.found = FoundOut("driver")
+    mended = SharedTrainingMaster(void=VoidConfiguration(**other))
+    assert settled(mended, Context("a"), Slots(2, 2), str).void.controller == "driver"
+    assert finding.asked == 2
+
+
+ENDPOINT = Endpoint("10.77.0.1", 40123)
+
+
+def test_it_moves_only_where_nobody_reaches_it() -> None:
+    """A host counts as one, whichever of its tasks was answered."""
+    hears, deaf = Reached("host1", heard=True), Reached("host2", heard=False)
+    all_hear = [hears, Reached("host1", heard=False)]
+    assert judged(all_hear, ENDPOINT) == FoundOut("driver")
+    none = judged([deaf, Reached("host3", heard=False)], ENDPOINT)
+    assert none.word == "executor"
+    assert none.why.startswith("host2, host3 get no answer by UDP from this program at 10.77.0.1")
+    some = judged([hears, deaf, deaf], ENDPOINT)
+    assert some.word == "driver"
+    assert some.why.startswith("host2 get no answer")
+
+
+@pytest.mark.usefixtures("_outside")
+def test_who_alone_does_not_reach_it_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_auto, "_found_out", Finding(FoundOut("driver", WHY)))
+    said = list[str]()
+    for _ in range(2):
+        void = settled(master(workers=2), Context("a"), Slots(2, 2), said.append).void
+        assert (void.controller, void.controller_address) == ("driver", "10.77.0.1")
+    (told,) = said
+    assert "the controller stays in this program (controller='auto')" in told
+    assert WHY in told
 
 
 @pytest.mark.usefixtures("_outside")

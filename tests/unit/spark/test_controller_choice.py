@@ -94,13 +94,14 @@ def test_workers_leave_it_its_port() -> None:
     assert ports_beside(None, here, Endpoint(here, 50003)) is None
 
 
-def test_workers_wait_for_one_that_begins_with_them() -> None:
-    """In a task it may compile kernels first; in the driver program it is there before they are."""
-    there, here = (
-        WayToController(1, Endpoint("10.1.2.3", 9), VoidConfiguration(controller=word), 1, 0)
-        for word in ("executor", "driver")
+def test_workers_wait_for_one_that_has_not_been_heard_of() -> None:
+    """One that has been answers at once, wherever it is: a blocked host is told within 10 s."""
+    coming, there = (
+        WayToController(1, Endpoint("10.1.2.3", 9), VoidConfiguration(), 1, 0, answers)
+        for answers in (False, True)
     )
-    assert there.patience_s > 5 * here.patience_s
+    assert there.patience_s < 5
+    assert coming.patience_s > 5 * there.patience_s
 
 
 def master(controller: str, workers: int = -1) -> SharedTrainingMaster:

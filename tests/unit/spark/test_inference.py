@@ -52,6 +52,27 @@ def shipped(one: TrainedModel) -> Any:
     return SimpleNamespace(value=pickle.loads(pickle.dumps(one)))
 
 
+class Doubled(DenseNetwork):
+    """Its description says widths and no code, as those of models on JAX and torch do."""
+
+    factor = 2
+
+    def describe(self) -> dict[str, Any]:
+        return {"kind": "doubled"}
+
+    def predict(self, features: Any) -> Any:
+        return self.factor * super().predict(features)
+
+
+def test_models_that_differ_by_their_code_alone_are_two() -> None:
+    """As where the cell of a notebook that defines a model is changed, and run again."""
+    model, other = Doubled([3, 4, 2], seed=1), Doubled([3, 4, 2], seed=1)
+    other.factor = 3
+    found = [opened(TrainedModel.of(one, one.initial())) for one in (model, other)]
+    twice, thrice = (one.predict(FEATURES) for one in found)
+    np.testing.assert_allclose(thrice, 1.5 * twice, rtol=1e-6)
+
+
 def test_a_process_opens_the_same_model_once() -> None:
     first = opened(shipped(trained()).value)
     assert opened(shipped(trained()).value) is first

@@ -249,3 +249,22 @@ def test_a_listener_alone_is_refused() -> None:
     with pytest.raises(UsageError, match="must be a list"):
         check_listeners(Diary())  # type: ignore[arg-type]
     check_listeners([Diary()])
+
+
+def test_a_fit_that_goes_on_with_another_controller_is_one_fit() -> None:
+    """Its workers went with the first one, and come again."""
+    diary = Diary()
+    heard = thread_of(diary)
+
+    def fit() -> Any:
+        for _ in range(2):
+            heard.on_fit_begin(SPEC)
+            heard.on_progress(START)
+        return Summary()
+
+    heard.follow(fit)
+    assert diary.kinds.count("FitBegin") == 1
+    came, went, again = (each for each in diary.events if isinstance(each, WorkerChange))
+    assert (came.joined, again.joined) == (frozenset({0, 1}), frozenset({0, 1}))
+    assert (went.left, went.training) == (frozenset({0, 1}), frozenset())
+    assert went.reasons == ("the controller was lost, and all workers with it",)

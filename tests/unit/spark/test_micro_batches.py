@@ -10,7 +10,15 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.spark.driver.network import SparkNetwork
 from sparkstrom.streams import each_batch
 
+
+class Application:
+    """Takes streams."""
+
+    def need_rdds(self, what: str, instead: str) -> None: ...
+
+
 NETWORK = object.__new__(SparkNetwork)
+NETWORK._application = Application()  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize(

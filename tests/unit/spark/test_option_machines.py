@@ -37,8 +37,9 @@ from sparkstrom.spark.driver import master_setup
 from sparkstrom.spark.driver.discovery import VoidConfiguration
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 from sparkstrom.spark.executor.job import TrainingJob
+from sparkstrom.spark.executor.own_rows import batches_of
 from sparkstrom.spark.executor.task_place import TaskPlace
-from sparkstrom.spark.executor.tasks import batches_of, identity_of, limits_of
+from sparkstrom.spark.executor.tasks import identity_of, limits_of
 
 PLACE = TaskPlace(1, 5, "host", "jvm", Path("/nowhere"))
 RunningNode = Callable[..., Node]

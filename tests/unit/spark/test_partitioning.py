@@ -84,8 +84,8 @@ def test_what_is_no_data_is_refused() -> None:
 @pytest.mark.parametrize(
     ("chosen", "dataframe", "why"),
     [
-        (Chosen("x"), False, "features='x': an RDD has no columns"),
-        (Chosen(label="y"), False, "label='y': an RDD has no columns"),
+        (Chosen("x"), False, "features='x': there are no columns in an RDD"),
+        (Chosen(label="y"), False, "label='y': there are no columns in an RDD"),
     ],
 )
 def test_columns_that_cannot_be_meant_are_refused(

@@ -28,7 +28,7 @@ class Context:
     def __init__(self) -> None:
         self.sent: list[Any] = []
 
-    def broadcast(self, value: Any) -> Shipped:
+    def ship(self, value: Any) -> Shipped:
         self.sent.append(value)
         return Shipped(value)
 

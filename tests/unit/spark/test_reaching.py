@@ -82,6 +82,13 @@ def test_both_addresses_and_the_rule_are_told(asked: Asked) -> None:
     assert "\n" not in text
 
 
+def test_a_controller_on_an_executor_is_not_called_the_driver(asked: Asked) -> None:
+    asked.answers = [False]
+    words = r"b at 10\.0\.0\.7:40125 and the controller at 10\.0\.0\.1:40123 is dropped"
+    with pytest.raises(NetworkError, match=words):
+        need_answer(way(controller="executor"), PLACE)
+
+
 def test_ports_that_change_are_said_to(asked: Asked) -> None:
     asked.answers = [False]
     with pytest.raises(NetworkError, match=r"10\.0\.0\.7 port 40125, .*fix them by unicast_port"):

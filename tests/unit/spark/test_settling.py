@@ -13,8 +13,8 @@ import pytest
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Share
 from sparkstrom.spark.executor.job import TrainingJob
-from sparkstrom.spark.executor.task_place import TaskPlace, gpu_of
-from sparkstrom.spark.executor.tasks import settle, spare_collections
+from sparkstrom.spark.executor.task_place import TaskPlace, gpu_of, spare_collections
+from sparkstrom.spark.executor.tasks import settle
 
 
 class Asking(DenseNetwork):

@@ -91,6 +91,12 @@ def test_who_asks_and_does_not_hear_is_named(monkeypatch: Any, void: Any, ports:
     assert text.endswith(f"allow UDP from 10.0.0.1 to 10.0.0.7 {ports}")
 
 
+def test_a_controller_on_an_executor_is_not_called_the_driver(monkeypatch: Any) -> None:
+    watching = Watching(monkeypatch, void=VoidConfiguration(controller="node7"))
+    with pytest.raises(NetworkError, match=r"^the controller at 10\.0\.0\.1:40123 hears"):
+        watching.look(REFUSALS_S + 0.1, deaf=(Endpoint("10.0.0.7", 555),))
+
+
 def test_of_other_errors_there_is_no_refusal() -> None:
     assert refusal_of("ValueError: x") is None
     assert type(refusal_of(f"{SETUP}x")) is SetupError

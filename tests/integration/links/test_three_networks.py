@@ -1,4 +1,4 @@
-"""Three hosts with a management and a data network each, Spark's standalone daemons on the first.
+"""Three hosts with three networks each, management, data and another; Spark's standalone daemons.
 
 One cluster and one application for all tests: a Master and a driver program on host 0, started by
 the command of docs/standalone.md, and an executor on hosts 1 and 2.
@@ -6,13 +6,14 @@ the command of docs/standalone.md, and an executor on hosts 1 and 2.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from benchmarks.hosts import lacking
-from tests.integration.links.networked_hosts import Sniffer, TwoNetworks
+from tests.integration.links.networked_hosts import Sniffer, ThreeNetworks
 from tests.integration.links.standalone_cluster import StandaloneCluster
 
 pytestmark = [
@@ -21,24 +22,26 @@ pytestmark = [
 ]
 
 HOSTS = 3
-MANAGEMENT, DATA = ([f"{port}{host}" for host in range(HOSTS)] for port in ("port", "wire"))
+MANAGEMENT, DATA, THIRD = (
+    [f"{port}{host}" for host in range(HOSTS)] for port in ("port", "wire", "line")
+)
 FOUND_S = 10.0
 PORTS = "ports 40123 to 40186"
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[TwoNetworks]:
-    with TwoNetworks(HOSTS) as made:
+def hosts() -> Iterator[ThreeNetworks]:
+    with ThreeNetworks(HOSTS) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def sniffer(hosts: TwoNetworks) -> Sniffer:
-    return Sniffer(hosts, hosts.directory / "sniffer", [*MANAGEMENT, *DATA])
+def sniffer(hosts: ThreeNetworks) -> Sniffer:
+    return Sniffer(hosts, hosts.directory / "sniffer", [*MANAGEMENT, *DATA, *THIRD])
 
 
 @pytest.fixture(scope="module")
-def empty(hosts: TwoNetworks, sniffer: Sniffer) -> Iterator[StandaloneCluster]:
+def empty(hosts: ThreeNetworks, sniffer: Sniffer) -> Iterator[StandaloneCluster]:
     """Without Workers."""
     made = StandaloneCluster(hosts)
     yield made
@@ -71,7 +74,7 @@ def test_the_pages_command_waits_for_executors(first_fits: tuple[dict[str, Any],
 
 
 def test_gradients_go_over_the_network_of_the_mask(
-    hosts: TwoNetworks, cluster: StandaloneCluster, sniffer: Sniffer
+    hosts: ThreeNetworks, cluster: StandaloneCluster, sniffer: Sniffer
 ) -> None:
     before = sniffer.sent()
     # The first fit had no mask: its executors took the way that leads to Spark's driver.
@@ -89,23 +92,59 @@ def test_gradients_go_over_the_network_of_the_mask(
     assert driver > done["bytes_sent"]  # each update goes on to the other executor
 
 
+@pytest.mark.parametrize("mask", [ThreeNetworks.THIRD, ThreeNetworks.THIRD_SIX])
+def test_gradients_go_over_a_third_network(
+    cluster: StandaloneCluster, sniffer: Sniffer, mask: str
+) -> None:
+    sent = sent_by(cluster, sniffer, network_mask=mask)
+    assert max(sent[port] for port in (*MANAGEMENT, *DATA)) < sent[THIRD[0]] / 20
+    assert min(sent[port] for port in THIRD) > 20_000
+
+
+def test_a_controller_on_an_executor_is_in_the_network_of_the_mask(
+    hosts: ThreeNetworks, cluster: StandaloneCluster, sniffer: Sniffer
+) -> None:
+    """Though it is named by Spark's address, and the driver hears no UDP at all."""
+    named = f"{hosts.address(2)}:40140"
+    before = Counter(sniffer.sent())
+    with hosts.dropping(0):
+        done = cluster.fit(network_mask=hosts.DATA, controller=named, workers_per_node=-1)
+    sent = Counter(sniffer.sent()) - before
+    assert done.get("equal"), done
+    assert f" on 10.77.0.3, {hosts.data_address(2)}:40140" in done["said"]
+    assert sent[DATA[1]] > max(5_000, 5 * sent[MANAGEMENT[1]])  # the one worker's
+    assert sent[DATA[0]] == 0
+
+
+def sent_by(cluster: StandaloneCluster, sniffer: Sniffer, **options: Any) -> Counter[str]:
+    """Bytes of UDP by port, of a fit with these options."""
+    before = Counter(sniffer.sent())
+    done = cluster.fit(**options)
+    assert done.get("equal"), done
+    return Counter(sniffer.sent()) - before
+
+
 def test_a_mask_that_does_not_name_one_interface_of_a_host(
-    hosts: TwoNetworks, cluster: StandaloneCluster
+    hosts: ThreeNetworks, cluster: StandaloneCluster
 ) -> None:
     none = cluster.fit(network_mask=hosts.LACKS)
     assert none.get("error") == "NetworkError", none
     assert f"{hosts.LACKS} matches no address of host2" in none["text"]
-    assert "10.77.0.3 (eth0), 10.78.1.3 (eth1); widen the mask" in none["text"]
+    assert "10.77.0.3 (eth0), 10.78.1.3 (eth1), 10.79.0.3 (eth2)" in none["text"]
     two = cluster.fit(network_mask=hosts.TWICE)
     assert two.get("error") == "NetworkError", two
     assert f"{hosts.TWICE} matches several interfaces of host1" in two["text"]
-    assert "10.78.0.2 (eth1), 10.78.2.2 (eth2); narrow the mask" in two["text"]
-    for each in (none, two):
+    assert "10.78.0.2 (eth1), 10.78.2.2 (spare); narrow the mask" in two["text"]
+    here = cluster.fit(network_mask=hosts.BOTH, controller="driver")
+    assert here.get("error") == "NetworkError", here
+    assert f"{hosts.BOTH} matches several interfaces of host0" in here["text"]
+    assert "10.78.0.1 (eth1), 10.79.0.1 (eth2); narrow the mask" in here["text"]
+    for each in (none, two, here):
         assert each["seconds"] < FOUND_S
         assert "training" not in each["said"]
 
 
-def test_a_driver_behind_a_firewall(hosts: TwoNetworks, cluster: StandaloneCluster) -> None:
+def test_a_driver_behind_a_firewall(hosts: ThreeNetworks, cluster: StandaloneCluster) -> None:
     with hosts.dropping(0):
         found = cluster.fit(network_mask=hosts.DATA, controller="driver")
     assert found.get("error") == "NetworkError", found
@@ -130,7 +169,7 @@ def test_a_driver_behind_a_firewall(hosts: TwoNetworks, cluster: StandaloneClust
     ids=["all", "what is no answer"],
 )
 def test_an_executor_behind_a_firewall(
-    hosts: TwoNetworks, cluster: StandaloneCluster, udp: str, words: str
+    hosts: ThreeNetworks, cluster: StandaloneCluster, udp: str, words: str
 ) -> None:
     with hosts.dropping(2, udp):
         found = cluster.fit(network_mask=hosts.DATA, controller="driver")

@@ -1,0 +1,87 @@
+"""A fit of very many parameters in rounds, on executors of this machine: seconds and memory."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.memory import MIB, Resident
+from benchmarks.sessions import local_cluster
+from sparkstrom import ParameterAveragingTrainingMaster, SparkNetwork
+from sparkstrom.models import DenseNetwork, Sgd
+
+INPUTS, OUTPUTS = 64, 10
+ROUNDS, BATCH = 3, 8
+
+
+class Clock:
+    """When each round was over."""
+
+    def __init__(self) -> None:
+        self.at_s = [time.monotonic()]
+
+    def on_iteration(self, event: Any) -> None:
+        """Called once for each, as rounds take longer than looks."""
+        self.at_s.append(time.monotonic())
+
+
+def widths_for(params: int) -> list[int]:
+    """Two hidden layers of equal width with about so many."""
+    width = round((-(INPUTS + OUTPUTS) + ((INPUTS + OUTPUTS) ** 2 + 4 * params) ** 0.5) / 2)
+    return [INPUTS, width, width, OUTPUTS]
+
+
+def large(params: int, workers: int) -> dict[str, Any]:
+    """Figures of one fit."""
+    chance = np.random.default_rng(0)
+    features = chance.normal(size=(workers * BATCH * ROUNDS, INPUTS)).astype(np.float32)
+    rows = [(x, int(i % OUTPUTS)) for i, x in enumerate(features)]
+    model = DenseNetwork(widths_for(params), updater=Sgd(1e-3))
+    master = ParameterAveragingTrainingMaster(averaging_frequency=1, batch_size_per_worker=BATCH)
+    clock, resident = Clock(), Resident()
+    with local_cluster(workers) as session:
+        data = session.sparkContext.parallelize(rows, workers)
+        network = SparkNetwork(session, model, master, progress=False)
+        resident.start()
+        began_s = time.monotonic()
+        summary = network.fit(data, listeners=[clock])
+        seconds, java = time.monotonic() - began_s, java_peaks()
+        resident.stop()
+    times = np.diff(clock.at_s)
+    return {
+        "params": model.n_params,
+        "workers": workers,
+        "rounds": summary.updates,
+        "seconds": round(seconds, 1),
+        "seconds_of_rounds": [round(float(each), 1) for each in times],
+        "bytes_sent": summary.bytes_sent,
+        "minibatches": summary.minibatches,
+        "loss": summary.loss,
+        "peak_mib": {
+            "driver_python": resident.largest("driver") // MIB,
+            "worker_python": resident.largest("worker") // MIB,
+            **java,
+        },
+    }
+
+
+def java_peaks() -> dict[str, int]:
+    """VmHWM of JVMs below this process, MiB."""
+    peaks: dict[str, int] = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            status = (entry / "status").read_text() if "java" in command else ""
+        except OSError:
+            continue
+        found = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM")]
+        if not found:
+            continue
+        executor = "CoarseGrainedExecutorBackend" in command
+        name = "executor_java" if executor else "driver_java"
+        if executor or "SparkSubmit" in command:
+            peaks[name] = max(peaks.get(name, 0), int(found[0]) // 1024)
+    return peaks

@@ -1,0 +1,113 @@
+"""Rounds of averaging in this process, by the arithmetic of the product; accuracy at each epoch."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.convergence.trial import Outcome, Trial, measured, outcome
+from sparkstrom.models import Nesterov
+from sparkstrom.models.base import Flat, State
+from sparkstrom.models.torch import TorchModel
+from sparkstrom.runtime.averaging import OuterStep, averaged, averaged_states, fresh_state
+from sparkstrom.runtime.round_step import Alone, Beginning, Turn, train_alone
+
+KNOWN = re.compile(r"(averaging|diloco)-([1-9]\d*)")
+DILOCO = Nesterov(0.7, 0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How rounds are made."""
+
+    each: int  # steps in a round
+    is_diloco: bool  # Nesterov's outer step, each worker's own optimizer; else all is averaged
+
+    @classmethod
+    def parse(cls, name: str) -> Recipe:
+        """``averaging-H`` or ``diloco-H``; raises ValueError for another name."""
+        found = KNOWN.fullmatch(name)
+        if found is None:
+            raise ValueError(f"{name!r}: known are averaging-STEPS, diloco-STEPS")
+        return cls(int(found[2]), found[1] == "diloco")
+
+
+class Rounds:
+    """Of one trial."""
+
+    def __init__(self, trial: Trial, recipe: Recipe) -> None:
+        self._trial, self._recipe = trial, recipe
+        self.model = TorchModel(
+            trial.task.module(trial.seed),
+            trial.task.loss(),
+            trial.optimizer_of(),
+            scheduler=trial.task.scheduler(),
+        )
+        self.common: Flat = self.model.initial()
+        self._outer = OuterStep(DILOCO if recipe.is_diloco else None)
+        self._batches = trial.batches()
+        self._workers = [copy.deepcopy(self.model) for _ in self._batches]
+        fresh = fresh_state(copy.deepcopy(self.model), self.common)
+        self._states: list[State] = [dict(fresh) for _ in self._batches]
+        self._buffers, self._steps = self.model.buffers_bytes(), 0
+
+    @property
+    def state_vectors(self) -> int:
+        """Arrays of the parameters' size that an optimizer has."""
+        arrays = [a for a in self._states[0].values() if isinstance(a, np.ndarray)]
+        return round(sum(array.size for array in arrays) / self.common.size)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Of each worker."""
+        return max(each.per_epoch for each in self._batches)
+
+    def epochs(self) -> Iterator[Any]:
+        """The module after each; rounds end with their epoch."""
+        for epoch in range(self._trial.epoch_count):
+            for first in range(0, self.steps_per_epoch, self._recipe.each):
+                self._round(epoch, first)
+            self.model.bind(self.common.copy())
+            self.model.load_buffers_bytes(self._buffers)
+            yield self.model.module
+
+    def _round(self, epoch: int, first: int) -> None:
+        done: list[Alone] = []
+        for number, (model, batches) in enumerate(zip(self._workers, self._batches, strict=True)):
+            wanted = range(first, min(first + self._recipe.each, batches.per_epoch))
+            turns = [Turn(batches.get(epoch, i), batches.place(epoch, i)) for i in wanted]
+            state = dict(self._states[number])
+            beginning = Beginning(self.common.copy(), self._buffers, state, self._steps)
+            done.append(train_alone(model, beginning, turns))
+        weights = [one.weight for one in done]
+        mean = averaged([one.parameters for one in done], weights)
+        self.common = self._outer.step(self.common, mean)
+        if self._buffers:
+            self._buffers = self.model.average_buffers([one.buffers for one in done])
+        self._steps += done[0].steps
+        if self._recipe.is_diloco:
+            self._states = [copy.deepcopy(one.updater) for one in done]
+        else:
+            self._states = [averaged_states([one.updater for one in done], weights)] * len(done)
+
+
+def train(trial: Trial, name: str) -> Outcome:
+    """As a baseline of ``benchmarks.convergence``; bytes are parameters that workers hand over."""
+    recipe = Recipe.parse(name)
+    rounds = Rounds(trial, recipe)
+    *_, module = rounds.epochs()
+    steps = trial.epoch_count * rounds.steps_per_epoch
+    sent = trial.epoch_count * -(-rounds.steps_per_epoch // recipe.each)
+    vector = 4 * rounds.common.size * trial.workers
+    return outcome(trial, module, bytes_sent=sent * vector, bytes_dense=steps * vector)
+
+
+def curve(trial: Trial, rounds: Rounds) -> list[dict[str, float]]:
+    """What ``test`` says at each epoch's end."""
+    test = trial.task.split().test
+    return [measured(module, trial.task, test) for module in rounds.epochs()]

@@ -1,0 +1,319 @@
+"""One machine: ParallelWrapper against torch's DDP (gloo) on the same cores, and a step's tax.
+
+    python -m benchmarks.local --json
+
+Each system trains the same module on the same rows (digits) with as many processes, minibatches of
+32 rows each and Adam at 2e-3. ``examples_per_s``: rows trained by a second of training, the start
+of processes left out; ``seconds_to``: from the first step until the held-out accuracy is
+``--wanted``, looked at after each epoch; ``seconds_to_from_call``: the same with that start.
+
+``tax``: one worker of a model of ``--params`` parameters whose step works for about ``--step-ms``,
+against the same steps of the same model in a plain loop on the same machine; the step changes every
+parameter, as training does. ``tax_ms`` is the time between two steps of the trainer, by the model's
+own clock, and ``tax_percent`` that of the plain step. ``tax_cpu_ms`` is what of it the trainer's
+thread had a processor, and ``tax_cpu_percent`` that of a plain step's: on a machine that has other
+work, too, these still mean something. Medians over ``--repeats`` rounds of all three, one after the
+other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.torch_peer import BATCH_ROWS, accuracy_of, make_module, split
+from sparkstrom.models.base import Batch, Flat, State
+
+LR = 2e-3
+SYSTEMS = ("shared_gradients", "averaging", "ddp", "tax")
+
+
+def main() -> int:
+    """Print one line per system."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help="which, by comma")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--wanted", type=float, default=0.97, help="held-out accuracy")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--params", type=int, default=1_000_000, help="of the taxed model")
+    parser.add_argument("--step-ms", type=float, default=100.0)
+    parser.add_argument("--steps", type=int, default=60, help="taxed in each repeat")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    args = parser.parse_args()
+    for system in args.systems.split(","):
+        if system not in SYSTEMS:
+            parser.error(f"--systems {system}: there are {', '.join(SYSTEMS)}")
+        result = {"system": system} | run(system, args)
+        print(json.dumps(result) if args.json else line(result), flush=True)
+    return 0
+
+
+def run(system: str, args: argparse.Namespace) -> dict[str, Any]:
+    """One of them."""
+    if system == "tax":
+        return tax(args)
+    return by_ddp(args) if system == "ddp" else by_us(system.upper(), args)
+
+
+# -- ours ------------------------------------------------------------------------------------------
+
+
+class Reaching:
+    """Hears when an accuracy on held-out rows is reached."""
+
+    def __init__(self, wanted: float, held_out: Any, labels: Any) -> None:
+        self._wanted, self._rows = wanted, (held_out, labels)
+        self.at_s: float | None = None
+
+    def on_epoch(self, event: Any) -> None:
+        """Under the driver's replica."""
+        if self.at_s is None:
+            found = event.evaluate(*self._rows, "classification").classification.accuracy
+            self.at_s = time.monotonic() if found >= self._wanted else None
+
+
+def by_us(mode: str, args: argparse.Namespace) -> dict[str, Any]:
+    """ParallelWrapper in this mode."""
+    import torch
+
+    from sparkstrom import ParallelWrapper
+    from sparkstrom.models.torch import TorchModel
+
+    features, labels, held_out, answers = split()
+    optimizer = partial(torch.optim.Adam, lr=LR)
+    model = TorchModel(make_module(args.seed), torch.nn.CrossEntropyLoss(), optimizer)
+    reaching, began_s = Reaching(args.wanted, held_out, answers), time.monotonic()
+    with ParallelWrapper(
+        model, args.workers, training_mode=mode, batch_size_per_worker=BATCH_ROWS, progress=False
+    ) as wrapper:
+        summary = wrapper.fit((features, labels), args.epochs, listeners=[reaching], run_log="")
+        accuracy = accuracy_of(wrapper.module, held_out, answers)
+    start_s = summary.phase_seconds["prepare"] + summary.phase_seconds["start"]
+    reached_s = None if reaching.at_s is None else reaching.at_s - began_s
+    return figures(
+        args, accuracy, summary.examples, summary.phase_seconds["train"], start_s, reached_s
+    ) | {"replicas_equal": summary.replicas_equal, "bytes": summary.bytes_sent}
+
+
+# -- the peer --------------------------------------------------------------------------------------
+
+
+def by_ddp(args: argparse.Namespace) -> dict[str, Any]:
+    """Torch's DistributedDataParallel over gloo, as its tutorial has it."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as directory:
+        began_s = time.monotonic()
+        given = (args.workers, args.epochs, args.wanted, args.seed, directory)
+        torch.multiprocessing.spawn(ddp_process, given, nprocs=args.workers)
+        told = json.loads((Path(directory) / "told").read_text())
+    start_s = told["began_s"] - began_s
+    reached_s = None if told["reached_s"] is None else told["reached_s"] - began_s
+    return figures(args, told["accuracy"], told["examples"], told["seconds"], start_s, reached_s)
+
+
+def ddp_process(
+    rank: int, workers: int, epochs: int, wanted: float, seed: int, directory: str
+) -> None:
+    """One of them; the first looks at the accuracy, which the clock counts for neither system."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{directory}/rendezvous", None, workers, rank)
+    features, labels, held_out, answers = split()
+    module = make_module(seed)
+    model = DistributedDataParallel(module)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+    loss_of = torch.nn.CrossEntropyLoss()
+    data = TensorDataset(torch.from_numpy(features), torch.from_numpy(labels))
+    sampler = DistributedSampler(data, seed=seed)
+    loader = DataLoader(data, batch_size=BATCH_ROWS, sampler=sampler)
+    dist.barrier()
+    began_s, looking_s, reached_s, examples = time.monotonic(), 0.0, None, 0
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss_of(model(x), y).backward()
+            optimizer.step()
+            examples += len(y) * workers
+        if rank == 0 and reached_s is None:
+            look_s = time.monotonic()
+            if accuracy_of(module, held_out, answers) >= wanted:
+                reached_s = look_s - looking_s
+            module.train()
+            looking_s += time.monotonic() - look_s
+    dist.barrier()
+    seconds = time.monotonic() - began_s - looking_s
+    if rank == 0:
+        told = {"began_s": began_s, "seconds": seconds, "reached_s": reached_s}
+        told |= {"accuracy": accuracy_of(module, held_out, answers), "examples": examples}
+        (Path(directory) / "told").write_text(json.dumps(told))
+    dist.destroy_process_group()
+
+
+def figures(
+    args: argparse.Namespace,
+    accuracy: float,
+    examples: int,
+    train_s: float,
+    start_s: float,
+    reached_s: float | None,
+) -> dict[str, Any]:
+    """What both are known by."""
+    return {
+        "workers": args.workers,
+        "epochs": args.epochs,
+        "accuracy": round(accuracy, 4),
+        "examples_per_s": round(examples / train_s),
+        "start_s": round(start_s, 2),
+        "seconds_to": None if reached_s is None else round(reached_s - start_s, 2),
+        "seconds_to_from_call": None if reached_s is None else round(reached_s, 2),
+    }
+
+
+# -- the tax ---------------------------------------------------------------------------------------
+
+
+class Working:
+    """A step multiplies matrices, then adds a vector to all parameters, small here, large there.
+
+    Its loss is the time since its last step, by a clock of ``time``'s, in milliseconds.
+    """
+
+    def __init__(self, n_params: int, products: int, clock: str = "thread_time") -> None:
+        self.n_params, self._products, self._clock = n_params, products, clock
+        self._params: Flat | None = None
+        self._step: Flat | None = None
+        self._matrix: Flat | None = None
+        self._left_s: float | None = None  # the last step
+
+    def initial(self) -> Flat:
+        """All 0."""
+        return np.zeros(self.n_params, np.float32)
+
+    def bind(self, params: Flat) -> None:
+        """And make what steps need."""
+        chance = np.random.default_rng(1)
+        self._params, self._left_s = params, None
+        self._step = (1e-4 * chance.standard_normal(self.n_params)).astype(np.float32)
+        self._matrix = chance.standard_normal((256, 256)).astype(np.float32) / 16
+
+    def step(self, batch: Batch) -> float:
+        """The same work each time."""
+        assert self._params is not None
+        assert self._matrix is not None
+        clock = getattr(time, self._clock)
+        product, now_s = self._matrix, clock()
+        between_s = 0.0 if self._left_s is None else now_s - self._left_s
+        for _ in range(self._products):
+            product = self._matrix @ product
+            product /= np.abs(product).max()
+        self._params += self._step
+        self._left_s = clock()
+        return 1000 * between_s
+
+    def predict(self, features: Any) -> Any:
+        """Nothing of use."""
+        return np.zeros((len(features), 1), np.float32)
+
+    def check(self, features: Any, labels: Any) -> None:
+        """Every row will do."""
+
+    def updater_state(self) -> State:
+        """There is none."""
+        return {}
+
+    def load_updater_state(self, state: State) -> None:
+        """There is none."""
+
+    def layer_of(self, index: int) -> str:
+        """There is one."""
+        return "all"
+
+    def describe(self) -> dict[str, Any]:
+        """For messages."""
+        return {"kind": "working"}
+
+
+def tax(args: argparse.Namespace) -> dict[str, Any]:
+    """What a step costs more in a fit of one worker."""
+    products = products_for(args.step_ms)
+    models = [Working(args.params, products, clock) for clock in ("perf_counter", "thread_time")]
+    rounds = []
+    for _ in range(args.repeats):
+        plain = plain_step_ms(models[0], args.steps)
+        rounds.append((*plain, *(between_ms(model, args.steps) for model in models)))
+    medians = (statistics.median(each) for each in zip(*rounds, strict=True))
+    plain_ms, plain_cpu_ms, tax_ms, tax_cpu_ms = medians
+    return {
+        "params": args.params,
+        "steps": args.steps,
+        "plain_step_ms": round(plain_ms, 2),
+        "tax_ms": round(tax_ms, 2),
+        "tax_percent": round(100 * tax_ms / plain_ms, 2),
+        "plain_cpu_ms": round(plain_cpu_ms, 2),
+        "tax_cpu_ms": round(tax_cpu_ms, 3),
+        "tax_cpu_percent": round(100 * tax_cpu_ms / plain_cpu_ms, 2),
+        "rounds_ms": [[round(value, 2) for value in one] for one in rounds],
+    }
+
+
+def between_ms(model: Working, steps: int) -> float:
+    """Milliseconds between two steps of a fit, by the model's clock."""
+    from sparkstrom import ParallelWrapper
+
+    rows = (np.zeros((steps, 1), np.float32), np.zeros(steps, int))
+    with ParallelWrapper(model, 1, batch_size_per_worker=1, progress=False) as wrapper:
+        wrapper.fit(rows, run_log="")  # the process starts, kernels are loaded
+        loss = wrapper.fit(rows, run_log="").history[-1].loss
+    return loss * steps / (steps - 1)  # before the first step there is none
+
+
+def products_for(step_ms: float) -> int:
+    """Products of matrices that take so long here, about."""
+    return max(1, round(50 * step_ms / plain_step_ms(Working(1, 50), 5)[1]))
+
+
+def plain_step_ms(model: Working, steps: int) -> tuple[float, float]:
+    """Milliseconds of a step in a plain loop, by the clock and of the processor."""
+    model.bind(model.initial())
+    batch = Batch(np.zeros((1, 1), np.float32), np.zeros(1, int))
+    model.step(batch)
+    began = time.monotonic(), time.thread_time()
+    for _ in range(steps):
+        model.step(batch)
+    ended = time.monotonic(), time.thread_time()
+    return 1000 * (ended[0] - began[0]) / steps, 1000 * (ended[1] - began[1]) / steps
+
+
+def line(result: dict[str, Any]) -> str:
+    """For people."""
+    if result["system"] == "tax":
+        return (
+            f"tax: {result['tax_ms']:.2f} ms of a step of {result['plain_step_ms']:.1f} ms"
+            f" ({result['tax_percent']:.2f} %); {result['tax_cpu_ms']:.2f} ms of the processor's"
+        )
+    return (
+        f"{result['system']}: {result['examples_per_s']:,} examples/s, accuracy"
+        f" {result['accuracy']:.4f}, {result['seconds_to']} s to the one that was wanted"
+        f" ({result['seconds_to_from_call']} s with the start)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,253 @@
+"""Serving: 64 threads that ask one model, batched against sequential and in place; and a table.
+
+    python -m benchmarks.serving --json
+    python -m benchmarks.serving --rows 10000000 --json
+
+One object per mode: ``requests_s`` and ``p50_ms``, ``p99_ms`` of a request of one row, from each of
+``--clients`` threads that ask again as soon as they have their answer. ``x_sequential``:
+requests/s against SEQUENTIAL in the same sitting; each mode is measured ``--pairs`` times in turns,
+and the median counts. ``replaced``: the model is replaced 20 times meanwhile; ``mixed`` and
+``dropped`` are answers that are no one model's, and requests that got none.
+
+With ``--rows``: that many rows of ``--width`` floats through ``network.udf()`` and through Spark's
+``predict_batch_udf`` with the same NumPy network, on local[2]: rows/s, the median of ``--pairs``
+turns after one that warms up, and VmHWM of the largest Python worker in MiB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from sparkstrom import InferenceMode, ParallelInference
+from sparkstrom.models import DenseNetwork
+
+WIDTHS = [64, 512, 512, 10]
+REPLACED = 20
+
+
+def main() -> int:
+    """One line per case."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.serving",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--batch-limit", type=int, default=64, help="rows")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--model", choices=["dense", "torch"], default="dense")
+    parser.add_argument("--rows", type=int, default=0, help="of a table instead of clients")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    args = parser.parse_args()
+    for found in tables(args.rows, args.width, args.pairs) if args.rows else modes(args):
+        words = ", ".join(f"{name} {value}" for name, value in found.items())
+        print(json.dumps(found) if args.json else words, flush=True)
+    return 0
+
+
+# -- clients ---------------------------------------------------------------------------------------
+
+
+def modes(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Each mode, in turns."""
+    model = make_model(args.model)
+    runs: dict[InferenceMode, list[list[float]]] = {mode: [] for mode in InferenceMode}
+    for _ in range(args.pairs):
+        for mode, times in runs.items():
+            times.append(asked(model, mode, args))
+    rates = {mode: median(len(run) / args.seconds for run in times) for mode, times in runs.items()}
+    for mode, times in runs.items():
+        all_ms = 1000 * np.sort(np.concatenate(times))
+        yield {
+            "mode": mode.value,
+            "model": args.model,
+            "clients": args.clients,
+            "requests_s": round(rates[mode], 1),
+            "x_sequential": round(rates[mode] / rates[InferenceMode.SEQUENTIAL], 2),
+            "p50_ms": round(float(np.quantile(all_ms, 0.5)), 2),
+            "p99_ms": round(float(np.quantile(all_ms, 0.99)), 2),
+        }
+    yield replaced(args)
+
+
+def make_model(kind: str) -> Any:
+    """The same layers, by NumPy or by torch."""
+    if kind == "dense":
+        return DenseNetwork(WIDTHS, seed=1)
+    from functools import partial
+    from itertools import pairwise
+
+    import torch
+
+    from sparkstrom.models.torch import TorchModel
+
+    layers: list[Any] = []
+    for wide, narrow in pairwise(WIDTHS):
+        layers += [torch.nn.Linear(wide, narrow), torch.nn.ReLU()]
+    module = torch.nn.Sequential(*layers[:-1])
+    return TorchModel(module, torch.nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.1))
+
+
+def asked(model: Any, mode: InferenceMode, args: argparse.Namespace) -> list[float]:
+    """Seconds of each request of all clients."""
+    row = np.random.default_rng(0).random((1, WIDTHS[0]), np.float32)
+    times: list[list[float]] = [[] for _ in range(args.clients)]
+    with serving(model, mode, args) as inference:
+        inference.output(row)
+        until_s = time.monotonic() + args.seconds
+
+        def client(own: list[float]) -> None:
+            while (began_s := time.monotonic()) < until_s:
+                inference.output(row)
+                own.append(time.monotonic() - began_s)
+
+        run_all([threading.Thread(target=client, args=(own,)) for own in times])
+    return [one for own in times for one in own]
+
+
+def serving(model: Any, mode: InferenceMode, args: argparse.Namespace, **more: Any) -> Any:
+    """Nobody is refused: there is room for all clients."""
+    return ParallelInference(
+        model,
+        workers=args.workers,
+        batch_limit=args.batch_limit,
+        queue_limit=args.clients,
+        inference_mode=mode,
+        **more,
+    )
+
+
+def run_all(threads: list[threading.Thread]) -> None:
+    """Until all have ended."""
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def replaced(args: argparse.Namespace) -> dict[str, Any]:
+    """Models that put out one value each, replaced while everybody asks."""
+    model = DenseNetwork([4, 8], loss="squared_error", seed=1)
+
+    def of(value: float) -> Any:
+        parameters = np.zeros(model.n_params, np.float32)
+        parameters[-8:] = value  # the biases
+        return parameters
+
+    rows = np.zeros((4, 4), np.float32)
+    counts = {"asked": 0, "answered": 0, "mixed": 0}
+    lock, done = threading.Lock(), threading.Event()
+    with serving(model, InferenceMode.BATCHED, args, parameters=of(0)) as inference:
+
+        def client() -> None:
+            while not done.is_set():
+                with lock:
+                    counts["asked"] += 1
+                answer = inference.output(rows)
+                with lock:
+                    counts["answered"] += 1
+                    counts["mixed"] += len(np.unique(answer)) != 1
+
+        def replace() -> None:
+            for value in range(REPLACED):
+                inference.update_model(model, parameters=of(value))
+                time.sleep(args.seconds / REPLACED)
+            done.set()
+
+        clients = [threading.Thread(target=client) for _ in range(args.clients)]
+        run_all([*clients, threading.Thread(target=replace)])
+    dropped = counts["asked"] - counts["answered"]
+    return {"replaced": REPLACED, **counts, "dropped": dropped}
+
+
+# -- a table ---------------------------------------------------------------------------------------
+
+
+def tables(rows: int, width: int, pairs: int) -> Iterator[dict[str, Any]]:
+    """network.udf, and predict_batch_udf."""
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as sql
+
+    from sparkstrom import SparkNetwork
+
+    session = SparkSession.builder.master("local[2]").appName("serving").getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    network = SparkNetwork(session, DenseNetwork([width, 64, 10], seed=1), progress=False)
+    frame = session.range(rows, numPartitions=8).select(
+        sql.transform(
+            sql.sequence(sql.lit(1), sql.lit(width)),
+            lambda i: ((sql.col("id") * i) % 97 / 97).cast("float"),
+        ).alias("x")
+    )
+    functions = {"network.udf": network.udf(), "predict_batch_udf": theirs(network, width)}
+    found: dict[str, Any] = {}
+    made = {
+        name: frame.select(sql.sum(function("x")[0]).alias("sum"), sql.count("*").alias("rows"))
+        for name, function in functions.items()
+    }
+    rates: dict[str, list[float]] = {name: [] for name in functions}
+    for turn in range(1 + pairs):  # the first compiles what all others run
+        for name, asked in made.items():
+            began_s = time.monotonic()
+            found[name] = asked.first()
+            if turn:
+                rates[name].append(rows / (time.monotonic() - began_s))
+    for name, told in found.items():
+        yield {
+            "function": name,
+            "rows": told["rows"],
+            "rows_s": round(statistics.median(rates[name])),
+            "peak_mib": max(peaks(session)),
+            "sum": round(told["sum"], 3),
+        }
+    session.stop()
+
+
+def theirs(network: Any, width: int) -> Any:
+    """The same network, as Spark's users write it."""
+    from pyspark.ml.functions import predict_batch_udf
+    from pyspark.sql.types import ArrayType, FloatType
+
+    model, parameters = network.model, network.parameters
+
+    def make() -> Any:
+        model.bind(parameters)
+        return lambda x: model.predict(x)
+
+    return predict_batch_udf(
+        make,
+        return_type=ArrayType(FloatType()),
+        batch_size=1024,
+        input_tensor_shapes=[[width]],
+    )
+
+
+def peaks(session: Any) -> list[int]:
+    """VmHWM of the Python workers, in MiB."""
+
+    def of_worker(_: Any) -> Iterator[int]:
+        with open("/proc/self/status") as status:
+            line = next(line for line in status if line.startswith("VmHWM"))
+        yield int(line.split()[1]) >> 10
+
+    found: list[int] = (
+        session.sparkContext.parallelize(range(4), 4).mapPartitions(of_worker).collect()
+    )
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,48 @@
+"""Units: numbers, rates and durations as people write them on a command line."""
+
+from __future__ import annotations
+
+import re
+
+PREFIXES = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?)(i?)(bit|bps|)", re.IGNORECASE)
+DURATION = re.compile(r"(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(us|ms|s|min|)", re.IGNORECASE)
+SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0}
+
+
+def parse_rate(text: str) -> int:
+    """Bits per second of a rate as tc writes it: 100mbit, 1.5gbit, 500kbit, 12mbps (bytes).
+
+    Raises ValueError for anything else, and for none.
+    """
+    match = RATE.fullmatch(text.strip())
+    bits = 0
+    if match is not None:
+        number, prefix, binary, unit = match.groups()
+        factor = (1024 if binary else 1000) ** PREFIXES[prefix.lower()]
+        bits = round(float(number) * factor * (8 if unit.lower() == "bps" else 1))
+    if bits < 1:
+        raise ValueError(
+            f"rate {text!r}: write it as tc does, such as 100mbit, 1gbit, 1.5mbit or 500kbit"
+        )
+    return bits
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of 300ms, 20us, 1.5s, 2min or 0.3. Raises ValueError for anything else."""
+    match = DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"duration {text!r}: write 300ms, 20us, 1.5s or 2min")
+    number, unit = match.groups()
+    return float(number) * SECONDS[unit.lower()]
+
+
+def parse_count(text: str) -> int:
+    """A whole number: 25000000, 25_000_000, 25e6. Raises ValueError for anything else."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.5
+    if not abs(value) <= 2**53 or value != round(value):  # nan and infinity, too
+        raise ValueError(f"number {text!r}: write a whole number, such as 25000000 or 25e6")
+    return round(value)

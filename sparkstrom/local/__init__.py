@@ -1,0 +1,1 @@
+"""One machine, without Spark and without a JVM: processes in place of tasks, the rest the same."""

@@ -1,0 +1,192 @@
+"""Local data: what ``ParallelWrapper.fit`` takes, as blocks of rows.
+
+    (features, labels), (features, labels, weights)   arrays, or tensors of torch on the host
+    pyarrow Table, RecordBatch, RecordBatchReader,
+    pyarrow Dataset, ParquetFile                      columns, as of a DataFrame
+    pandas DataFrame                                  the same
+    a path, or a list of paths                        Parquet files, or directories of them
+    a Dataset of torch, an iterable                   rows (features, label) or (..., weight)
+
+Everything is read once per fit, in the calling process, some MiB at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.local.arrow_columns import reading_of
+from sparkstrom.runtime.records import Records, RowFormat, width_of
+from sparkstrom.spark.data.arrow import parts_of
+from sparkstrom.spark.data.columns import Chosen, check_chosen
+from sparkstrom.spark.data.row_blocks import (
+    BLOCK_BYTES,
+    Block,
+    Row,
+    as_array,
+    blocks_labelled,
+    form_of_row,
+    gathered,
+    several,
+    short,
+)
+
+WHERE = "the data"  # in "row 17 of the data"
+
+
+def blocks_of_data(data: Any, chosen: Chosen) -> Iterator[Block]:
+    """All rows, each with its number from 0. Raise UsageError for data that are none of these."""
+    source = _arrow_source(data)
+    check_chosen(chosen, source is not None, "this kind of data")
+    if source is not None:
+        reading, batches = reading_of(*source, chosen)
+        return gathered(parts_of(reading, batches, WHERE), WHERE)
+    if _is_arrays(data):
+        return gathered(_parts_of_arrays(data), WHERE)
+    return blocks_labelled(WHERE, _host_rows(_rows(data)))
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def _arrow_source(data: Any) -> tuple[Any, Any] | None:
+    """A schema, and a function of column names that gives record batches; None: no table."""
+    if isinstance(data, str | os.PathLike) or _is_paths(data):
+        return _parquet(data)
+    module = type(data).__module__.partition(".")[0]
+    if module not in ("pyarrow", "pandas") or not hasattr(
+        data, "columns" if module == "pandas" else "schema"
+    ):
+        return None
+    import pyarrow as pa
+
+    if module == "pandas":
+        data = pa.Table.from_pandas(data, preserve_index=False)
+    if isinstance(data, pa.RecordBatch):
+        data = pa.Table.from_batches([data])
+    if isinstance(data, pa.Table):
+        return data.schema, lambda names: data.select(names).to_batches()
+    if hasattr(data, "schema_arrow"):  # pyarrow.parquet.ParquetFile
+        return data.schema_arrow, lambda names: data.iter_batches(columns=names)
+    if isinstance(data, pa.RecordBatchReader):
+        return data.schema, lambda names: (batch.select(names) for batch in data)
+    return data.schema, lambda names: data.to_batches(columns=names)  # a dataset
+
+
+def _is_paths(data: Any) -> bool:
+    return (
+        isinstance(data, list)
+        and bool(data)
+        and all(isinstance(one, str | os.PathLike) for one in data)
+    )
+
+
+def _parquet(paths: Any) -> tuple[Any, Any]:
+    import pyarrow as pa
+    from pyarrow import dataset
+
+    named = [os.fspath(path) for path in (paths if isinstance(paths, list) else [paths])]
+    if missing := [path for path in named if not os.path.exists(path)]:
+        raise UsageError(f"data={paths!r}: there is no {missing[0]}; name a Parquet file or folder")
+    try:
+        found = dataset.dataset([dataset.dataset(path, format="parquet") for path in named])
+        return found.schema, lambda names: found.to_batches(columns=names)
+    except (OSError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise UsageError(f"data={paths!r} cannot be read as Parquet: {error}") from error
+
+
+# -- arrays ----------------------------------------------------------------------------------------
+
+
+def _is_arrays(data: Any) -> bool:
+    """Is it a tuple of columns, and not an iterable of rows?"""
+    if not (isinstance(data, tuple) and len(data) in (2, 3)):
+        return False
+    first = data[0]
+    if isinstance(first, dict):
+        first = next(iter(first.values()), None)
+    elif isinstance(first, tuple):
+        first = first[0] if first else None
+    return getattr(first, "ndim", 0) >= 1
+
+
+def _parts_of_arrays(data: tuple[Any, ...]) -> Iterator[tuple[RowFormat, Records]]:
+    features = several(data[0])
+    no_labels = np.zeros((len(features[1][0]), 0), np.float32)  # as rows have it
+    label = several(no_labels if data[1] is None else data[1])
+    n_features, n_labels = width_of(features[0]), width_of(label[0])
+    given = [*features[1], *label[1], *data[2:]]
+    arrays = []
+    for i, value in enumerate(given):
+        is_label = n_features <= i < n_features + n_labels
+        try:
+            arrays.append(as_array(_on_host(value), is_label=is_label))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"array {i} of the data is {short(value)}: {error}") from None
+    counts = [len(array) if array.ndim else -1 for array in arrays]
+    if len(set(counts)) != 1:
+        raise UsageError(f"the arrays of the data have {counts} rows: all need the same number")
+    if len(data) == 3:
+        _check_weights(arrays[-1])
+    if not counts[0]:
+        return
+    first = [array[0] for array in arrays]
+    form = form_of_row(Row(features[0], label[0], len(data) == 3, first))
+    count = max(1, BLOCK_BYTES // max(1, form.row_bytes))
+    for begin in range(0, counts[0], count):
+        yield form, form.pack([array[begin : begin + count] for array in arrays])
+
+
+def _check_weights(weights: NDArray[Any]) -> None:
+    wrong = ~((weights >= 0) & (weights < np.inf)) if weights.ndim == 1 else np.ones(1, bool)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise UsageError(f"row {row} of the data has weight {weights[row]!r}: give 0 or above")
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def _rows(data: Any) -> Iterable[Any]:
+    if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
+        raise UsageError(
+            f"a {type(data).__name__} was given as data: pass its dataset; workers make"
+            " minibatches of batch_size_per_worker rows, and shuffle them by rng_seed"
+        )
+    if hasattr(data, "__iter__"):
+        rows: Iterable[Any] = data
+        return rows
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):  # a map-style Dataset
+        return (data[i] for i in range(len(data)))
+    raise UsageError(
+        f"rows cannot be drawn from a {type(data).__module__}.{type(data).__name__}: pass"
+        " (features, labels) as arrays, an Arrow table, paths of Parquet files, a Dataset of torch"
+        " or an iterable of (features, label)"
+    )
+
+
+def _host_rows(rows: Iterable[Any]) -> Iterator[Any]:
+    """With NumPy's arrays in place of torch's tensors."""
+    for row in rows:
+        if isinstance(row, tuple | list) and len(row) in (2, 3):
+            yield (_nested(row[0]), _nested(row[1]), *row[2:])
+        else:
+            yield row
+
+
+def _nested(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _on_host(one) for name, one in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_on_host(one) for one in value)
+    return _on_host(value)
+
+
+def _on_host(value: Any) -> Any:
+    """A tensor of torch as an array: the same memory, where it is on the host."""
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value

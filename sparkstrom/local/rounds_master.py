@@ -1,0 +1,368 @@
+"""Rounds master: synchronous rounds, after each of which all workers have the same parameters.
+
+It asks the processes itself, round by round; there is no mesh. A partition's minibatches count when
+its answer is here. Who ends before that is replaced, and the other one begins the round anew.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.base.errors import SparkstromError, TrainingError
+from sparkstrom.base.identity import Endpoint, NodeId, Position
+from sparkstrom.codec.messages import Phase, Says
+from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.local.accumulators import Accumulator
+from sparkstrom.local.orders import HOST, WorkerOrder
+from sparkstrom.local.rounds_session import (
+    BUFFERS,
+    STATE,
+    EndEpoch,
+    EndRounds,
+    TrainRound,
+    left,
+    own,
+    parameters_in,
+)
+from sparkstrom.local.worker_pool import WorkerPool
+from sparkstrom.local.workers_at_work import WorkersAtWork
+from sparkstrom.models.base import Buffered, FlatModel
+from sparkstrom.observe.telemetry import NO_BYTES, WorkerCounters, from_wire
+from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.protocol.master.members import Departure
+from sparkstrom.protocol.master.partitions import Partitions
+from sparkstrom.runtime.averaging import averaged, averaged_states
+from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
+from sparkstrom.runtime.heard_lines import HeardLines
+from sparkstrom.runtime.lent_state import PARTITION, STEPS, UPDATER
+from sparkstrom.runtime.theta import Theta
+from sparkstrom.runtime.traffic import Traffic
+
+log = logging.getLogger(__name__)
+
+NOWHERE = Endpoint("127.0.0.1", 0)  # nobody joins over a network
+ACCUMULATOR_RAISED = (
+    "accumulator raised {!r}: it is called with (before, after, rows) after each round, in the"
+    " calling process; its trace is below"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundsPlan:
+    """What of rounds does not change while a fit runs."""
+
+    spec: FitSpec
+    model: FlatModel
+    frequency: int  # minibatches of a worker in a round, as far as its epoch has them
+    averages_state: bool
+    steps_before: int  # of each worker, in earlier fits
+    accumulator: Accumulator | None  # None: the mean, by the weight of rows
+    directory: Path  # of the files that processes share
+    begin: Callable[[int, int], WorkerOrder]  # for an attempt at a partition
+
+
+@dataclass(slots=True)
+class RoundsTold:
+    """What is known of the workers, for whoever asks."""
+
+    stats: dict[int, WorkerCounters] = field(default_factory=dict)
+    departures: list[Departure] = field(default_factory=list)
+    began_s: dict[Phase, float] = field(default_factory=dict)
+    hashes: dict[str, str] = field(default_factory=dict)
+    heard: HeardLines = field(default_factory=HeardLines)
+
+
+class RoundsMaster(threading.Thread):
+    """As ``runtime.master_control`` has it; its thread is the fit's job, too."""
+
+    endpoint, join_stream = NOWHERE, 0
+    settles = False
+    knows_theta = reachable = True
+
+    def __init__(self, rounds: RoundsPlan, pool: WorkerPool, theta: Theta) -> None:
+        super().__init__(name="sparkstrom-rounds", daemon=True)
+        self._rounds, self._theta = rounds, theta
+        self._workers = WorkersAtWork(pool)
+        self._shared = parameters_in(rounds.directory, theta.n_params, writable=True)
+        self._partitions = Partitions.of(rounds.spec, time.monotonic())
+        self._nodes = list(range(1, rounds.spec.workers + 1))  # by partition, the newest
+        self._steps = rounds.steps_before
+        self._copies: tuple[bytes, ...] = ()  # of optimizers' states, as of the newest snapshot
+        self._told, self._phase, self._count = RoundsTold(), Phase.GATHERING, 0
+        self._lock = threading.Lock()  # theta and the partitions' positions change together
+        self._stop_reason: str | None = None
+        self._cancelled = threading.Event()
+        self.finished = threading.Event()
+        self.failure: SparkstromError | None = None
+        self.reports: list[Any] = []
+        self.progress = self._look()
+
+    # -- for the main thread: master control -----------------------------------------------------
+
+    def request_stop(self, reason: str) -> None:
+        """After this round."""
+        self._stop_reason = self._stop_reason or reason
+
+    def give_up(self, reason: str) -> None:
+        """At once."""
+        self._cancelled.set()
+
+    def end(self) -> None:
+        """Wait for the thread."""
+        if self.is_alive():
+            self.join()
+
+    def snapshot(self) -> Snapshot:
+        """As of the newest round; the optimizers' states of that round are set aside."""
+        with self._lock:
+            self._copies = self._states()
+            starts = tuple(partition.as_start() for partition in self._partitions)
+            theta = self._theta
+            return Snapshot(self._count, theta.to_host(), theta.buffers, starts)
+
+    def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
+        """Those of the newest snapshot, so that both belong together."""
+        answer: Future[tuple[bytes, ...]] = Future()
+        answer.set_result(self._copies if everybody else self._copies[:1])
+        return answer
+
+    @property
+    def updater_copies(self) -> tuple[bytes, ...]:
+        """Those of the newest snapshot."""
+        return self._copies
+
+    def outcome(self) -> Outcome:
+        """The result of a fit that is done."""
+        partitions, told = self._partitions, self._told
+        return Outcome(
+            hashes=told.hashes | {"driver": self._theta.digest()},
+            minibatches=partitions.minibatches,
+            minibatches_expected=partitions.minibatches_expected,
+            rows=[partition.rows for partition in partitions],
+            executors={HOST},
+            commits=self._count,
+            staleness=Counter(),
+            staleness_minibatches=0.0,
+            staleness_minibatches_max=0.0,
+            stats=dict(told.stats),
+            traffic=Traffic(),
+            wire=NO_BYTES,
+            ignored=Counter(),
+            hosts=dict.fromkeys(range(1, max(self._nodes) + 1), HOST),
+            slow_links=(),
+            departures=told.departures,
+            notes=[],
+            kept={},
+            lost_mass=0.0,
+            grants=0,
+            phase_began_s=told.began_s,
+            overflows=0,
+            first_overflow=-1,
+            stop_reason=self._stop_reason,
+            minibatches_resumed=partitions.minibatches_resumed,
+        )
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """All rounds."""
+        try:
+            self._train()
+            self._enter(Phase.DONE)
+        except SparkstromError as error:
+            self.failure = error
+        except Exception as error:
+            log.exception("the thread of the rounds ends")
+            failure = TrainingError(f"the rounds failed: {error!r}")
+            failure.__cause__ = error
+            self.failure = failure
+        finally:
+            if self.failure is not None or self._cancelled.is_set():
+                self._workers.drop(range(len(self._nodes)))
+            self.finished.set()
+
+    def _train(self) -> None:
+        everybody = self._workers.begin()
+        self._begin(everybody)
+        self._enter(Phase.RUNNING)
+        while not (self._cancelled.is_set() or self._stop_reason) and self._round():
+            self.progress = self._look()
+        for phase in (Phase.DRAINING, Phase.AUDIT):
+            self._enter(phase)
+        reports = self._ask({partition: EndRounds() for partition in everybody})
+        for partition, report in sorted(reports.items()):
+            digest, told = json.loads(report)
+            self._told.hashes[str(self._nodes[partition])] = digest
+            self.reports.append(json.dumps(told))
+
+    def _round(self) -> bool:
+        """One round of the epoch that is behind; False: there is none left."""
+        left = [p for p in self._partitions if not p.trained]
+        if not left:
+            return False
+        epoch = min(p.position.epoch for p in left)
+        there = [p for p in left if p.position.epoch == epoch]
+        orders = {p.index: self._order(p.position, p.batches) for p in there}
+        brought = {}
+        for partition, report in sorted(self._ask(orders).items()):
+            *brought[partition], counters, (lines, skipped) = json.loads(report)
+            self._told.stats[self._nodes[partition]] = from_wire(counters)
+            said = Says(host=HOST, partition=partition, lines=lines, skipped=skipped)
+            self._told.heard.take(said, time.monotonic())
+        with self._lock:
+            self._combine(brought)
+            ended = []
+            for p in there:
+                whole = orders[p.index].first + orders[p.index].count == p.batches
+                ended += [p.index] if whole else []
+                after = p.position.batch + orders[p.index].count
+                p.advance(Position(epoch + 1, 0) if whole else Position(epoch, after))
+            self._steps += max(order.count for order in orders.values())
+        for partition, report in self._ask({p: EndEpoch(epoch) for p in ended}).items():
+            self._told.stats[self._nodes[partition]] = from_wire(json.loads(report))
+        return True
+
+    def _order(self, position: Position, batches: int) -> TrainRound:
+        epoch, first = position
+        count = min(self._rounds.frequency, batches - first)
+        return TrainRound(epoch, first, count, self._rounds.averages_state, self._steps)
+
+    def _combine(self, brought: Mapping[int, list[float]]) -> None:
+        """What all begin the next round with. ``brought``: rows and their weight, by partition."""
+        rounds, directory = self._rounds, self._rounds.directory
+        partitions = sorted(brought)
+        rows, weights = zip(*(brought[p] for p in partitions), strict=True)
+        after = self._shared[[1 + partition for partition in partitions]]
+        after.flags.writeable = False
+        if not any(weights):
+            weights = rows  # rows of no weight teach nothing: all are where they were
+        if rounds.accumulator is None:
+            made = averaged(list(after), weights)
+        else:
+            counts, before = np.array(rows, np.int64), self._theta.to_host()
+            try:
+                made = np.asarray(rounds.accumulator(before, after, counts), np.float32)
+            except Exception as error:  # the user's, who may raise anything
+                trace = traceback.format_exc()
+                raise TrainingError(ACCUMULATOR_RAISED.format(error), trace=trace) from error
+        if made.shape != after.shape[1:] or not np.isfinite(made).all():
+            raise TrainingError(
+                f"accumulator returned {made.dtype.name}{list(made.shape)}, or values that are not"
+                f" finite: it must return f32[{after.shape[1]}], the parameters of the next round"
+            )
+        self._shared[0] = made
+        self._theta.load(made)
+        self._count += 1
+        if isinstance(rounds.model, Buffered) and self._theta.buffers:
+            reports = [(directory / left(BUFFERS, p)).read_bytes() for p in partitions]
+            self._theta.buffers = rounds.model.average_buffers(reports)
+            (directory / BUFFERS).write_bytes(self._theta.buffers)
+        self._keep_states(partitions, weights)
+
+    def _keep_states(self, partitions: list[int], weights: Sequence[float]) -> None:
+        """What the optimizers go on with: the mean, or each with its own."""
+        directory = self._rounds.directory
+        if not self._rounds.averages_state:
+            for p in partitions:
+                (directory / left(STATE, p)).replace(directory / own(STATE, p))
+            return
+        contents = [(directory / left(STATE, p)).read_bytes() for p in partitions]
+        states = [decode_state_untrusted(content) for content in contents]
+        (directory / STATE).write_bytes(encode_state(averaged_states(states, weights)))
+
+    # -- asking ----------------------------------------------------------------------------------
+
+    def _ask(self, orders: Mapping[int, WorkerOrder]) -> dict[int, str]:
+        """Send each its order; return all reports.
+
+        Raise what a worker raised, or TrainingError where a process dies again and again.
+        """
+        reports: dict[int, str] = {}
+        for partition, order in orders.items():
+            self._workers.send(partition, order)
+        while missing := orders.keys() - reports.keys():
+            for partition, answer in self._workers.answers(missing):
+                if answer is None:
+                    self._replace(partition)
+                    self._workers.send(partition, orders[partition])
+                elif answer.failure:
+                    raise answer.as_error(partition)
+                else:
+                    reports[partition] = answer.report
+            if self._cancelled.is_set():
+                raise TrainingError("the rounds were given up: the fit has failed elsewhere")
+        return reports
+
+    def _replace(self, partition: int) -> None:
+        """Another process, which reads the same rows. Raise TrainingError after too many."""
+        how = self._workers.replace(partition)
+        node, at_s = NodeId(self._nodes[partition]), time.monotonic()
+        self._told.departures.append(Departure(node, partition, HOST, f"its process {how}", at_s))
+        self._nodes[partition] = max(self._nodes) + 1
+        self._begin([partition])
+
+    def _begin(self, partitions: Iterable[int]) -> None:
+        """Have their rows read."""
+        begin, attempts = self._rounds.begin, self._workers.attempts
+        for partition, report in self._ask({p: begin(p, attempts[p]) for p in partitions}).items():
+            self._joined(partition, report)
+
+    def _joined(self, partition: int, report: str) -> None:
+        rows, checksum, batches = json.loads(report)
+        known = self._partitions[partition]
+        if not known.seen_before(rows, checksum, batches):
+            raise TrainingError(f"partition {partition} has other rows than before")
+        if not rows:
+            known.advance(known.end)
+
+    def _states(self) -> tuple[bytes, ...]:
+        """As checkpoints have them: the one for all, or each partition's own."""
+        directory, states = self._rounds.directory, list[bytes]()
+        everybody = range(len(self._nodes))
+        names = [STATE] if self._rounds.averages_state else [own(STATE, p) for p in everybody]
+        for partition, path in enumerate(directory / name for name in names):
+            if path.exists():
+                state = decode_state_untrusted(path.read_bytes())
+                named = {UPDATER + name: value for name, value in state.items()}
+                of = {} if self._rounds.averages_state else {PARTITION: partition}
+                states.append(encode_state(named | of | {STEPS: self._steps}))
+        return tuple(states)
+
+    # -- telling ---------------------------------------------------------------------------------
+
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phase
+        self._told.began_s[phase] = time.monotonic()
+        self.progress = self._look()
+
+    def _look(self) -> Progress:
+        partitions, told = self._partitions, self._told
+        joined = sum(partition.rows >= 0 for partition in partitions)
+        return Progress(
+            phase=self._phase,
+            workers=joined,
+            partitions=len(partitions),
+            joined=joined,
+            minibatches=partitions.minibatches,
+            minibatches_expected=partitions.minibatches_expected,
+            commits=self._count,
+            staleness=0.0,
+            stats=dict(told.stats),
+            training=frozenset(p.index for p in partitions if p.rows > 0),
+            departures=tuple(told.departures),
+            copied=joined,
+            heard=told.heard.lines,
+            unheard=told.heard.skipped,
+        )

@@ -1,0 +1,59 @@
+"""Worker main: the process of a worker; it trains on order, fit after fit, until nobody orders.
+
+``python -m sparkstrom.local.worker_main SOCKET MEMORY`` is started by ``worker_pool`` only. Orders
+and answers go over one socket that nobody else has; where that closes the process ends at once.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+
+from sparkstrom.base.errors import PeerError, reason_of
+from sparkstrom.local.life_signs import BEAT_S, Pulse
+from sparkstrom.local.orders import WorkerAnswer, WorkerOrder
+
+ORPHANED = 3  # exit status where the calling process is gone
+
+
+def main(arguments: list[str]) -> int:
+    """Serve until the other end closes."""
+    descriptor, memory = map(int, arguments)
+    pulse = Pulse(memory)
+    threading.Thread(target=_live, args=(descriptor, pulse), daemon=True).start()
+    with Connection(descriptor) as orders:
+        while True:
+            try:
+                order: WorkerOrder = pickle.loads(orders.recv_bytes())
+            except EOFError:
+                return 0
+            orders.send(answer_to(order))
+
+
+def answer_to(order: WorkerOrder) -> WorkerAnswer:
+    """Do it; what it raises is an answer, too."""
+    try:
+        return WorkerAnswer(order.carry_out())
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error))
+        is_superseded, kind = isinstance(error, PeerError), type(error).__name__
+        return WorkerAnswer("", reason_of(error), trace, is_superseded, kind)
+
+
+def _live(descriptor: int, pulse: Pulse) -> None:
+    """Until nobody orders: a trainer in the middle of a step reads no order."""
+    looked = select.poll()
+    looked.register(descriptor, 0)  # a closed end is told without being asked for
+    pulse.beat()
+    while not looked.poll(BEAT_S * 1000):
+        pulse.beat()
+    os._exit(ORPHANED)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Serving: answers of a trained model to many threads, and its replacement while they ask."""

@@ -1,0 +1,242 @@
+"""Parallel inference: one trained model, many threads that ask (DL4J's ParallelInference)."""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.base.errors import QueueFull, UsageError
+from sparkstrom.models.base import Columns, Flat, FlatModel, arrays_of
+from sparkstrom.serving.generations import Generation
+from sparkstrom.serving.waiting_requests import CLOSED, Request, WaitingRequests, refuse
+from sparkstrom.spark.driver.options import need_whole, options
+from sparkstrom.spark.executor.inference import features_of
+
+FEW_ROWS = 32  # up to there a batch is filled up to a power of two, beyond to a multiple of it
+
+
+class InferenceMode(enum.Enum):
+    """How requests meet the model."""
+
+    SEQUENTIAL = "sequential"  # each alone, by a worker
+    BATCHED = "batched"  # those that wait together, by a worker
+    INPLACE = "inplace"  # each alone, by the thread that asks
+
+
+REFUSED = {
+    "load_balance_mode": "a free instance is taken, whoever asks",
+    "devices": "a model is where its library has put it",
+}
+
+
+@options(REFUSED, {}, owner="ParallelInference")
+@dataclass(frozen=True, slots=True)
+class ServingOptions:
+    """What DL4J's builder takes. Raises UsageError naming value, reason and remedy."""
+
+    workers: int = 2
+    batch_limit: int = 32  # rows
+    queue_limit: int = 64  # requests
+    inference_mode: InferenceMode | str = InferenceMode.BATCHED
+    given: frozenset[str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        need_whole("workers", self.workers, 1)
+        need_whole("batch_limit", self.batch_limit, 1)
+        need_whole("queue_limit", self.queue_limit, 1)
+
+    @property
+    def mode(self) -> InferenceMode:
+        """However it was written."""
+        mode = self.inference_mode
+        try:
+            return mode if isinstance(mode, InferenceMode) else InferenceMode(str(mode).lower())
+        except ValueError:
+            known = ", ".join(repr(one.value) for one in InferenceMode)
+            raise UsageError(f"inference_mode={mode!r}: must be one of {known}") from None
+
+
+class ParallelInference:
+    """Answers any number of threads with one trained model; a context, closed at its end.
+
+    ``model``: a network that was trained (SparkNetwork, ParallelWrapper), or a model of
+    sparkstrom.models with its own initial parameters, or with ``parameters`` f32[n_params].
+    ``workers``: instances of the model, and threads that run them. ``batch_limit``: rows that are
+    answered together; ``queue_limit``: requests that wait. Raises UsageError for what cannot be.
+    """
+
+    def __init__(self, model: Any, *, parameters: Flat | None = None, **given: Any) -> None:
+        chosen = ServingOptions(**given)
+        self._mode, self._workers = chosen.mode, chosen.workers
+        self._rows_max = chosen.batch_limit if self._mode is InferenceMode.BATCHED else 1
+        self._queue_limit = chosen.queue_limit
+        self._generation = Generation(model, parameters, self._workers)
+        self._waiting = WaitingRequests(chosen.queue_limit)
+        self._in_place = threading.BoundedSemaphore(chosen.queue_limit + self._workers)
+        self._updating = threading.Lock()
+        self._closed, self._owner = False, os.getpid()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(i,), name=f"inference {i}", daemon=True)
+            for i in range(self._workers if self._mode is not InferenceMode.INPLACE else 0)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def output(self, features: Any) -> Any:
+        """What the model puts out for features [rows, ...]; from any thread.
+
+        An array, or a tuple or dict of arrays for a model of several inputs; as many rows come
+        back. Raises QueueFull at once where ``queue_limit`` requests wait, UsageError after
+        ``close``, and what the model raises for these features, to nobody else.
+        """
+        if self._mode is InferenceMode.INPLACE:
+            return self._answered_here(Request.of(features_of(features)))
+        return self.submit(features).result()
+
+    def submit(self, features: Any) -> Future[Any]:
+        """The same, without waiting. With INPLACE the answer is there when this returns."""
+        request = Request.of(features_of(features))
+        if self._mode is InferenceMode.INPLACE:
+            try:
+                request.answer.set_result(self._answered_here(request))
+            except (QueueFull, UsageError):
+                raise
+            except Exception as error:  # the model's own, which belongs to this request
+                request.answer.set_exception(error)
+        else:
+            self._need_threads()
+            self._waiting.put(request)
+        return request.answer
+
+    def update_model(self, model: Any, *, parameters: Flat | None = None) -> None:
+        """Answer with another model, or other parameters, from now on.
+
+        Requests that are being answered get the former one's answer, those that wait the new
+        one's, each as a whole; none is lost. When this returns, all that is asked is answered by
+        the new one.
+        """
+        if self._closed:
+            raise UsageError(CLOSED)
+        with self._updating:
+            self._generation = Generation(model, parameters, self._workers)
+
+    def close(self) -> None:
+        """Take no more requests, answer those that wait, and end the threads. Idempotent."""
+        self._closed = True
+        if os.getpid() != self._owner:
+            return  # the threads, and what waits, are the other process'
+        self._waiting.close()
+        for thread in self._threads:
+            thread.join()
+
+    shutdown = close  # DL4J's name
+
+    def __enter__(self) -> ParallelInference:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # -- threads ---------------------------------------------------------------------------------
+
+    def _serve(self, worker: int) -> None:
+        while requests := self._waiting.take(self._rows_max):
+            wanted = [one for one in requests if one.answer.set_running_or_notify_cancel()]
+            if wanted:
+                _answer(self._generation.models[worker], wanted)
+
+    def _need_threads(self) -> None:
+        """A forked process has none: its requests would wait for ever."""
+        if os.getpid() != self._owner:
+            raise UsageError(
+                f"this ParallelInference was made in process {self._owner}, and a forked process"
+                " has none of its threads: make one here, or take inference_mode='inplace'"
+            )
+
+    def _answered_here(self, request: Request) -> Any:
+        if self._closed:
+            raise UsageError(CLOSED)
+        if not self._in_place.acquire(blocking=False):
+            refuse(self._queue_limit)
+        try:
+            with self._generation.borrowed() as model:
+                return outputs_of(model, [request])[0]
+        finally:
+            self._in_place.release()
+
+
+def _answer(model: FlatModel, requests: Sequence[Request]) -> None:
+    """Where the model fails on all together, each is asked alone, and the bad ones are told."""
+    try:
+        answers = outputs_of(model, requests)
+    except BaseException as error:  # whatever a model raises: SystemExit would end this thread
+        if len(requests) == 1:
+            requests[0].answer.set_exception(error)
+            return
+        for request in requests:
+            _answer(model, [request])
+        return
+    for request, outputs in zip(requests, answers, strict=True):
+        request.answer.set_result(outputs)
+
+
+def outputs_of(model: FlatModel, requests: Sequence[Request]) -> list[Any]:
+    """What the model puts out for each, from one call.
+
+    Rows are filled up with copies of the last one, so that a library that compiles for each number
+    of rows does so for a few. Raise UsageError where the model puts out another number of rows.
+    """
+    rows = sum(request.rows for request in requests)
+    filled = _filled(rows)
+    outputs = model.predict(_together([request.features for request in requests], filled - rows))
+    for array in arrays_of(outputs):
+        if np.ndim(array) == 0 or len(array) != filled:
+            raise UsageError(
+                f"the model puts out {list(np.shape(array))} for {filled} rows: each row needs an "
+                "output of its own"
+            )
+    ends = np.cumsum([request.rows for request in requests])
+    parts = zip(requests, ends, strict=True)
+    return [_rows_of(outputs, slice(end - one.rows, end)) for one, end in parts]
+
+
+def _filled(rows: int) -> int:
+    if rows < FEW_ROWS:
+        return 1 << (rows - 1).bit_length()
+    return -(-rows // FEW_ROWS) * FEW_ROWS
+
+
+def _together(parts: Sequence[Columns], more: int) -> Columns:
+    first = parts[0]
+    columns = [list(column) for column in zip(*map(arrays_of, parts), strict=True)]
+    joined = [_joined(column, more) for column in columns]
+    if isinstance(first, dict):
+        return dict(zip(first, joined, strict=True))
+    return tuple(joined) if isinstance(first, tuple) else joined[0]
+
+
+def _joined(arrays: Sequence[NDArray[Any]], more: int) -> NDArray[Any]:
+    return np.concatenate([*arrays, np.repeat(arrays[-1][-1:], more, axis=0)])
+
+
+def _rows_of(outputs: Any, part: slice) -> Any:
+    """These rows of each output, as memory of their own."""
+    if isinstance(outputs, dict):
+        return {name: array[part].copy() for name, array in outputs.items()}
+    if isinstance(outputs, tuple | list):
+        return tuple(array[part].copy() for array in outputs)
+    return outputs[part].copy()

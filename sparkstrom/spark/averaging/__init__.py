@@ -1,0 +1,1 @@
+"""Training in synchronous rounds, each a Spark job: parameter averaging, and DiLoCo."""

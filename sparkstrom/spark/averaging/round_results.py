@@ -1,0 +1,99 @@
+"""Round results: a round's job, and what the driver program takes of its results.
+
+Results that are small go to the driver program as they are. Larger ones are cut; each executor adds
+up some of the pieces, of all workers, and the driver program takes the means in several jobs: no
+result, closure or broadcast holds a whole vector. What a stage has computed Spark keeps meanwhile.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkstrom.spark.averaging.byte_shuffle import groups_of
+from sparkstrom.spark.averaging.pieces import ArrayPiece, Told, groups_in_tree, means, whole_records
+from sparkstrom.spark.averaging.round_engine import RoundRecords
+from sparkstrom.spark.averaging.round_job import AveragingJob, PackedJob, RoundInput, RoundReport
+from sparkstrom.spark.averaging.round_tasks import (
+    MeanRound,
+    ShuffledRound,
+    SummedRound,
+    direct_round,
+)
+from sparkstrom.spark.driver.memory_parts import F32, OPTIMIZERS, demand_of
+
+
+@dataclass(slots=True)
+class Results:
+    """Of a round."""
+
+    reports: list[RoundReport] = field(default_factory=list)  # by worker
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)  # means; states' of each as own
+
+    def report(self, records: Iterable[ArrayPiece | Told]) -> None:
+        """Who was there, and the shapes of what comes."""
+        told = [record.what for record in records if isinstance(record, Told)]
+        self.reports = sorted(told, key=lambda one: one.partition)
+
+    def fill(self, records: Iterable[ArrayPiece | Told]) -> None:
+        """Put means where they belong."""
+        shapes = {name: shape for one in self.reports for name, shape in one.shapes.items()}
+        for record in records:
+            if not isinstance(record, ArrayPiece):
+                continue
+            if record.name not in self.arrays:
+                self.arrays[record.name] = np.empty(*shapes[record.name])
+            flat = self.arrays[record.name].reshape(-1)
+            flat[record.begin : record.begin + record.values.size] = record.values
+
+
+def fetched(rows: RoundRecords, packed: PackedJob, job: AveragingJob, given: RoundInput) -> Results:
+    """Run a round on these rows, one partition for each worker."""
+    workers = job.spec.workers
+    vectors = 1 + (OPTIMIZERS[demand_of(job.model).optimizer] if job.master.save_updater else 0)
+    size = vectors * F32 * job.spec.n_params
+    if workers * size <= job.sizes.direct:
+        return _direct(rows, packed, given, workers)
+    targets = -(-size // (job.sizes.piece * job.sizes.at_once))
+    return _by_parts(rows, packed, job, given, targets)
+
+
+def _direct(rows: RoundRecords, packed: PackedJob, given: RoundInput, workers: int) -> Results:
+    records = whole_records(rows.answers(partial(direct_round, packed, given)), range(workers))
+    found = Results()
+    found.report(records)
+    found.fill(means(records))
+    return found
+
+
+def _by_parts(
+    rows: RoundRecords, packed: PackedJob, job: AveragingJob, given: RoundInput, targets: int
+) -> Results:
+    depth, sizes, workers = job.master.aggregation_depth, job.sizes, job.spec.workers
+    levels = [*groups_in_tree(workers, depth), 1]
+    written = ShuffledRound(packed, given, levels[0], workers, targets)
+    summed, sources = rows.shuffled(written, levels[0] * (targets + 1)), workers
+    for groups, following in itertools.pairwise(levels):
+        level = SummedRound(sources, groups, following, targets, sizes.piece)
+        summed, sources = summed.shuffled(level, following * (targets + 1)), groups
+    found = Results()
+    with summed.results(MeanRound(sources, depth > 1)) as fetch:
+        found.report(_opened(fetch([targets])))
+        if any(report.error is not None for report in found.reports):
+            return found
+        each = sizes.piece * sizes.at_once * (1 if depth > 1 else workers)
+        for group in groups_of(targets, sizes.collected // each):
+            records = _opened(fetch(group))
+            found.fill(records if depth > 1 else means(records))
+    return found
+
+
+def _opened(records: Iterable[bytes]) -> list[ArrayPiece | Told]:
+    return [pickle.loads(content) for content in records]

@@ -1,0 +1,30 @@
+"""Call checks: what of a call of ``fit`` can be refused before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import FlatModel
+from sparkstrom.observe.stopping import EarlyStopping, rule_of
+from sparkstrom.observe.termination import TerminationCondition
+from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.spark.driver.epoch_watch import check_validation
+from sparkstrom.spark.driver.listener_thread import check_listeners
+
+
+def check_call(
+    model: FlatModel,
+    epochs: int,
+    chosen: Chosen,
+    early_stopping: EarlyStopping | Sequence[TerminationCondition] | None,
+    listeners: Sequence[Any],
+) -> EarlyStopping | None:
+    """The rule to stop by. Raise UsageError for arguments that cannot be meant."""
+    if not (isinstance(epochs, int) and epochs >= 1):
+        raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
+    rule: EarlyStopping | None = rule_of(early_stopping)
+    check_validation(model, chosen.validation, rule, chosen.label)
+    check_listeners(listeners)
+    return rule

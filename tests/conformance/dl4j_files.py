@@ -1,0 +1,145 @@
+"""Files as DL4J writes them, byte by byte, for tests: layers, networks, updaters' states."""
+
+from __future__ import annotations
+
+import json
+import struct
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkstrom.models import from_dl4j
+
+ACTIVATIONS = "org.nd4j.linalg.activations.impl.Activation"
+LAYERS = "org.deeplearning4j.nn.conf.layers."
+PREPROCESSORS = "org.deeplearning4j.nn.conf.preprocessor."
+CONFIG = "org.nd4j.linalg.learning.config."  # of updaters
+ADAM = {
+    "@class": CONFIG + "Adam",
+    "learningRate": 0.01,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "epsilon": 1e-8,
+}
+KINDS = {"FLOAT": ">f4", "DOUBLE": ">f8", "HALF": ">f2"}
+
+
+def utf(text: str) -> bytes:
+    return struct.pack(">H", len(text)) + text.encode()
+
+
+def nd4j(values: np.ndarray, kind: str = "FLOAT", order: str = "c") -> bytes:
+    """As ``Nd4j.write`` of 1.0.0 has it: shape information, then values."""
+    shape = values.shape
+    strides = [int(np.prod(shape[i + 1 :])) for i in range(len(shape))]
+    info = [len(shape), *shape, *strides, 8192, 1, ord(order)]
+    head = utf("MIXED_DATA_TYPES") + struct.pack(">q", len(info)) + utf("LONG")
+    head += np.array(info, ">i8").tobytes()
+    body = utf("MIXED_DATA_TYPES") + struct.pack(">q", values.size) + utf(kind)
+    return head + body + np.ravel(values, order.upper()).astype(KINDS[kind]).tobytes()
+
+
+def nd4j_of_0_9(values: np.ndarray) -> bytes:
+    """As 0.9.1 has it: ints, and lengths of four bytes."""
+    info = [2, 1, values.size, 1, 1, 0, 1, ord("c")]
+    head = utf("HEAP") + struct.pack(">i", len(info)) + utf("INT")
+    head += np.array(info, ">i4").tobytes()
+    body = utf("HEAP") + struct.pack(">i", values.size) + utf("FLOAT")
+    return head + body + values.astype(">f4").tobytes()
+
+
+def activation(name: str, **options: Any) -> dict[str, Any]:
+    return {"@class": ACTIVATIONS + name, **options}
+
+
+def layer(kind: str, *, act: Any = "Identity", **options: Any) -> dict[str, Any]:
+    """A layer's JSON as 1.0.0-M2 writes it."""
+    act = activation(act) if isinstance(act, str) else act
+    common = {"activationFn": act, "iupdater": ADAM, "biasUpdater": None, "idropout": None}
+    return {"@class": LAYERS + kind, **common, "regularization": [], **options}
+
+
+def output(n_in: int, n_out: int, **options: Any) -> dict[str, Any]:
+    loss = {"@class": "org.nd4j.linalg.lossfunctions.impl.LossMCXENT", "softmaxClipEps": 1e-10}
+    options = {"act": "Softmax", "lossFn": loss, **options}
+    return layer(options.pop("kind", "OutputLayer"), nin=n_in, nout=n_out, **options)
+
+
+def network(*layers: dict[str, Any], before: dict[int, Any] | None = None, **top: Any) -> Any:
+    """A MultiLayerConfiguration."""
+    confs = [{"layer": one, "miniBatch": True} for one in layers]
+    before = before or {}
+    named = {str(i): {"@class": PREPROCESSORS + b.pop("kind"), **b} for i, b in before.items()}
+    return {"confs": confs, "inputPreProcessors": named, "iterationCount": 3, **top}
+
+
+def graph(*layers: dict[str, Any], **sources: list[str]) -> Any:
+    """A ComputationGraphConfiguration: one line, but for what ``sources`` say."""
+    names = [f"v{i}" for i in range(len(layers))]
+    kind = "org.deeplearning4j.nn.conf.graph.LayerVertex"
+    vertices = {
+        name: {"@class": kind, "layerConf": {"layer": one}, "preProcessor": None}
+        for name, one in zip(names, layers, strict=True)
+    }
+    line = {name: [before] for name, before in zip(names, ["in", *names], strict=False)}
+    return {
+        "vertices": dict(reversed(vertices.items())),  # order says nothing
+        "vertexInputs": {**line, **sources},
+        "networkInputs": ["in"],
+        "networkOutputs": [names[-1]],
+    }
+
+
+def write(path: Path, configuration: Any, *arrays: np.ndarray, **entries: bytes) -> Path:
+    """A zip; ``arrays`` are the parameters as they lie in coefficients.bin, each one flat."""
+    flat = np.concatenate([np.ravel(one) for one in arrays]) if arrays else np.zeros(0)
+    parts = {"configuration.json": json.dumps(configuration, indent=2).encode()}
+    parts["coefficients.bin"] = nd4j(flat.reshape(1, -1)) if flat.size else b""
+    if not flat.size:
+        parts["noParams.marker"] = b""
+    for name, content in entries.items():
+        parts[name.replace("_bin", ".bin")] = content
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in parts.items():
+            file.writestr(name, content)
+    return path
+
+
+def drawn(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def f(array: np.ndarray) -> np.ndarray:
+    """Column by column, as most weights lie."""
+    return np.ravel(array, "F")
+
+
+# Rows and their classes, and what a softmax output of 3 to 4 learns of them.
+X, LABELS = drawn(11, 8, 3), np.arange(8) % 4
+
+
+def gradients(w: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of softmax and MCXENT, mean over rows."""
+    z = X.astype(np.float64) @ w + b
+    p = np.exp(z - z.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    p[np.arange(8), LABELS] -= 1
+    return X.T.astype(np.float64) @ p / 8, p.mean(axis=0)
+
+
+CLOSE = {"rtol": 1e-4, "atol": 1e-5}
+SEQUENCE = drawn(90, 3, 2, 7)  # [rows, features, steps]
+
+
+def predicted(path: Path, told: Any, x: np.ndarray, *arrays: np.ndarray) -> np.ndarray:
+    """What an imported network answers."""
+    made: np.ndarray = from_dl4j(write(path / "m.zip", told, *arrays), training=False).predict(x)
+    return made
+
+
+def softmax(z: np.ndarray) -> np.ndarray:
+    """Over axis 1."""
+    wide = np.exp(z - z.max(axis=1, keepdims=True))
+    return wide / wide.sum(axis=1, keepdims=True)

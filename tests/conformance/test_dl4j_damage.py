@@ -1,0 +1,259 @@
+"""Files that are none of DL4J's: one error, with the file's name and the reason, and little memory.
+
+And normalizers, whose bytes are read by the same rules.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import struct
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models import from_dl4j
+from sparkstrom.models.dl4j import NoDl4jNetwork, NotImported
+from sparkstrom.models.dl4j.layer_arrays import parameter_count
+from sparkstrom.models.dl4j.network_steps import network_of
+from tests.conformance.dl4j_files import (
+    drawn,
+    f,
+    graph,
+    layer,
+    nd4j,
+    network,
+    output,
+    utf,
+    write,
+)
+
+W, B = drawn(1, 3, 4), drawn(2, 4)
+FLAT = np.concatenate([f(W), B]).reshape(1, -1)
+
+
+def header(count: int, *info: int, mode: str = "MIXED_DATA_TYPES") -> bytes:
+    """Shape information as somebody wants it, and an announced length."""
+    head = utf("MIXED_DATA_TYPES") + struct.pack(">q", len(info)) + utf("LONG")
+    head += struct.pack(f">{len(info)}q", *info)
+    return head + utf(mode) + struct.pack(">q", count) + utf("FLOAT")
+
+
+@pytest.mark.parametrize(
+    ("coefficients", "said"),
+    [
+        (nd4j(FLAT)[:-1], "it ends in the middle of an array|are left"),
+        (nd4j(FLAT)[:20], "it ends in the middle|bytes are left"),
+        (b"\xff\xff", "it ends in the middle"),
+        (nd4j(FLAT[:, :-1]), "15 values, where the layers need 16"),
+        (header(1 << 40, 2, 1, 1 << 40, 1, 1, 0, 1, 99), "1099511627776 values announced"),
+        (header(-1, 2, 1, 16, 1, 1, 0, 1, 99), "-1 values announced"),
+        (header(16, 2, 4, 5, 5, 1, 0, 1, 99), r"16 values for shape \(4, 5\)|announced"),
+        (header(16, 2, 4, 4, 9, 1, 0, 1, 99), r"shape \(4, 4\) with strides \(9, 1\)"),
+        (header(16, 2, -4, -4, 1, 1, 0, 1, 99), r"shape \(-4, -4\)"),
+        (header(16, 40, *[1] * 84), "shape information"),
+        (header(16, 2, 1, 16, 1, 1, 0, 1, 99, mode="HEAPS"), "allocation mode 'HEAPS'"),
+        (utf("MIXED_DATA_TYPES") + struct.pack(">q", 8) + utf("UTF8"), "of type UTF8|announced"),
+    ],
+)
+def test_damaged_arrays(tmp_path: Path, coefficients: bytes, said: str) -> None:
+    path = write(tmp_path / "d.zip", network(output(3, 4)), coefficients_bin=coefficients)
+    with pytest.raises(NoDl4jNetwork, match=said) as refused:
+        from_dl4j(path)
+    assert str(path) in str(refused.value)
+    assert "coefficients.bin" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("configuration", "said"),
+    [
+        (b"{", "configuration.json cannot be read"),
+        (b"[]", "is no JSON object"),
+        (b"{}", "neither confs nor vertices"),
+        (b'{"confs": []}', "has no layers"),
+        (b'{"confs": [{"layer": 3}]}', "layer0 has layer=3"),
+        (b'{"confs": [{"layer": {"dense": {}}, "variables": 3}]}', "has variables=3"),
+        (
+            b'{"vertices": {"a": {}}, "networkInputs": ["i"], "networkOutputs": ["a"],'
+            b' "vertexInputs": {"a": 3}}',
+            "no lists of names",
+        ),
+        (b"[" * 100_000, "configuration.json cannot be read"),
+        (json.dumps(network(output(-3, 4))).encode(), "has nin=-3"),
+        (json.dumps(network(output(3, 4), iterationCount="x")).encode(), "iterationCount='x'"),
+    ],
+)
+def test_damaged_configurations(tmp_path: Path, configuration: bytes, said: str) -> None:
+    path = write(tmp_path / "d.zip", {}, configuration_json=b"", coefficients_bin=nd4j(FLAT))
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("configuration.json", configuration)
+        file.writestr("coefficients.bin", nd4j(FLAT))
+    with pytest.raises(NoDl4jNetwork, match=said):
+        from_dl4j(path)
+
+
+ODD = (None, 0, 1, -1, 3.5, "x", "NaN", [], [1], [[0]], {}, {"a": 1}, True, 1 << 40, ["v0"], 1e300)
+
+
+def test_configurations_with_any_value_anywhere(tmp_path: Path) -> None:
+    """One of the two errors, or a network; never another error."""
+    random = np.random.default_rng(0)
+    inner = layer("LSTM", nin=2, nout=4, act="TanH")
+    conv = {"kernelSize": [1, 1], "stride": [1, 1], "padding": [0, 0]}
+    step = {"@class": "x.StepSchedule", "initialValue": 0.1, "decayRate": 0.5, "step": 2.0}
+    adam = {"@class": "x.Adam", "learningRate": 0.1, "learningRateSchedule": step}
+    bases = [
+        graph(
+            layer("recurrent.Bidirectional", fwd=inner, bwd=inner, mode="ADD"),
+            layer("Convolution1DLayer", nin=4, nout=4, **conv),
+            layer("Cropping1D", cropping=[1, 1]),
+            output(4, 2, kind="RnnOutputLayer", iupdater=adam),
+        ),
+        network(
+            layer("SeparableConvolution2D", nin=3, nout=4, depthMultiplier=2, **conv),
+            layer("PReLULayer", inputShape=[4, 8, 8], sharedAxes=[2, 3]),
+            layer("Upsampling2D", size=[2, 2], idropout={"@class": "x.AlphaDropout", "p": 0.5}),
+            layer("CnnLossLayer", lossFn={"@class": "x.LossL2", "weights": {"data": [1, 2]}}),
+        ),
+    ]
+    for _ in range(120):
+        told = json.loads(json.dumps(bases[random.integers(2)]))
+        places = list(places_of(told))
+        where, key = places[random.integers(len(places))]
+        where[key] = ODD[random.integers(len(ODD))]
+        path = write(tmp_path / "o.zip", told, np.zeros(300, np.float32))
+        with contextlib.suppress(NoDl4jNetwork, NotImported):
+            path = write(tmp_path / "o.zip", told, np.zeros(parameter_count(network_of("x", told))))
+        with contextlib.suppress(NoDl4jNetwork, NotImported):
+            from_dl4j(path)
+
+
+def places_of(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Each value within one, by what it is in and its key there."""
+    if isinstance(value, dict | list):
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        for key in keys:
+            yield value, key
+            yield from places_of(value[key])
+
+
+def test_no_zip_no_entry_and_flipped_bytes(tmp_path: Path) -> None:
+    text = tmp_path / "text.zip"
+    text.write_text("not a zip")
+    with pytest.raises(NoDl4jNetwork, match="cannot be opened as a zip"):
+        from_dl4j(text)
+    with zipfile.ZipFile(tmp_path / "half.zip", "w") as file:
+        file.writestr("configuration.json", json.dumps(network(output(3, 4))))
+    with pytest.raises(NoDl4jNetwork, match=r"no coefficients\.bin in it, only configuration"):
+        from_dl4j(tmp_path / "half.zip")
+    path = write(tmp_path / "whole.zip", network(output(3, 4)), f(W), B)
+    content = bytearray(path.read_bytes())
+    random = np.random.default_rng(0)
+    for at in random.choice(len(content), 300, replace=False):
+        damaged = content.copy()
+        damaged[at] ^= int(random.integers(1, 256))
+        path.write_bytes(damaged)
+        with contextlib.suppress(NoDl4jNetwork, NotImported):  # and nothing else
+            from_dl4j(path, training=False)  # what is not read may be damaged
+
+
+def test_a_small_file_that_announces_terabytes_takes_no_memory(tmp_path: Path) -> None:
+    """Layers, array and entry agree about a size that the file cannot hold."""
+    count = (1 << 20) * (1 << 20) + (1 << 20)
+    told = network(output(1 << 20, 1 << 20))
+    path = write(
+        tmp_path / "h.zip", told, coefficients_bin=header(count, 2, 1, count, 1, 1, 0, 1, 99)
+    )
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(NoDl4jNetwork, match="values announced"):
+        from_dl4j(path)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16  # KiB
+    with zipfile.ZipFile(tmp_path / "z.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        with file.open("configuration.json", "w") as entry:
+            for _ in range(65):
+                entry.write(b" " * (1 << 20))
+        file.writestr("coefficients.bin", nd4j(FLAT))
+    with pytest.raises(NoDl4jNetwork, match="no network's is that long"):
+        from_dl4j(tmp_path / "z.zip")
+
+
+def test_an_updaters_state_of_another_network_is_refused(tmp_path: Path) -> None:
+    state = nd4j(np.zeros((1, 31), np.float32))
+    path = write(tmp_path / "u.zip", network(output(3, 4)), f(W), B, updaterState_bin=state)
+    with pytest.raises(NoDl4jNetwork, match=r"updaterState\.bin: 31 values, where the layers need"):
+        from_dl4j(path)
+
+
+# -- normalizers -----------------------------------------------------------------------------------
+
+
+def normalized(tmp_path: Path, kind: str, body: bytes) -> Any:
+    content = utf("NORMALIZER") + struct.pack(">i", 1) + utf(kind) + body
+    path = write(tmp_path / "n.zip", network(output(3, 4)), f(W), B, normalizer_bin=content)
+    return from_dl4j(path).normalizer
+
+
+def test_standardize(tmp_path: Path) -> None:
+    mean, std = drawn(3, 1, 3), np.array([[0.5, 2, 0]], np.float32)
+    body = b"\0" + nd4j(mean) + nd4j(std)
+    normalizer = normalized(tmp_path, "STANDARDIZE", body)
+    x = drawn(4, 6, 3)
+    wanted = (x - mean) / np.array([0.5, 2, 1])
+    np.testing.assert_allclose(normalizer.transform(x), wanted, rtol=1e-6)
+    series = np.stack([x, x + 1], axis=2)
+    np.testing.assert_allclose(normalizer.transform(series)[:, :, 0], wanted, rtol=1e-6)
+    np.testing.assert_array_equal(normalizer.transform_labels(x), x)
+    fitted = b"\1" + nd4j(mean) + nd4j(std) + nd4j(mean) + nd4j(std)
+    normalizer = normalized(tmp_path, "STANDARDIZE", fitted)
+    np.testing.assert_allclose(
+        normalizer.revert_labels(normalizer.transform_labels(x)), x, atol=1e-6
+    )
+
+
+def test_those_of_several_inputs_where_there_is_one(tmp_path: Path) -> None:
+    mean, std = drawn(3, 1, 3), np.array([[0.5, 2, 1]], np.float32)
+    x = drawn(4, 6, 3)
+    body = b"\1" + struct.pack(">2i", 1, 1) + nd4j(mean) + nd4j(std) + nd4j(mean + 1) + nd4j(std)
+    normalizer = normalized(tmp_path, "MULTI_STANDARDIZE", body)
+    np.testing.assert_allclose(normalizer.transform(x), (x - mean) / std, rtol=1e-6)
+    np.testing.assert_allclose(normalizer.transform_labels(x), (x - mean - 1) / std, rtol=1e-5)
+    body = b"\0" + struct.pack(">2i2d", 1, -1, 0, 2) + nd4j(mean) + nd4j(mean + 4)
+    normalizer = normalized(tmp_path, "MULTI_MIN_MAX", body)
+    np.testing.assert_allclose(normalizer.transform(x), (x - mean) / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_min_max_and_images(tmp_path: Path) -> None:
+    low, high = np.array([[0, -1, 2]], np.float32), np.array([[10, 1, 2]], np.float32)
+    body = b"\1" + struct.pack(">2d", -1, 1) + nd4j(low) + nd4j(high) + nd4j(low) + nd4j(high)
+    normalizer = normalized(tmp_path, "MIN_MAX", body)
+    x = np.array([[5, 0, 2], [10, 1, 2]], np.float32)
+    np.testing.assert_allclose(normalizer.transform(x), [[0, 0, -1], [1, 1, -1]], atol=1e-6)
+    np.testing.assert_allclose(normalizer.revert_labels(normalizer.transform_labels(x)), x)
+    image = normalized(tmp_path, "IMAGE_MIN_MAX", struct.pack(">3d", -1, 1, 255))
+    pixels = np.array([[0, 127.5, 255]], np.float32)
+    np.testing.assert_allclose(image.transform(pixels), [[-1, 0, 1]], atol=1e-6)
+
+
+def test_other_normalizers_and_damaged_ones(tmp_path: Path) -> None:
+    two = b"\0" + struct.pack(">2i", 2, -1)
+    with pytest.raises(NotImported, match=r"normalizer MULTI_STANDARDIZE.* of 2 inputs"):
+        normalized(tmp_path, "MULTI_STANDARDIZE", two)
+    with pytest.raises(NotImported, match="normalizer MULTI_HYBRID"):
+        normalized(tmp_path, "MULTI_HYBRID", b"")
+    with pytest.raises(NoDl4jNetwork, match=r"normalizer\.bin: 12 bytes of values announced"):
+        normalized(tmp_path, "STANDARDIZE", b"\0" + nd4j(drawn(3, 1, 3))[:-2])
+    with pytest.raises(NoDl4jNetwork, match="3 and 2 statistics of the same features"):
+        normalized(tmp_path, "STANDARDIZE", b"\0" + nd4j(drawn(3, 1, 3)) + nd4j(drawn(3, 1, 2)))
+
+
+@pytest.mark.parametrize("path", ["nowhere.zip", None, 7])
+def test_a_file_that_is_not_there(path: Any) -> None:
+    with pytest.raises(UsageError, match=f"^path={path!r}: ") as raised:
+        from_dl4j(path)
+    assert not isinstance(raised.value, NoDl4jNetwork)

@@ -1,0 +1,147 @@
+"""from_dl4j: graphs with branches, whose parameters lie in DL4J's order of vertices."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.models import from_dl4j
+from sparkstrom.models.dl4j import NoDl4jNetwork, NotImported
+from tests.conformance.dl4j_files import (
+    CLOSE,
+    SEQUENCE,
+    drawn,
+    f,
+    graph,
+    layer,
+    output,
+    predicted,
+    softmax,
+    write,
+)
+
+
+def vertex(kind: str, **options: Any) -> dict[str, Any]:
+    return {"@class": f"org.deeplearning4j.nn.conf.graph.{kind}", **options}
+
+
+def branched(ops: list[dict[str, Any]], width: int, **sources: list[str]) -> Any:
+    """Two dense layers of one input, what joins them, and an output."""
+    a, b = (layer("DenseLayer", nin=3, nout=4, act=act) for act in ("TanH", "ReLU"))
+    told = graph(a, b, *[a] * len(ops), output(width, 2), v1=["in"], **sources)
+    for number, one in enumerate(ops):
+        told["vertices"][f"v{2 + number}"] = one
+    told["vertices"] = dict(sorted(told["vertices"].items()))
+    return told
+
+
+JOINED = {
+    "Add": lambda a, b: a + b,
+    "Subtract": lambda a, b: a - b,
+    "Product": lambda a, b: a * b,
+    "Average": lambda a, b: (a + b) / 2,
+    "Max": np.maximum,
+}
+
+
+@pytest.mark.parametrize("op", [*JOINED, "Merge"])
+def test_branches_that_are_joined(tmp_path: Path, op: str) -> None:
+    w, b, v, c, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 3, 4), drawn(4, 4), drawn(5, 6, 3)
+    joins = [vertex("MergeVertex") if op == "Merge" else vertex("ElementWiseVertex", op=op)]
+    width = 8 if op == "Merge" else 4
+    told = branched(joins, width, v2=["v0", "v1"])
+    u, d = drawn(6, width, 2), drawn(7, 2)
+    one, other = np.tanh(x @ w + b), np.maximum(x @ v + c, 0)
+    both = np.concatenate((one, other), axis=1) if op == "Merge" else JOINED[op](one, other)
+    found = predicted(tmp_path, told, x, f(w), b, f(v), c, f(u), d)
+    np.testing.assert_allclose(found, softmax(both @ u + d), **CLOSE)
+
+
+def test_vertices_that_change(tmp_path: Path) -> None:
+    w, b, v, c, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 3, 4), drawn(4, 4), drawn(5, 6, 3)
+    ops = [
+        vertex("ElementWiseVertex", op="Add"),
+        vertex("ScaleVertex", scaleFactor=0.5),
+        vertex("ShiftVertex", shiftFactor=0.25),
+        vertex("SubsetVertex", **{"from": 1, "to": 3}),
+        vertex("L2NormalizeVertex", dimension=[], eps=1e-8),
+    ]
+    told = branched(ops, 3, v2=["v0", "v1"])
+    u, d = drawn(6, 3, 2), drawn(7, 2)
+    z = (0.5 * (np.tanh(x @ w + b) + np.maximum(x @ v + c, 0)) + 0.25)[:, 1:]
+    z = z / np.linalg.norm(z, axis=1, keepdims=True)
+    found = predicted(tmp_path, told, x, f(w), b, f(v), c, f(u), d)
+    np.testing.assert_allclose(found, softmax(z @ u + d), **CLOSE)
+
+
+def test_parameters_lie_in_the_graphs_order(tmp_path: Path) -> None:
+    """As the file says it; if it does not, as DL4J sorts: vertex 17 is in bucket 1, before 2."""
+    w, b, v, c, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 3, 4), drawn(4, 4), drawn(5, 6, 3)
+    u, d = drawn(6, 8, 2), drawn(7, 2)
+    told = branched([vertex("MergeVertex")], 8, v2=["v0", "v1"])
+    told["topologicalOrderStr"] = ["in", "v1", "v0", "v2", "v3"]
+    both = np.concatenate((np.tanh(x @ w + b), np.maximum(x @ v + c, 0)), axis=1)
+    wanted = softmax(both @ u + d)
+    found = predicted(tmp_path, told, x, f(v), c, f(w), b, f(u), d)
+    np.testing.assert_allclose(found, wanted, **CLOSE)
+    del told["topologicalOrderStr"]
+    line = [f"n{i}" for i in range(14)]
+    names = ["v2", "v0", *line, "v1", "v3"]  # v0 is number 2, v1 number 17
+    same = vertex("ScaleVertex", scaleFactor=1.0)
+    told["vertices"] = {name: told["vertices"].get(name, same) for name in names}
+    steps = itertools.pairwise(["v2", *line, "v3"])
+    told["vertexInputs"] |= {name: [before] for before, name in steps}
+    found = predicted(tmp_path, told, x, f(v), c, f(w), b, f(u), d)
+    np.testing.assert_allclose(found, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        ({"networkInputs": ["in", "on"]}, NotImported, "2 inputs and 1 outputs"),
+        ({"vertexInputs": {"v2": [["v0"]]}}, NoDl4jNetwork, "are no lists of names"),
+        ({"networkOutputs": [{}]}, NoDl4jNetwork, "are no lists of names"),
+        ({"vertexInputs": {"v2": ["v0", "v9"]}}, NoDl4jNetwork, "vertex 'v2' has inputs"),
+        ({"vertexInputs": {"v0": ["v2"]}}, NoDl4jNetwork, "never comes to 'v0': it goes in a"),
+        ({"vertexInputs": {"v3": ["v1"]}}, NotImported, "vertex 'v2' leads nowhere"),
+        ({"topologicalOrderStr": ["in", "v3"]}, NoDl4jNetwork, "order is wrong at 'v3'"),
+        ({"vertices": {"v2": vertex("StackVertex")}}, NotImported, "it is a stackvertex"),
+    ],
+)
+def test_graphs_that_are_not_taken(tmp_path: Path, change: Any, error: Any, said: str) -> None:
+    told = branched([vertex("MergeVertex")], 8, v2=["v0", "v1"])
+    for name, value in change.items():
+        told[name] = told.get(name, {}) | value if isinstance(value, dict) else value
+    path = write(tmp_path / "g.zip", told, np.zeros(50))
+    with pytest.raises(error, match=said):
+        from_dl4j(path, training=False)
+
+
+def test_such_networks_travel(tmp_path: Path) -> None:
+    """Each kind of module, as executors get it."""
+    inner = layer("LSTM", nin=2, nout=4, act="TanH")
+    told = graph(
+        layer("recurrent.Bidirectional", fwd=inner, bwd=inner, mode="ADD"),
+        layer("GravesBidirectionalLSTM", nin=4, nout=2),
+        layer("Convolution1DLayer", nin=2, nout=4, kernelSize=[1], stride=[1]),
+        layer("Cropping1D", cropping=[1, 1]),
+        layer("recurrent.SimpleRnn", nin=4, nout=4),
+        vertex("ElementWiseVertex", op="Max"),
+        vertex("ScaleVertex", scaleFactor=2.0),
+        output(4, 2, kind="RnnOutputLayer"),
+        v5=["v4", "v3"],
+    )
+    for number in (5, 6):
+        told["vertices"][f"v{number}"] = told["vertices"][f"v{number}"]["layerConf"]["layer"]
+    count = 2 * 112 + 2 * (32 + 22 + 8) + 12 + 36 + 10
+    path = write(tmp_path / "t.zip", told, drawn(1, count))
+    model = from_dl4j(path)
+    model.bind(model.initial())
+    again = pickle.loads(pickle.dumps(model))
+    again.bind(model.initial())
+    np.testing.assert_array_equal(again.predict(SEQUENCE), model.predict(SEQUENCE))

@@ -1,0 +1,282 @@
+"""Where DL4J trains otherwise than torch: gradients, statistics, frozen layers, counters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.models import DenseNetwork, from_dl4j
+from sparkstrom.models.base import Batch
+from sparkstrom.models.dl4j import NotImported
+from sparkstrom.models.outputs import measured
+from sparkstrom.spark.driver.evaluation import evaluate_batch, wanted_for
+from tests.conformance.dl4j_files import (
+    CONFIG,
+    LABELS,
+    X,
+    drawn,
+    f,
+    gradients,
+    layer,
+    network,
+    output,
+    softmax,
+    write,
+)
+
+SGD = {"@class": CONFIG + "Sgd", "learningRate": 1.0}
+LOSS = "org.nd4j.linalg.lossfunctions.impl."
+DROP_ALL = {"@class": "org.deeplearning4j.nn.conf.dropout.Dropout", "p": 1e-6}
+HOT = np.eye(4, dtype=np.float32)[LABELS]
+
+
+def moved(tmp_path: Path, told: Any, labels: Any, *arrays: np.ndarray) -> tuple[Any, np.ndarray]:
+    """The model after one step, and what the step took off its parameters."""
+    model = from_dl4j(write(tmp_path / "m.zip", told, *arrays))
+    before = model.initial()
+    flat = before.copy()
+    model.bind(flat)
+    model.step(Batch(X, labels))
+    return model, before - flat
+
+
+def test_no_op_subtracts_gradients_as_they_are(tmp_path: Path) -> None:
+    """ND4J's NoOpUpdater does nothing to a gradient, which DL4J subtracts then."""
+    w, b = drawn(1, 3, 4), drawn(2, 4)
+    told = network(output(3, 4, iupdater={"@class": CONFIG + "NoOp"}))
+    _, taken = moved(tmp_path, told, LABELS, f(w), b)
+    grad_w, grad_b = gradients(w, b)
+    np.testing.assert_allclose(taken, [*grad_w.T.ravel(), *grad_b], atol=1e-6)
+
+
+@pytest.mark.parametrize("labels", ["shares", "zeros", "weighted"])
+def test_gradients_of_softmax(tmp_path: Path, labels: str) -> None:
+    """p - y, also where a row's labels do not add up to 1; with weights p * sum(w y) - w y."""
+    w, b = drawn(1, 3, 4), drawn(2, 4)
+    y = HOT if labels == "weighted" else HOT * (0.5 if labels == "shares" else 0.0)
+    loss: dict[str, Any] = {"@class": LOSS + "LossMCXENT", "softmaxClipEps": 1e-10}
+    weights = np.array([1.0, 2.0, 3.0, 4.0])
+    p = softmax(X @ w + b)
+    wanted = p - y
+    if labels == "weighted":
+        loss["weights"] = list(weights)
+        wanted = p * (weights * y).sum(axis=1, keepdims=True) - weights * y
+    drop = {"@class": "org.deeplearning4j.nn.conf.dropout.Dropout", "p": 1.0}  # by torch
+    told = network(output(3, 4, iupdater=SGD, lossFn=loss, idropout=drop))
+    _, taken = moved(tmp_path, told, y, f(w), b)
+    np.testing.assert_allclose(taken[-4:], wanted.mean(axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize(("act", "far"), [("Sigmoid", 0), ("Sigmoid", 14), ("Softmax", 0)])
+def test_binary_cross_entropy_is_clipped(tmp_path: Path, act: str, far: int) -> None:
+    """(p - y) / (p (1 - p)) of outputs within [eps, 1 - eps], backwards through the activation."""
+    w, b = drawn(1, 3, 4), drawn(2, 4) - far
+    loss = {"@class": LOSS + "LossBinaryXENT", "clipEps": 1e-5}
+    told = network(output(3, 4, act=act, iupdater=SGD, lossFn=loss))
+    model, taken = moved(tmp_path, told, HOT, f(w), b)
+    z = (X @ w + b).astype(np.float64)
+    p = 1 / (1 + np.exp(-z)) if act == "Sigmoid" else softmax(z)
+    clipped = p.clip(1e-5, 1 - 1e-5)
+    pull = (clipped - HOT) / (clipped * (1 - clipped)) * p
+    if act == "Sigmoid":
+        wanted = pull * (1 - p)
+        score = -(HOT * np.log(clipped) + (1 - HOT) * np.log(1 - clipped)).sum(axis=1).mean()
+    else:
+        wanted = pull - p * pull.sum(axis=1, keepdims=True)
+        score = -(HOT * np.log(p)).sum(axis=1).mean()
+    np.testing.assert_allclose(taken[-4:], wanted.mean(axis=0), rtol=1e-4, atol=1e-6)
+    model.bind(model.initial())
+    assert model.loss(Batch(X, HOT))[0] / 8 == pytest.approx(score, rel=1e-5)
+
+
+def test_a_score_of_classes_is_clipped(tmp_path: Path) -> None:
+    """Rows that are surely wrong count ln 1e10 each, and are learnt from all the same."""
+    b = np.array([100.0, 0, 0, 0], np.float32)
+    loss = {"@class": LOSS + "LossSparseMCXENT", "softmaxClipEps": 1e-10}
+    told = network(output(3, 4, iupdater=SGD, lossFn=loss))
+    labels = np.ones((8, 1), np.float32)  # of sparse ones, as DL4J has them
+    model, taken = moved(tmp_path, told, labels, np.zeros(12), b)
+    np.testing.assert_allclose(taken[-4:], [1, -1, 0, 0], atol=1e-6)
+    model.bind(model.initial())
+    assert model.loss(Batch(X, labels))[0] / 8 == pytest.approx(np.log(1e10))
+
+
+def test_kullback_leibler_pulls_as_there(tmp_path: Path) -> None:
+    """By labels as they are, where its score has them clipped."""
+    w, b = drawn(1, 3, 4), drawn(2, 4)
+    told = network(output(3, 4, act="Sigmoid", iupdater=SGD, lossFn={"@class": LOSS + "LossKLD"}))
+    _, taken = moved(tmp_path, told, HOT * 3, f(w), b)
+    p = 1 / (1 + np.exp(-(X @ w + b)))
+    np.testing.assert_allclose(taken[-4:], (-3 * HOT * (1 - p)).mean(axis=0), rtol=1e-4, atol=1e-6)
+
+
+def test_statistics_are_of_the_minibatch_also_of_one_row(tmp_path: Path) -> None:
+    """DL4J's variance is over n, torch's running one over n - 1; torch refuses a row alone."""
+    told = network(layer("BatchNormalization", nout=3, decay=0.75, eps=1e-5), output(3, 4))
+    norm = np.concatenate([np.ones(3), np.zeros(3), np.zeros(3), np.ones(3)])
+    path = write(tmp_path / "n.zip", told, norm, drawn(1, 16))
+    for rows in (8, 1):
+        model = from_dl4j(path)
+        model.bind(model.initial())
+        model.step(Batch(X[:rows], LABELS[:rows]))
+        state = model.module.state_dict()
+        mean, var = X[:rows].mean(axis=0), X[:rows].var(axis=0)
+        np.testing.assert_allclose(state["layers.0_layer0.running_mean"], mean / 4, rtol=1e-5)
+        np.testing.assert_allclose(state["layers.0_layer0.running_var"], 0.75 + var / 4, rtol=1e-5)
+
+
+def frozen(one: Any, kind: str = "FrozenLayer") -> Any:
+    inner = "layer" if kind == "FrozenLayer" else "underlying"
+    return {"@class": f"org.deeplearning4j.nn.conf.layers.misc.{kind}", inner: one}
+
+
+def test_frozen_layers_are_as_outside_of_training(tmp_path: Path) -> None:
+    """Without their dropout, as DL4J's are: what transfer learning leaves of a network."""
+    w, b, v, c = drawn(1, 3, 4), drawn(2, 4), drawn(3, 4, 4), drawn(4, 4)
+    told = network(
+        frozen(layer("DenseLayer", nin=3, nout=4, act="TanH", idropout=DROP_ALL)),
+        frozen(layer("DropoutLayer", idropout=DROP_ALL)),
+        output(4, 4, iupdater=SGD),
+    )
+    _, taken = moved(tmp_path, told, LABELS, f(w), b, f(v), c)
+    p = softmax(np.tanh(X @ w + b) @ v + c)
+    np.testing.assert_allclose(taken[-4:], (p - HOT).mean(axis=0), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "learns"), [("FrozenLayer", False), ("FrozenLayerWithBackprop", True)]
+)
+def test_what_is_before_a_frozen_layer(tmp_path: Path, kind: str, learns: bool) -> None:
+    told = network(
+        layer("DenseLayer", nin=3, nout=4, iupdater=SGD),
+        frozen(layer("DenseLayer", nin=4, nout=4), kind),
+        output(4, 4, iupdater=SGD),
+    )
+    _, taken = moved(tmp_path, told, LABELS, drawn(1, 16), drawn(2, 20), drawn(3, 20))
+    assert taken[:16].any() == learns
+    assert not taken[16:36].any()
+    assert taken[36:].any()
+
+
+@pytest.mark.parametrize("updater", ["Adam", "AMSGrad"])
+def test_steps_count_on_without_a_saved_state(tmp_path: Path, updater: str) -> None:
+    """saveUpdater=false: moments begin anew, corrected as those of the network's iterations."""
+    w, b = drawn(1, 3, 4), drawn(2, 4)
+    conf = {"@class": CONFIG + updater, "learningRate": 0.1}
+    told = network(output(3, 4, iupdater=conf), iterationCount=225)
+    model = from_dl4j(write(tmp_path / "a.zip", told, f(w), b))
+    flat = model.initial()
+    model.bind(flat)
+    model.load_updater_state(model.continuing_state())
+    model.step(Batch(X, LABELS))
+    _, g = gradients(w, b)
+    rate = 0.1 * np.sqrt(1 - 0.999**226) / (1 - 0.9**226)
+    wanted = rate * 0.1 * g / (np.sqrt(0.001 * g * g) + 1e-8)
+    np.testing.assert_allclose(b - flat[-4:], wanted, rtol=1e-3)
+
+
+@pytest.mark.parametrize("built_in", [True, False])
+def test_a_fresh_adagrad_is_not_at_zero(tmp_path: Path, built_in: bool) -> None:
+    """It begins with 1e-6, whatever its epsilon: small gradients take small steps."""
+    x, w, b = X, np.zeros((3, 4), np.float32), np.array([0, 8, 0, 0], np.float32)
+    conf = {"@class": CONFIG + "AdaGrad", "learningRate": 0.1, "epsilon": 1e-8}
+    drop = {"@class": "org.deeplearning4j.nn.conf.dropout.Dropout", "p": 1.0}
+    told = network(
+        output(3, 4, iupdater=conf, idropout=None if built_in else drop), iterationCount=0
+    )
+    model = from_dl4j(write(tmp_path / "g.zip", told, w, b))
+    assert isinstance(model, DenseNetwork) == built_in
+    flat = model.initial()
+    model.bind(flat)
+    if state := model.continuing_state():
+        model.load_updater_state(state)
+    model.step(Batch(x, np.ones(8, np.int64)))
+    p = softmax(b[None].astype(np.float64))[0]
+    g = p - [0, 1, 0, 0]
+    np.testing.assert_allclose(b - flat[-4:], 0.1 * g / (np.sqrt(1e-6 + g * g) + 1e-8), rtol=5e-3)
+
+
+def test_weight_decay_is_in_the_score_as_l2_is(tmp_path: Path) -> None:
+    """WeightDecay.score: half the coefficient times the squares, without the learning rate."""
+    decay = {
+        "@class": "org.nd4j.linalg.learning.regularization.WeightDecay",
+        "coeff": {"@class": "x.FixedSchedule", "value": 0.5},
+        "applyLR": True,
+    }
+    told = network(output(3, 4, regularization=[decay]))
+    model = from_dl4j(write(tmp_path / "d.zip", told, np.full(16, 2.0)))
+    model.bind(model.initial())
+    assert model.penalty() == pytest.approx(0.5 / 2 * 4 * 12)
+
+
+HALF = {"@class": "x.FixedSchedule", "value": 0.5}
+STEPS = {"@class": "x.StepSchedule", "initialValue": 0.5, "decayRate": 0.5, "step": 10}
+OF_TRAINING = {
+    "dropout by schedule (dropout) of outputlayer 'layer0'": {
+        "idropout": {"@class": "x.Dropout", "p": "NaN", "pSchedule": HALF}
+    },
+    "dropout otherdropout of outputlayer 'layer0'": {"idropout": {"@class": "x.OtherDropout"}},
+    "loss fmeasure": {"lossFn": {"@class": LOSS + "LossFMeasure", "beta": 1.0}},
+    "regularization that follows a schedule": {
+        "regularization": [{"@class": "x.L2Regularization", "l2": STEPS}]
+    },
+    "regularization otherregularization": {"regularization": [{"@class": "x.OtherRegularization"}]},
+    "weightNoise of outputlayer 'layer0'": {"weightNoise": {"@class": "x.DropConnect"}},
+    "constraints of outputlayer 'layer0'": {"constraints": [{"@class": "x.NonNegativeConstraint"}]},
+}
+
+
+@pytest.mark.parametrize("said", OF_TRAINING)
+def test_what_concerns_training_alone_does_not_hinder_prediction(tmp_path: Path, said: str) -> None:
+    """The refusal names layer and reason, and its remedy does."""
+    w, b = drawn(1, 3, 4), drawn(2, 4)
+    path = write(tmp_path / "t.zip", network(output(3, 4, **OF_TRAINING[said])), f(w), b)
+    with pytest.raises(NotImported) as refused:
+        from_dl4j(path)
+    assert said in str(refused.value)
+    assert "from_dl4j(path, training=False)" in str(refused.value)
+    assert "layer0" in str(refused.value)
+    model = from_dl4j(path, training=False)
+    np.testing.assert_allclose(model.predict(X), softmax(X @ w + b), rtol=1e-4)
+
+
+def test_sequences_are_evaluated_by_their_steps(tmp_path: Path) -> None:
+    """As DL4J's evaluate: each step counts, whether labels are indices or one-hot."""
+    v, c, x = drawn(1, 3, 4), drawn(2, 4), drawn(3, 6, 3, 5)
+    told = network(output(3, 4, kind="RnnOutputLayer"))
+    model = from_dl4j(write(tmp_path / "r.zip", told, f(v), c))
+    model.bind(model.initial())
+    z = np.einsum("nit,io->not", x, v) + c.reshape(1, 4, 1)
+    classes = np.random.default_rng(1).integers(0, 4, (6, 5))
+    hot = np.moveaxis(np.eye(4, dtype=np.float32)[classes], -1, 1)
+    wanted = np.zeros((4, 4), int)
+    np.add.at(wanted, (classes.ravel(), z.argmax(axis=1).ravel()), 1)
+    asked = wanted_for(model, ["classification", "roc"], 2)
+    for labels in (classes, hot):
+        found = evaluate_batch(model, asked, Batch(x, labels))
+        assert found.classification is not None
+        assert found.roc is not None
+        np.testing.assert_array_equal(found.classification.confusion, wanted)
+        assert found.roc.positives.sum() == (classes == 2).sum()
+        hits, weights = measured(model, Batch(x, labels), "accuracy")
+        assert hits / weights == pytest.approx(np.trace(wanted) / 30)
+
+
+def test_one_sigmoid_tells_two_classes_apart(tmp_path: Path) -> None:
+    """By 0.5, as DL4J's Evaluation has one output; every row was of class 1."""
+    w, b = drawn(1, 3, 1), np.zeros(1, np.float32)
+    loss = {"@class": LOSS + "LossBinaryXENT", "clipEps": 1e-5}
+    told = network(output(3, 1, act="Sigmoid", lossFn=loss))
+    model = from_dl4j(write(tmp_path / "b.zip", told, f(w), b))
+    model.bind(model.initial())
+    found = evaluate_batch(model, wanted_for(model, None, 1), Batch(X, LABELS % 2))
+    assert found.classification is not None
+    wanted = np.zeros((2, 2), int)
+    np.add.at(wanted, (LABELS % 2, (X @ w > 0).ravel().astype(int)), 1)
+    np.testing.assert_array_equal(found.classification.confusion, wanted)
+    roc = evaluate_batch(model, wanted_for(model, "roc", 1), Batch(X, LABELS % 2)).roc
+    assert roc is not None
+    assert 0 < roc.auc < 1

@@ -1,0 +1,233 @@
+"""Fits of one client of Spark Connect: what became of each, as JSON in the last line of stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyspark.sql import SparkSession
+from sklearn.datasets import load_digits
+
+from sparkstrom import (
+    EarlyStopping,
+    SharedTrainingMaster,
+    SparkNetwork,
+    SparkstromError,
+    VoidConfiguration,
+)
+from sparkstrom.listeners import TrainingListener
+from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.streams import each_batch
+from tests.integration.model_kinds import jax_model, keras_model
+
+ROWS = 1437
+LARGE = [64, 1500, 900, 10]  # 1.5 million parameters: too many for a job's plan
+
+
+class Heard(TrainingListener):
+    """Counts."""
+
+    def __init__(self) -> None:
+        self.looks, self.commits = 0, []
+
+    def on_iteration(self, event: Any) -> None:
+        self.looks += 1
+
+    def on_epoch(self, event: Any) -> None:
+        self.commits.append(event.snapshot().commit)
+
+
+class Fails(DenseNetwork):
+    """Raises in each step."""
+
+    def step(self, *args: Any, **keywords: Any) -> Any:
+        raise ValueError("this code of a user's is wrong\nby two lines")
+
+
+class DiesOnce(DenseNetwork):
+    """Kills its process in the tenth step there, unless another one has."""
+
+    marker = ""
+    steps = 0
+
+    def step(self, *args: Any, **keywords: Any) -> Any:
+        self.steps += 1
+        if self.steps == 10:
+            try:
+                Path(self.marker).touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(*args, **keywords)
+
+
+def told(summary: Any) -> dict[str, Any]:
+    """What a test looks at."""
+    return {
+        "equal": summary.replicas_equal,
+        "replicas": len(summary.hashes),
+        "workers": summary.workers,
+        "rows": summary.rows_trained,
+        "epochs": summary.epochs,
+        "text": str(summary),
+    }
+
+
+class Client:
+    def __init__(self) -> None:
+        self.spark = SparkSession.builder.getOrCreate()  # SPARK_REMOTE says which
+        digits = load_digits()
+        self.x, self.y = (digits.data / 16).astype(np.float32), digits.target
+        table = pd.DataFrame({"features": list(self.x[:ROWS]), "label": self.y[:ROWS]})
+        self.frame = self.spark.createDataFrame(table)
+
+    def network(self, model: Any = None, void: Any = None, **options: Any) -> SparkNetwork:
+        model = model or DenseNetwork([64, 32, 10], updater=Sgd(0.1), seed=1)
+        master = SharedTrainingMaster(void or VoidConfiguration(), **options)
+        return SparkNetwork(self.spark, model, master, progress="plain")
+
+    def accuracy(self, network: SparkNetwork) -> float:
+        held_out = network.predict(self.x[ROWS:]).argmax(1)
+        return float((held_out == self.y[ROWS:]).mean())
+
+    def refusal(self, what: Any, *args: Any, **keywords: Any) -> str:
+        try:
+            what(*args, **keywords)
+        except SparkstromError as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing was refused"
+
+    # -- what is tried ---------------------------------------------------------------------------
+
+    def dense(self) -> dict[str, Any]:
+        """Listeners, held-out rows and an early end; then what can be done with it."""
+        network, heard = self.network(), Heard()
+        stop = EarlyStopping(patience=2)
+        asked = {"validation": 0.1, "early_stopping": stop, "listeners": [heard]}
+        first = network.fit(self.frame, epochs=12, **asked)
+        again = network.fit(self.frame, epochs=3)  # goes on with what workers kept
+        few = self.frame.limit(40)
+        predicted = network.predict(few).select("features", "prediction").toPandas()
+        here = network.predict(np.stack(predicted["features"].to_numpy()))
+        there = np.stack(predicted["prediction"].to_numpy())
+        figures = network.evaluate(self.frame, ["classification", "loss"])
+        batch = (self.x[:ROWS], self.y[:ROWS])
+        answer = {
+            "first": told(first),
+            "again": told(again),
+            "looks": heard.looks,
+            "epochs_heard": len(heard.commits),
+            "history": len(first.history),
+            "lease_s": network._master.void.lease_s,
+            "accuracy": self.accuracy(network),
+            "as_here": bool(np.allclose(here, there, atol=1e-6)),
+            "evaluated": [figures.rows, figures.classification.accuracy, figures.loss],
+            "evaluated_here": network.evaluate(batch, ["classification", "loss"]).loss,
+            "score": network.score(self.frame),
+        }
+        network.close()
+        return answer
+
+    def large(self) -> dict[str, Any]:
+        """Parameters that go as an artifact, rows that stay where they are, no TCP in between."""
+        model = DenseNetwork(LARGE, updater=Sgd(0.05), seed=1)
+        network = self.network(model, repartition="never", workers_per_node=1)
+        from sparkstrom.spark.connect.connect_application import ConnectApplication
+
+        nowhere = property(lambda self: "192.0.2.1")  # no address of this machine
+        before, ConnectApplication.host = ConnectApplication.host, nowhere
+        try:
+            summary = network.fit(self.frame.repartition(4), epochs=2)
+        finally:
+            ConnectApplication.host = before
+        return told(summary) | {"score": network.score(self.frame)}
+
+    def torch(self) -> dict[str, Any]:
+        import torch
+        from torch import nn
+
+        from sparkstrom.models.torch import TorchModel
+
+        module = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        model = TorchModel(module, nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.1))
+        network = self.network(model, checkpoint_directory=os.path.abspath("checkpoints"))
+        summary = network.fit(self.frame, epochs=6)
+        more = {"accuracy": self.accuracy(network), "checkpoint": summary.checkpoint}
+        return told(summary) | more
+
+    def jax(self) -> dict[str, Any]:
+        return self.of_kind(jax_model())
+
+    def keras(self) -> dict[str, Any]:
+        return self.of_kind(keras_model())
+
+    def of_kind(self, model: Any) -> dict[str, Any]:
+        """With buffers; and once more, with what workers kept."""
+        network = self.network(model, repartition="never", workers_per_node=1)
+        first = network.fit(self.frame.coalesce(2), epochs=6)
+        again = network.fit(self.frame.coalesce(2), epochs=2)
+        figures = network.evaluate(self.frame)
+        return {
+            "first": told(first),
+            "again": told(again),
+            "accuracy": self.accuracy(network),
+            "evaluated": figures.classification.accuracy,
+        }
+
+    def dies(self) -> dict[str, Any]:
+        model = DiesOnce([64, 32, 10], updater=Sgd(0.1), seed=1)
+        DiesOnce.marker = os.path.abspath("one-has-died")
+        network = self.network(model)
+        summary = network.fit(self.frame, epochs=6)
+        return told(summary) | {"died": os.path.exists(DiesOnce.marker)}
+
+    def estimator(self) -> dict[str, Any]:
+        from sparkstrom.ml import SparkstromEstimator
+
+        estimator = SparkstromEstimator(
+            model=DenseNetwork([64, 32, 10], updater=Sgd(0.1), seed=1), epochs=4
+        )
+        model = estimator.fit(self.frame)
+        out = model.transform(self.frame.limit(100)).toPandas()
+        wrong = self.refusal(model.write().save, "/tmp/not-written")
+        return {"right": float((out["prediction"] == out["label"]).mean()), "save": wrong}
+
+    def refusals(self) -> dict[str, str]:
+        class Rdd:
+            """As far as it is looked at."""
+
+            def mapPartitions(self) -> None: ...
+
+        network = self.network()
+        host = partial(self.network, void=VoidConfiguration(controller="10.1.2.3"))
+        many = self.network(workers_per_node=2)
+        bad = pd.DataFrame({"features": [[1.0] * 64, [2.0] * 63], "label": [1, 2]})
+        return {
+            "rdd": self.refusal(network.fit, Rdd()),
+            "export": self.refusal(self.network, rdd_training_approach="export"),
+            "host": self.refusal(host),
+            "slots": self.refusal(many.fit, self.frame),
+            "column": self.refusal(network.fit, self.frame, label="lable"),
+            "stream": self.refusal(each_batch, network),
+            "row": self.refusal(network.fit, self.spark.createDataFrame(bad)),
+            "user": self.refusal(self.network(Fails([64, 32, 10])).fit, self.frame),
+        }
+
+
+def main() -> None:
+    client = Client()
+    answers = {name: getattr(client, name)() for name in sys.argv[1:]}
+    client.spark.stop()
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

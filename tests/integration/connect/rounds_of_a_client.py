@@ -1,0 +1,244 @@
+"""Fits in rounds of one client of Spark Connect: what became of each, as JSON in the last line."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pyspark.sql import SparkSession
+from sklearn.datasets import load_digits
+
+from sparkstrom import (
+    EarlyStopping,
+    ParameterAveragingTrainingMaster,
+    SparkNetwork,
+    SparkstromError,
+)
+from sparkstrom.listeners import TrainingListener
+from sparkstrom.models import Adam, DenseNetwork, Nesterov, Sgd
+from sparkstrom.spark.averaging.round_job import PieceSizes
+from sparkstrom.spark.connect import frame_engine, frame_parts
+from sparkstrom.spark.driver import fit_checkpoints
+from tests.integration.averaged_rounds import fitted_in_one_process, joined, turns_of_fit
+from tests.integration.model_kinds import jax_model, keras_model
+
+EDGES = (0, 70, 110)  # rows of the two workers
+CUT = PieceSizes(piece=2000, part=5000, direct=0, collected=9000, at_once=2)
+
+
+class DiesInARound(DenseNetwork):
+    """Kills its process in the fourth step there, unless another one has."""
+
+    marker = ""
+    steps = 0
+
+    def step(self, *args: Any, **keywords: Any) -> Any:
+        self.steps += 1
+        if self.steps == 4:
+            try:
+                Path(self.marker).touch(exist_ok=False)
+            except FileExistsError:
+                pass
+            else:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(*args, **keywords)
+
+
+class Fails(DenseNetwork):
+    def step(self, *args: Any, **keywords: Any) -> Any:
+        raise ValueError("this code of a user's is wrong\nby two lines")
+
+
+class Enough(TrainingListener):
+    """Ends a fit once a checkpoint is there."""
+
+    def on_checkpoint(self, event: Any) -> None:
+        raise RuntimeError("enough")
+
+
+class Interrupting(TrainingListener):
+    """Presses Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.minibatches = 0
+
+    def on_iteration(self, event: Any) -> None:
+        if not self.minibatches and event.minibatches:
+            self.minibatches = event.minibatches
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def cut_small() -> None:
+    """Everything that is large elsewhere: parameters in many views, results in many jobs."""
+    frame_engine.SIZES, frame_engine.IN_PLAN_MAX, frame_parts.VIEW_BYTES = CUT, 0, 8000
+
+
+class Client:
+    def __init__(self) -> None:
+        self.spark = SparkSession.builder.getOrCreate()  # SPARK_REMOTE says which
+        digits = load_digits()
+        self.x, self.y = (digits.data / 16).astype(np.float32), digits.target.astype(np.int64)
+        ends = list(itertools.pairwise(EDGES))
+        self.parts = [(self.x[first:end], self.y[first:end]) for first, end in ends]
+        # Spark 4.1 and later would make one partition of the two.
+        self.spark.conf.set("spark.sql.unionOutputPartitioning", "false")
+        one, other = (self.frame_of(*part).coalesce(1) for part in self.parts)
+        self.frame = one.union(other)
+
+    def frame_of(self, x: Any, y: Any) -> Any:
+        return self.spark.createDataFrame(pd.DataFrame({"features": list(x), "label": y}))
+
+    def fit(self, model: Any, master: Any, epochs: int = 2, **more: Any) -> tuple[Any, Any]:
+        network = SparkNetwork(self.spark, model, master, progress="plain")
+        return network, network.fit(self.frame, epochs=epochs, **more)
+
+    def beside(self, model: Any, master: Any, epochs: int = 2, **more: Any) -> dict[str, Any]:
+        """What it comes to, and what the arithmetic in one process does."""
+        reference = fitted_in_one_process(copy.deepcopy(model), self.parts, master, epochs)
+        network, summary = self.fit(model, master, epochs, **more)
+        self.parameters = network.parameters
+        return {
+            "off_by": float(np.abs(self.parameters - reference).max()),
+            "equal": summary.replicas_equal,
+            "rounds": summary.updates,
+            "workers": summary.workers,
+            "minibatches": [summary.minibatches, summary.minibatches_expected],
+            "epochs": [epoch.epoch for epoch in summary.history],
+            "text": str(summary),
+        }
+
+    # -- what is tried ---------------------------------------------------------------------------
+
+    def union(self) -> dict[str, Any]:
+        """Every step averaged: one machine on all rows."""
+        model, master = DenseNetwork([64, 32, 10], updater=Sgd(0.2), seed=1), master_of(1)
+        alone, reference = copy.deepcopy(model), model.initial()
+        alone.bind(reference)
+        for turns in turns_of_fit(self.parts, master, 2):
+            alone.step(joined([turn.batch for own in turns for turn in own]))
+        told = self.beside(model, master)
+        off_by = float(np.abs(self.parameters - reference).max())
+        left = self.spark.catalog.listTables()
+        settings = [self.spark.conf.get(key, None) for key in frame_engine.SETTINGS]
+        more = {"off_machine_by": off_by, "left": [table.name for table in left]}
+        return told | more | {"settings": settings}
+
+    def dies(self) -> dict[str, Any]:
+        """A worker is killed, while all is cut small."""
+        cut_small()
+        model = DiesInARound([64, 32, 10], updater=Adam(), seed=1)
+        reference = fitted_in_one_process(
+            DenseNetwork([64, 32, 10], updater=Adam(), seed=1), self.parts, master_of(2), 1
+        )
+        DiesInARound.marker = os.path.abspath("one-has-died")
+        network, summary = self.fit(model, master_of(2, aggregation_depth=1), 1)
+        return {
+            "off_by": float(np.abs(network.parameters - reference).max()),
+            "died": os.path.exists(DiesInARound.marker),
+            "text": str(summary),
+        }
+
+    def diloco(self) -> dict[str, Any]:
+        """Each worker's own Adam, an outer step; ended by a listener, and gone on with."""
+        cut_small()
+        model = DenseNetwork([64, 32, 10], updater=Adam(), seed=1)
+        options = {"outer": Nesterov(0.7, 0.9), "save_updater": "own"}
+        kept = {"checkpoint_directory": os.path.abspath("kept"), "checkpoint_every": "3 updates"}
+        master = master_of(2, **options, **kept)
+        said = refusal(self.fit, copy.deepcopy(model), master, 2, listeners=[Enough()])
+        fit_checkpoints._claims.clear()  # as in another program
+        return self.beside(model, master) | {"said": said}
+
+    def torch(self) -> dict[str, Any]:
+        """BatchNorm, Adam's states averaged, held-out rows and an early end; rows dealt anew."""
+        import torch
+        from torch import nn
+
+        from sparkstrom.models.torch import TorchModel
+
+        torch.manual_seed(3)
+        module = nn.Sequential(nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 10))
+        model = TorchModel(module, nn.CrossEntropyLoss(), partial(torch.optim.Adam, lr=0.01))
+        torch.set_num_threads(1)
+        told = self.beside(copy.deepcopy(model), master_of(2), 1)
+        master = ParameterAveragingTrainingMaster(
+            averaging_frequency=6, workers_per_node=2, storage_level="DISK_ONLY"
+        )
+        every = self.frame_of(self.x, self.y)
+        rule = EarlyStopping(patience=1)
+        asked = {"validation": 0.2, "early_stopping": rule}
+        network = SparkNetwork(self.spark, model, master, progress="plain")
+        summary = network.fit(every, epochs=3, **asked)
+        return {
+            "beside": told,
+            "rows": summary.rows,
+            "held_out": summary.rows_held_out,
+            "workers": summary.workers,
+            "best": summary.best is not None,
+            "losses": [epoch.validation for epoch in summary.history],
+            "accuracy": network.evaluate(every).classification.accuracy,
+        }
+
+    def jax(self) -> dict[str, Any]:
+        """Optax's momentum and schedule, each worker's own; an outer step."""
+        return self.beside(jax_model(), master_of(2, save_updater="own", outer=Nesterov(0.7, 0.9)))
+
+    def keras(self) -> dict[str, Any]:
+        """BatchNorm's statistics and momentum averaged; parameters in views, results in pieces."""
+        cut_small()
+        return self.beside(keras_model(), master_of(2))
+
+    def ends(self) -> dict[str, Any]:
+        """Refusals; what is wrong; Ctrl-C."""
+        model, different = DenseNetwork([64, 10], seed=1), "num_partitions_workers_differs"
+        interrupting, master = Interrupting(), master_of(1)
+        network = SparkNetwork(self.spark, model, master, progress=False)
+        before, interrupted = network.parameters.copy(), False
+        try:
+            network.fit(self.frame, epochs=500, listeners=[interrupting])
+        except KeyboardInterrupt:
+            interrupted = True
+        return {
+            "different": refusal(self.fit, model, master_of(1, repartition=different)),
+            "export": refusal(self.fit, model, master_of(1, rdd_training_approach="export")),
+            "features": refusal(self.fit, DenseNetwork([63, 10], seed=1), master_of(1)),
+            "user": refusal(self.fit, Fails([64, 10], seed=1), master_of(1)),
+            "interrupted": interrupted,
+            "learnt": bool((network.parameters != before).any()),
+            "left": [table.name for table in self.spark.catalog.listTables()],
+        }
+
+
+def master_of(frequency: int, **options: Any) -> ParameterAveragingTrainingMaster:
+    defaults = {"repartition": "never", "batch_size_per_worker": 16, "workers_per_node": 1}
+    return ParameterAveragingTrainingMaster(
+        averaging_frequency=frequency, **{**defaults, **options}
+    )
+
+
+def refusal(what: Any, *args: Any, **keywords: Any) -> str:
+    try:
+        what(*args, **keywords)
+    except SparkstromError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was refused"
+
+
+def main() -> None:
+    client = Client()
+    answers = {name: getattr(client, name)() for name in sys.argv[1:]}
+    client.spark.stop()
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()

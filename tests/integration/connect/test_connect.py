@@ -1,0 +1,71 @@
+"""Fits over Spark Connect, against a real server: what works, what is refused, who dies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("fits_of_a_client.py")
+ROWS = 1437
+
+
+def check_whole(told, workers=3):
+    assert told["equal"], told["text"]
+    assert told["replicas"] == workers + 1  # the controller in a slot of its own
+
+
+def test_a_dense_network_is_trained_followed_and_used(client):
+    dense = client(PROGRAM, "dense")["dense"]
+    check_whole(dense["first"])
+    check_whole(dense["again"])
+    assert dense["lease_s"] == 7  # from the server's configuration
+    assert dense["epochs_heard"] == dense["history"] >= 3
+    assert dense["looks"] > 0
+    assert dense["accuracy"] > 0.85
+    assert dense["as_here"]
+    rows, accuracy, loss = dense["evaluated"]
+    assert rows == ROWS
+    assert accuracy > 0.85
+    assert loss == dense["score"] == pytest.approx(dense["evaluated_here"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_large_models_others_models_and_workers_that_die(client):
+    told = client(PROGRAM, "large", "torch", "dies", "estimator")
+    check_whole(told["large"], workers=2)
+    check_whole(told["torch"])
+    assert told["torch"]["accuracy"] > 0.8
+    assert told["torch"]["checkpoint"]
+    check_whole(told["dies"])
+    assert "another attempt of its task" in told["dies"]["text"]
+    assert told["dies"]["died"]
+    assert told["estimator"]["right"] > 0.6
+    assert "network.save(path)" in told["estimator"]["save"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "library"), [("jax", "optax"), ("keras", "keras")])
+def test_models_on_jax_and_of_keras_are_trained_and_used(client, kind, library):
+    pytest.importorskip(library)
+    told = client(PROGRAM, kind)[kind]
+    check_whole(told["first"], workers=2)
+    check_whole(told["again"], workers=2)
+    assert told["accuracy"] > 0.8
+    assert told["evaluated"] > 0.8
+
+
+@pytest.mark.slow
+def test_what_cannot_be_is_refused_by_name(client):
+    refusals = client(PROGRAM, "refusals")["refusals"]
+    for name, said in {
+        "rdd": "UsageError: data is an RDD",
+        "export": "UsageError: rdd_training_approach='export'",
+        "host": "UsageError: controller='10.1.2.3'",
+        "slots": "UsageError: controller='executor' needs one slot more: 4 workers",
+        "column": "UsageError: there is no column 'lable'",
+        "stream": "UsageError: each_batch(network)",
+        "row": "rows have 63 features, the network takes 64",
+        "user": "ValueError: this code of a user's is wrong",
+    }.items():
+        assert said in refusals[name], refusals[name]

@@ -1,0 +1,66 @@
+"""Fits in rounds over Spark Connect, against a real server: the bits of one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("rounds_of_a_client.py")
+
+
+def check_beside(told, rounds):
+    assert told["off_by"] == 0.0, told["text"]
+    assert told["equal"]
+    assert told["workers"] == 2
+    assert told["rounds"] == rounds
+    assert told["minibatches"][0] == told["minibatches"][1]
+
+
+def test_every_step_averaged_is_one_machine_on_all_rows(client):
+    """Without UDP and TCP to the client; and nothing is left in the session."""
+    union = client(PROGRAM, "union")["union"]
+    check_beside(union, rounds=10)
+    assert union["off_machine_by"] < 1e-6
+    assert union["epochs"] == [1, 2]
+    assert union["left"] == []
+    assert union["settings"] == [None, None]
+
+
+@pytest.mark.slow
+def test_others_models_workers_that_die_own_optimizers_and_early_ends(client):
+    """The last two with all cut as for a large model."""
+    told = client(PROGRAM, "torch", "ends", "dies", "diloco")
+    torch, ends, dies, diloco = (told[name] for name in ("torch", "ends", "dies", "diloco"))
+    assert torch["beside"]["off_by"] < 2e-6, torch["beside"]["text"]
+    assert torch["rows"] == 1797
+    assert torch["held_out"] > 200
+    assert torch["workers"] == 4
+    assert torch["best"]
+    assert torch["losses"][-1] < torch["losses"][0]
+    assert torch["accuracy"] > 0.8
+    assert "repartition='num_partitions_workers_differs' asks" in ends["different"]
+    assert "rdd_training_approach='export'" in ends["export"]
+    assert "64 features, the network takes 63" in ends["features"]
+    assert "ValueError: this code of a user's is wrong (partition" in ends["user"]
+    assert ends["interrupted"]
+    assert ends["learnt"]
+    assert ends["left"] == []
+    assert dies["died"]
+    assert dies["off_by"] == 0.0, dies["text"]
+    assert "Spark began its task again (1 times)" in dies["text"]
+    check_beside(diloco, rounds=3)
+    assert "enough" in diloco["said"]
+    assert "resumed from" in diloco["text"]
+    assert diloco["epochs"] == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "library"), [("jax", "optax"), ("keras", "keras")])
+def test_models_on_jax_and_of_keras_come_to_the_arithmetic_of_one_process(client, kind, library):
+    pytest.importorskip(library)
+    told = client(PROGRAM, kind)[kind]
+    assert told["off_by"] < 1e-5, told["text"]
+    assert told["equal"]
+    assert told["rounds"] == 2 * 3
+    assert told["minibatches"] == [16, 16]

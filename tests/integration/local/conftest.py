@@ -1,0 +1,82 @@
+"""Wrappers with real processes; a model whose parameters count how often each row was trained."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from sparkstrom import ParallelWrapper
+from sparkstrom.encoding.thresholds import FixedThreshold
+from sparkstrom.transport.aeron.processes import Watched, is_alive, watched
+
+FORKING = Path(__file__).parents[1] / "mesh" / "forking.py"
+
+
+def _load() -> Any:
+    """The mesh tests' module, for its model; test folders are no packages."""
+    spec = importlib.util.spec_from_file_location("local_forking", FORKING)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    cloudpickle.register_pickle_by_value(module)
+    return module
+
+
+tallying = _load()
+
+
+class Tallied:
+    """Data and options with which each training of a row adds tau to its parameters, exactly."""
+
+    model = staticmethod(tallying.Tally)
+    rows = tallying.N_PARAMS // tallying.WIDTH
+    data = (np.zeros((rows, 1), np.float32), np.arange(rows))
+    options: ClassVar[dict[str, Any]] = {
+        "batch_size_per_worker": 4,
+        "threshold": FixedThreshold(tallying.TAU),
+        "residual_post_processor": None,
+        "debug_longer_iterations": 10,
+        "progress": False,
+    }
+
+    @staticmethod
+    def trainings(wrapper: ParallelWrapper) -> dict[float, int]:
+        """How many rows were trained how often."""
+        counts, parameters = np.unique(wrapper.parameters / tallying.TAU, return_counts=True)
+        return {
+            float(count): int(p) // tallying.WIDTH
+            for count, p in zip(counts, parameters, strict=True)
+        }
+
+
+@pytest.fixture
+def tallied() -> type[Tallied]:
+    return Tallied
+
+
+@pytest.fixture
+def wrapper() -> Iterator[Callable[..., ParallelWrapper]]:
+    """``wrapper(model, workers, ...)``; no process of any is left after the test."""
+    made: list[ParallelWrapper] = []
+    processes: list[Watched] = []
+
+    def make(*arguments: Any, **options: Any) -> ParallelWrapper:
+        made.append(ParallelWrapper(*arguments, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        processes += map(watched, each.worker_pids())
+        scratch = each._site.scratch
+        each.close()
+        assert not scratch.exists()
+    assert [process for process in processes if is_alive(process)] == []

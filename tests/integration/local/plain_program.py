@@ -1,0 +1,98 @@
+"""A program on a machine without Spark: it says what it has seen, as JSON.
+
+``python plain_program.py WHAT``: "fits" trains twice; "interrupted" is told to stop by Ctrl-C and
+trains again; "killed" waits, in the middle of a fit, for the end that it is given; "kept" likewise
+the first time, with checkpoints in the directory ``checkpoints``, and to its end the second time.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+sys.modules["pyspark"] = None  # type: ignore[assignment]  # importing it fails
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+from sparkstrom import ParallelWrapper  # noqa: E402
+from sparkstrom.models.torch import TorchModel  # noqa: E402
+
+ROWS = 400
+
+
+class Net(nn.Module):
+    """Of this script: workers know it by value alone. Its updates are more than joins at load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 4096), nn.ReLU(), nn.Linear(4096, 2))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.layers(features)
+
+
+class Ready:
+    """Says that training is under way."""
+
+    def __init__(self) -> None:
+        self.said = False
+
+    def on_iteration(self, event: object) -> None:
+        if not self.said and getattr(event, "minibatches", 0) > 20:
+            self.said = True
+            print("READY", *wrapper.worker_pids(), flush=True)
+
+
+class Kept(Ready):
+    """The same, once a checkpoint is there."""
+
+    def on_iteration(self, event: object) -> None:
+        pass
+
+    def on_checkpoint(self, event: object) -> None:
+        print("READY", *wrapper.worker_pids(), flush=True)
+
+
+def fit(**options: object) -> object:
+    return wrapper.fit((features, labels), run_log="", **options)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    chance = np.random.default_rng(0)
+    features = chance.normal(size=(ROWS, 8)).astype(np.float32)
+    labels = (features.sum(axis=1) > 0).astype(int)
+    model = TorchModel(Net(), nn.CrossEntropyLoss(), lambda p: torch.optim.Adam(p, lr=0.01))
+    sleep = 0 if sys.argv[1] == "fits" else 20
+    kept = {"checkpoint_directory": "checkpoints", "checkpoint_every": "0.3 s", "keep_last": 100}
+    wrapper = ParallelWrapper(
+        model, 2, progress=False, batch_size_per_worker=8, debug_longer_iterations=sleep,
+        **(kept if sys.argv[1] == "kept" else {}),
+    )  # fmt: skip
+    initial, found = wrapper.parameters, {}
+    if sys.argv[1] == "fits":
+        summaries = [fit(epochs=4) for _ in range(2)]
+        found["equal"] = [summary.replicas_equal for summary in summaries]
+        found["minibatches"] = [summary.minibatches for summary in summaries]
+        found["bytes_wire"] = [summary.bytes_wire for summary in summaries]
+        found["bytes_sent"] = [summary.bytes_sent for summary in summaries]
+        found["hashes"] = [len(set(summary.hashes.values())) for summary in summaries]
+        found["accuracy"] = wrapper.evaluate((features, labels)).classification.accuracy
+        found["own"] = float(np.abs(wrapper.module.layers[0].weight.detach().numpy()).sum())
+    elif sys.argv[1] == "kept":
+        summary = fit(epochs=8, listeners=[Kept()])
+        found["equal"], found["resumed_from"] = summary.replicas_equal, summary.resumed_from
+        found["minibatches"] = [summary.minibatches_resumed, summary.minibatches]
+        found["examples"], found["warnings"] = summary.examples, summary.warnings
+    else:
+        try:
+            fit(epochs=1000, listeners=[Ready()])
+        except KeyboardInterrupt:
+            found["moved"] = float(np.abs(wrapper.parameters - initial).max())
+            found["left"] = wrapper.worker_pids()
+        for place in range(2):
+            wrapper._site.pool.drop(place)
+        found["equal"] = fit(epochs=1).replicas_equal
+    found["spark"] = sorted(name for name in sys.modules if name.startswith(("pyspark.", "py4j")))
+    print(json.dumps(found))

@@ -1,0 +1,114 @@
+"""Calls that come at another time, in another thread or process than the wrapper's own."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sparkstrom import ParallelWrapper
+from sparkstrom.base.errors import SparkstromError, TrainingError, UsageError
+from sparkstrom.models import DenseNetwork
+
+LIMIT_S = 60.0
+chance = np.random.default_rng(0)
+FEATURES = chance.normal(size=(200, 4)).astype(np.float32)
+LABELS = (FEATURES.sum(axis=1) > 0).astype(int)
+
+
+class UnderWay:
+    """A fit in a thread of its own; made when it trains."""
+
+    def __init__(self, wrapper: ParallelWrapper) -> None:
+        self.error: BaseException | None = None
+        self.summary: Any = None
+        self._wrapper, self._trains = wrapper, threading.Event()
+        self._thread = threading.Thread(target=self._fit, daemon=True)
+        self._thread.start()
+        assert self._trains.wait(LIMIT_S)
+
+    def on_iteration(self, event: Any) -> None:
+        if event.minibatches > 4:
+            self._trains.set()
+
+    def _fit(self) -> None:
+        try:
+            self.summary = self._wrapper.fit((FEATURES, LABELS), 4, listeners=[self], run_log="")
+        except SparkstromError as error:
+            self.error = error
+
+    def end(self) -> None:
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(params=["SHARED_GRADIENTS", "AVERAGING"])
+def training(request: pytest.FixtureRequest, wrapper: Callable[..., ParallelWrapper]) -> Any:
+    model = DenseNetwork([4, 8, 2], loss="cross_entropy")
+    return wrapper(
+        model, 2, training_mode=request.param, progress=False, batch_size_per_worker=8,
+        debug_longer_iterations=20,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_second_fit_at_the_same_time_is_refused(training: ParallelWrapper) -> None:
+    first = UnderWay(training)
+    with pytest.raises(UsageError, match="is under way in another thread"):
+        training.fit((FEATURES, LABELS), run_log="")
+    first.end()
+    assert first.summary.replicas_equal
+    assert first.summary.examples == 4 * len(FEATURES)
+
+
+@pytest.mark.slow
+def test_a_fit_whose_wrapper_is_closed_says_so(training: ParallelWrapper) -> None:
+    fit = UnderWay(training)
+    training.close()
+    fit.end()
+    assert isinstance(fit.error, TrainingError)
+    assert "was closed while it trained" in str(fit.error)
+    assert training.worker_pids() == []
+
+
+@pytest.mark.slow
+def test_a_forked_process_leaves_the_fit_alone(training: ParallelWrapper) -> None:
+    fit = UnderWay(training)
+    ours, theirs = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: a fork beside threads
+        child = os.fork()
+    if not child:
+        try:
+            with training:
+                training.fit((FEATURES, LABELS), run_log="")
+        except BaseException as error:
+            os.write(theirs, str(error).encode())
+        training._closing()  # as the interpreter's end has it
+        os._exit(0)
+    os.close(theirs)
+    with open(ours, "rb") as heard:
+        assert b"this one was forked from it" in heard.read()
+    os.waitpid(child, 0)
+    assert training._site.scratch.exists()
+    fit.end()
+    assert fit.summary.replicas_equal
+    assert training.fit((FEATURES, LABELS), run_log="").replicas_equal
+
+
+def test_evaluate_takes_what_fit_takes(wrapper: Callable[..., ParallelWrapper]) -> None:
+    made = wrapper(DenseNetwork([4, 8, 2], loss="cross_entropy"), 1, progress=False)
+    found = made.evaluate((FEATURES, LABELS)).classification.accuracy
+    tensors = torch.tensor(FEATURES), torch.tensor(LABELS)
+    for data in (tensors, torch.utils.data.TensorDataset(*tensors)):
+        assert made.evaluate(data).classification.accuracy == found
+    with pytest.raises(UsageError, match="there are no rows to evaluate"):
+        made.evaluate((FEATURES[:0], LABELS[:0]))
+    with pytest.raises(UsageError, match="rows cannot be drawn from"):
+        made.evaluate(3)

@@ -1,0 +1,136 @@
+"""Worker processes that die or fail: each row counts once all the same, or the fit says why."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom import ParallelWrapper, TrainingError
+from sparkstrom.local.dealt_rows import RowFile
+from sparkstrom.local.orders import ShareGradients, WorkerAnswer
+from sparkstrom.local.worker_pool import WorkerPool
+from sparkstrom.local.workers_at_work import WorkersAtWork
+from sparkstrom.spark.executor.task_place import TaskPlace
+
+EPOCHS = 4
+
+
+LOOKS_MAX = 900  # of a tenth of a second
+LEASE_S = 4.0  # longer than any process waits for a processor on a busy machine
+
+
+class Killer:
+    """Kills a worker process once so many minibatches are trained, or has it stand still."""
+
+    def __init__(self, wrapper: ParallelWrapper, at: list[int], *signals: int) -> None:
+        self._wrapper, self._at, self._signals = wrapper, at, list(signals)
+        self.killed: list[int] = []
+
+    def on_iteration(self, event: Any) -> None:
+        if self._at and event.minibatches >= self._at[0]:
+            self._at.pop(0)
+            self.killed.append(self._wrapper.worker_pids()[-1])
+            os.kill(self.killed[-1], self._signals.pop(0))
+
+
+@pytest.mark.slow
+def test_a_worker_dies_another_stands_still_and_each_row_counts_once(
+    wrapper: Any, tallied: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = wrapper(tallied.model(), 3, lease_s=LEASE_S, **tallied.options)
+    summary = made.fit(tallied.data, epochs=EPOCHS)
+    assert summary.replicas_equal
+    assert tallied.trainings(made) == {EPOCHS: tallied.rows}
+    before = made.worker_pids()
+
+    killer = Killer(made, [60, 300], signal.SIGKILL, signal.SIGSTOP)
+    summary = made.fit(tallied.data, epochs=EPOCHS, listeners=[killer])
+    print(summary.departures, summary.seconds)
+    assert len(killer.killed) == 2
+    assert summary.replicas_equal
+    assert len(set(summary.hashes.values())) == 1
+    assert summary.minibatches == summary.minibatches_expected
+    assert tallied.trainings(made) == {2 * EPOCHS: tallied.rows}
+    assert len(summary.faults) == 2
+    assert len(made.worker_pids()) == 3
+    assert set(before[:2]) < set(made.worker_pids())
+    assert not set(killer.killed) & set(made.worker_pids())
+    assert "is replaced, its process was killed by SIGKILL" in caplog.text
+    assert "is replaced, its process gave no sign of life for 4 s" in caplog.text
+
+
+def failing(tally: Any, how: str) -> Any:
+    """Fails in its third step, by an exception or by the end of the process."""
+
+    class Failing(tally):
+        def __init__(self) -> None:
+            super().__init__()
+            self.how, self.steps = how, 0
+
+        def step(self, batch: Any) -> float:
+            self.steps += 1
+            if self.steps == 3 and self.how == "raise":
+                raise ZeroDivisionError("no such step")
+            if self.steps == 3 and self.how == "exit":
+                print("last words", flush=True)
+                os._exit(7)
+            return super().step(batch)
+
+    return Failing()
+
+
+@pytest.mark.slow
+def test_what_a_worker_raises_ends_the_fit_in_one_line(wrapper: Any, tallied: Any) -> None:
+    model = failing(tallied.model, "raise")
+    made = wrapper(model, 2, **tallied.options)
+    with pytest.raises(TrainingError, match="ZeroDivisionError: no such step") as raised:
+        made.fit(tallied.data, epochs=3)
+    assert len(str(raised.value).splitlines()) == 1
+    assert raised.value.partition in (0, 1)
+    assert "in step" in "".join(raised.value.__notes__)
+    assert tallied.trainings(made) == {0: tallied.rows}
+    model.how = "no more"
+    made.fit(tallied.data)
+    assert tallied.trainings(made) == {1: tallied.rows}
+
+
+@pytest.mark.slow
+def test_a_process_that_always_dies_ends_the_fit(wrapper: Any, tallied: Any) -> None:
+    made = wrapper(failing(tallied.model, "exit"), 1, **tallied.options)
+    why = r"the process of worker 0 has died 4 times; the last one ended with exit status 7"
+    with pytest.raises(TrainingError, match=why) as raised:
+        made.fit(tallied.data)
+    assert "last words" in "".join(raised.value.__notes__)
+
+
+@pytest.mark.slow
+def test_an_idle_process_that_stands_still_is_replaced_with_its_next_order(tmp_path: Path) -> None:
+    """The order is more than a socket takes, and nobody reads it."""
+    pool = WorkerPool(1, tmp_path, LEASE_S)
+    order = ShareGradients(bytes(1 << 22), TaskPlace(0, 0, "", "", tmp_path), RowFile("", ()))
+
+    def answer(workers: WorkersAtWork) -> WorkerAnswer | None:
+        """None: it is to be replaced."""
+        workers.begin()
+        workers.send(0, order)
+        for _ in range(LOOKS_MAX):
+            for _, found in workers.answers([0]):
+                return found
+        raise AssertionError("it neither answers nor counts as gone")
+
+    found = answer(WorkersAtWork(pool))
+    assert found is not None
+    assert "UnpicklingError" in found.kind  # zeros are no job
+    (before,) = pool.pids()
+    os.kill(before, signal.SIGSTOP)
+    again = WorkersAtWork(pool)
+    assert answer(again) is None
+    assert again.replace(0) == "gave no sign of life for 4 s"
+    assert before not in pool.pids()
+    found = answer(again)
+    assert found is not None
+    pool.close()

@@ -1,0 +1,182 @@
+"""Every kind of model, with momentum, in both ways to share; ended, and gone on with.
+
+All of them train in the same two processes, one after the other. ``SPARKSTROM_KINDS=all`` tries
+each kind in each way; the suite some, as each imports and compiles in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from sparkstrom import ParallelWrapper, TrainingError
+from sparkstrom.checkpoint.checkpoint_directory import open_checkpoint
+from sparkstrom.local.dealt_rows import dealt
+from sparkstrom.local.local_data import blocks_of_data
+from sparkstrom.local.worker_pool import WorkerPool
+from sparkstrom.runtime.lent_state import updater_in
+from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.spark.driver import fit_checkpoints
+from sparkstrom.spark.executor.own_rows import batches_of
+from sparkstrom.spark.executor.task_place import TaskPlace
+from tests.integration import model_kinds
+from tests.integration.averaged_rounds import in_one_process
+from tests.integration.checkpoint.contained import contained
+from tests.integration.model_kinds import BY_CHANCE, KINDS, tried
+
+WORKERS, ROWS, BATCH, FREQUENCY = 2, 256, 16, 3
+PER_EPOCH = ROWS // BATCH  # minibatches of both, all full: what compiles does so once
+CHEAP = ("dl4j-dense", "own")  # which compile nothing
+EPOCHS_MAX = 10_000  # of a fit that is ended
+SLEEP_MS = 20  # in each step: it is ended soon
+COMMON = {
+    "batch_size_per_worker": BATCH,
+    "progress": False,
+    "debug_longer_iterations": SLEEP_MS,
+}
+AVERAGING = {**COMMON, "training_mode": "AVERAGING", "averaging_frequency": FREQUENCY}
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Any, Any]:
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return (data.data[:ROWS] / 16).astype(np.float32), data.target[:ROWS]
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    """Two processes for all."""
+    cloudpickle.register_pickle_by_value(model_kinds.by_value())
+    made = WorkerPool(WORKERS, tmp_path_factory.mktemp("pool"), 30.0)
+    yield made
+    made.close()
+    cloudpickle.unregister_pickle_by_value(model_kinds.by_value())
+
+
+@pytest.fixture
+def wrap(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+    """``wrap(model, ...)``: a wrapper of another program, but with these processes."""
+    made: list[ParallelWrapper] = []
+
+    def make(model: Any, **options: Any) -> ParallelWrapper:
+        monkeypatch.setattr(fit_checkpoints, "_claims", {})
+        made.append(ParallelWrapper(model, WORKERS, **options))
+        made[-1]._site = replace(made[-1]._site, pool=pool)
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+class Ending:
+    """Ends a fit, once a checkpoint has some of it."""
+
+    def on_checkpoint(self, event: Any) -> None:
+        raise RuntimeError("enough")
+
+
+def ended(made: ParallelWrapper, digits: Any) -> tuple[Path, int]:
+    """Its newest checkpoint, and how many epochs there are, with a whole one that is left."""
+    with pytest.raises(TrainingError, match="enough"):
+        made.fit(digits, epochs=EPOCHS_MAX, listeners=[Ending()])
+    newest = max(Path(str(made.checkpoint_directory)).iterdir())
+    return newest, contained(str(newest), BATCH).minibatches // PER_EPOCH + 2
+
+
+def rounds_alone(
+    made: ParallelWrapper, digits: Any, tmp_path: Path, epochs: int, save_updater: Any
+) -> Any:
+    """What this wrapper's first fit comes to, by the arithmetic in one process."""
+    model, directory = made._model, tmp_path / "dealt"
+    directory.mkdir()
+    files = dealt(blocks_of_data(digits, Chosen()), WORKERS, made._master.rng_seed, directory)
+    spec = SimpleNamespace(fraction=0.0, first_epoch=0)
+    job: Any = SimpleNamespace(spec=spec, model=model, master=made._master, rows=())
+    each = [
+        batches_of(job, TaskPlace(p, 0, "here", "here", directory), file.blocks())
+        for p, file in enumerate(files)
+    ]
+    return in_one_process(model, each, epochs, frequency=FREQUENCY, save_updater=save_updater)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "averages"),
+    [*((kind, True) for kind in tried("jax", "keras", "lightning", "own")), ("dl4j-dense", False)],
+)
+def test_rounds_that_are_ended_and_gone_on_with(
+    wrap: Any, digits: Any, tmp_path: Path, kind: str, averages: bool
+) -> None:
+    """As if nothing had happened, with averaged optimizers, or each with its own."""
+    options = AVERAGING | {
+        "average_updaters": averages,
+        "checkpoint_directory": str(tmp_path / "kept"),
+        "checkpoint_every": "3 updates",
+    }
+    newest, epochs = ended(wrap(KINDS[kind](), **options), digits)
+    made = wrap(KINDS[kind](), **options)
+    wanted = rounds_alone(made, digits, tmp_path, epochs, True if averages else "own")
+    print(f"{epochs} epochs")
+    summary = made.fit(digits, epochs=epochs)
+    assert summary.resumed_from == str(newest)
+    assert 0 < summary.minibatches_resumed < summary.minibatches == summary.minibatches_expected
+    assert summary.replicas_equal
+    assert not [text for text in summary.warnings if "optimizer" in text]
+    if kind not in BY_CHANCE:
+        np.testing.assert_allclose(made.parameters, wanted, atol=5e-6)
+    if kind not in CHEAP:
+        return
+    # a further fit has the optimizers' states, from the same program or from the file
+    made.fit(digits)
+    for path in (tmp_path / "kept").iterdir():
+        if path.name > Path(summary.checkpoint).name:
+            path.unlink()
+    again = wrap(KINDS[kind](), **options)
+    again.fit(digits, epochs=epochs)
+    assert again.fit(digits).minibatches == PER_EPOCH
+    np.testing.assert_array_equal(again.parameters, made.parameters)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", tried("jax", "keras", "dl4j-module", "own"))
+def test_shared_gradients_ended_and_gone_on_with(
+    wrap: Any, digits: Any, tmp_path: Path, kind: str
+) -> None:
+    """Equal replicas, each minibatch once, and an optimizer that has seen them all."""
+    options = COMMON | {
+        "checkpoint_directory": str(tmp_path),
+        "checkpoint_every": "0.2 s",
+        "keep_last": 100,
+    }
+    newest, epochs = ended(wrap(KINDS[kind](), **options), digits)
+    _, saved = open_checkpoint(str(newest), print)
+    before = updater_in(saved.arrays["state"].tobytes())
+    made = wrap(KINDS[kind](), **options)
+    print(f"{epochs} epochs")
+    summary = made.fit(digits, epochs=epochs)
+    assert summary.resumed_from == str(newest)
+    assert 0 < summary.minibatches_resumed < summary.minibatches == summary.minibatches_expected
+    assert summary.minibatches == epochs * PER_EPOCH
+    assert summary.replicas_equal, summary.hashes
+    assert len(summary.hashes) == WORKERS + 1
+    assert made.evaluate(digits).classification.accuracy > 0.5
+    _, saved = open_checkpoint(str(tmp_path), print)
+    after = updater_in(saved.arrays["state"].tobytes())
+    assert after.keys() == before.keys()
+    changed = [name for name in after if np.any(np.asarray(after[name]) != before[name])]
+    assert changed or not after
+    for name in after:
+        if isinstance(after[name], int) and name in changed:  # a count of steps
+            assert after[name] > before[name], name
+    if kind in CHEAP:
+        assert made.fit(digits).grants == WORKERS  # with what each has kept

@@ -1,0 +1,132 @@
+"""Programs on a machine without Spark: to their end, interrupted, and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.runtime.lent_state import updater_in
+from sparkstrom.transport.aeron.processes import Watched, is_alive, watched
+from tests.integration.checkpoint.contained import contained
+
+PROGRAM = Path(__file__).with_name("plain_program.py")
+LIMIT_S = 120.0
+GONE_S = 15.0
+
+
+def started(what: str, directory: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), what],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=directory,
+        env=os.environ | {"TMPDIR": str(directory)},
+        start_new_session=True,  # as a shell gives a job a process group of its own
+    )
+
+
+def at_work(program: subprocess.Popen[str]) -> list[Watched]:
+    """Its workers, once it trains."""
+    assert program.stdout is not None
+    line = program.stdout.readline()
+    assert line.startswith("READY"), line + program.communicate()[1]
+    return [watched(int(pid)) for pid in line.split()[1:]]
+
+
+def ended(program: subprocess.Popen[str]) -> dict:
+    out, error = program.communicate(timeout=LIMIT_S)
+    assert program.returncode == 0, error
+    assert "Traceback" not in error, error
+    return json.loads(out.splitlines()[-1])
+
+
+def updater_in_file(path: Path) -> dict[str, Any]:
+    """The optimizer's state that a checkpoint has."""
+    with np.load(path) as file:
+        return updater_in(file["state"].tobytes())
+
+
+def media_drivers(directory: Path) -> list[str]:
+    """Of programs that were started there."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if "driver_process" in command and str(directory) in command:
+            found.append(process.name)
+    return found
+
+
+@pytest.mark.slow
+def test_a_program_without_spark_trains_a_module_of_its_own(tmp_path: Path) -> None:
+    found = ended(started("fits", tmp_path))
+    print(found)
+    assert found["equal"] == [True, True]
+    assert found["hashes"] == [1, 1]
+    assert found["minibatches"] == [200, 200]
+    assert max(found["bytes_wire"]) < min(found["bytes_sent"]) / 2  # joins, and no updates
+    assert found["accuracy"] > 0.9
+    assert found["own"] > 0
+    assert found["spark"] == []
+    assert [path.name for path in tmp_path.glob("sparkstrom-local-*")] == []
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_was_learnt(tmp_path: Path) -> None:
+    program = started("interrupted", tmp_path)
+    workers = at_work(program)
+    os.killpg(program.pid, signal.SIGINT)
+    found = ended(program)
+    print(found)
+    assert found["moved"] > 1e-3
+    assert found["left"] == []
+    assert found["equal"]
+    assert not any(map(is_alive, workers))
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_program_that_is_killed(tmp_path: Path) -> None:
+    program = started("killed", tmp_path)
+    workers = at_work(program)
+    assert media_drivers(tmp_path)
+    program.kill()
+    program.communicate()
+    until_s = time.monotonic() + GONE_S
+    while any(map(is_alive, workers)) or media_drivers(tmp_path):
+        assert time.monotonic() < until_s, (workers, media_drivers(tmp_path))
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_the_same_command_goes_on_after_the_program_was_killed(tmp_path: Path) -> None:
+    """Each row the rest of its times, with Adam's state of then."""
+    program = started("kept", tmp_path)
+    workers = at_work(program)
+    program.kill()
+    program.communicate()
+    newest = max((tmp_path / "checkpoints").glob("*.npz"))
+    saved, before = contained(str(newest), 8), updater_in_file(newest)
+    assert 0 < saved.minibatches < 8 * 50
+    found = ended(started("kept", tmp_path))
+    print(found)
+    assert found["resumed_from"] == str(newest)
+    assert found["equal"]
+    assert found["minibatches"] == [saved.minibatches, 8 * 50]
+    assert found["examples"] == 8 * 400 - saved.examples
+    assert not [text for text in found["warnings"] if "optimizer" in text]
+    after = updater_in_file(max((tmp_path / "checkpoints").glob("*.npz")))
+    (steps,) = {name for name in before if name.endswith("layers.0.weight/step:float32")}
+    assert 50 < after[steps] - before[steps] <= 8 * 25  # the copy may be some steps younger
+    assert not any(map(is_alive, workers))

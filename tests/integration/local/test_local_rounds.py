@@ -1,0 +1,160 @@
+"""Synchronous rounds: with one minibatch a round, SGD is what one machine does with all rows."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom import EarlyStopping
+from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.models.base import Batch
+from sparkstrom.models.updaters import Adam
+
+ROWS, WORKERS, BATCH, EPOCHS = 101, 2, 10, 3
+LEASE_S = 4.0  # longer than any process waits for a processor on a busy machine
+CHANCE = np.random.default_rng(4)
+X = CHANCE.normal(size=(ROWS, 6)).astype(np.float32)
+Y = (X[:, 0] > X[:, 1]).astype(int)
+
+
+def network(updater: Any) -> DenseNetwork:
+    return DenseNetwork([6, 12, 2], updater=updater, seed=3)
+
+
+class Rounds:
+    """Keeps what the workers brought, and takes the mean."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[int]] = []
+
+    def __call__(self, before: Any, after: Any, rows: Any) -> Any:
+        self.rows.append(rows.tolist())
+        return (rows / rows.sum() @ after.astype(np.float64)).astype(np.float32)
+
+
+class Killer:
+    """Kills a worker process in the middle of a fit, or has it stand still."""
+
+    def __init__(self, sign: int) -> None:
+        self._sign = sign
+        self.killed: list[int] = []
+        self.wrapper: Any = None
+
+    def on_iteration(self, event: Any) -> None:
+        if not self.killed and event.minibatches >= 4:
+            self.killed.append(self.wrapper.worker_pids()[0])
+            os.kill(self.killed[0], self._sign)
+
+
+@pytest.mark.slow
+def test_rounds_of_one_minibatch_are_one_machine_on_the_union(wrapper: Any) -> None:
+    """All rows are one minibatch of each worker, so the union is known: the whole data.
+
+    A worker counts by its rows' weights, as a row does.
+    """
+    weights = CHANCE.integers(0, 4, ROWS).astype(np.float32)
+    made = wrapper(
+        network(Sgd(0.3)), WORKERS, training_mode="AVERAGING", batch_size_per_worker=ROWS,
+        progress=False,
+    )  # fmt: skip
+    summary = made.fit((X, Y, weights), epochs=20)
+    alone = network(Sgd(0.3))
+    params = alone.initial()
+    alone.bind(params)
+    for _ in range(20):
+        alone.step(Batch(X, Y, weights))
+    assert np.abs(made.parameters - params).max() < 1e-6
+    assert np.abs(params - alone.initial()).max() > 0.01
+    assert summary.replicas_equal
+    assert len(summary.hashes) == WORKERS + 1
+    assert summary.minibatches == summary.minibatches_expected == 20 * WORKERS
+    assert summary.warnings == []
+    print(summary)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("averages", "sign", "how"),
+    [
+        (True, signal.SIGKILL, "was killed by SIGKILL"),
+        (False, signal.SIGSTOP, "gave no sign of life for 4 s"),
+    ],
+)
+def test_who_dies_or_stands_still_changes_nothing_at_all(
+    wrapper: Any, averages: bool, sign: int, how: str
+) -> None:
+    """Rounds wait for everybody, and whoever comes has the optimizer of who went: equal bits."""
+    killer, rounds, found = Killer(sign), Rounds(), []
+    for listeners in ([], [killer]):
+        made = killer.wrapper = wrapper(
+            network(Adam(0.01)), WORKERS, training_mode="CUSTOM", accumulator=rounds,
+            averaging_frequency=2, average_updaters=averages, batch_size_per_worker=BATCH,
+            debug_longer_iterations=50, progress=False, lease_s=LEASE_S,
+        )  # fmt: skip
+        summary = made.fit((X, Y), epochs=EPOCHS, listeners=listeners)
+        found.append(made.parameters)
+        assert summary.replicas_equal
+        assert summary.minibatches == summary.minibatches_expected
+        assert [round(epoch.epoch) for epoch in summary.history] == [1, 2, 3]
+        assert summary.history[-1].examples == ROWS
+    np.testing.assert_array_equal(*found)
+    assert len(killer.killed) == len(summary.faults) == 1
+    assert how in summary.departures[0]
+    half = len(rounds.rows) // 2
+    assert rounds.rows[:half] == rounds.rows[half:]
+    assert sum(map(sum, rounds.rows[:half])) == EPOCHS * ROWS
+    assert max(map(max, rounds.rows)) == 2 * BATCH
+
+
+@pytest.mark.slow
+def test_a_step_may_take_longer_than_a_lease(wrapper: Any) -> None:
+    made = wrapper(
+        network(Sgd(0.3)), 1, training_mode="AVERAGING", batch_size_per_worker=ROWS,
+        debug_longer_iterations=int(1000 * LEASE_S) + 1000, lease_s=LEASE_S, progress=False,
+    )  # fmt: skip
+    assert made.fit((X, Y)).departures == []
+
+
+@pytest.mark.slow
+def test_early_stopping_and_checkpoints_are_as_everywhere(wrapper: Any, tmp_path: Any) -> None:
+    options = {
+        "training_mode": "AVERAGING", "checkpoint_directory": str(tmp_path),
+        "batch_size_per_worker": BATCH, "progress": False, "checkpoint_every": "1 epochs",
+    }  # fmt: skip
+    made = wrapper(network(Adam(0.01)), WORKERS, **options)
+    rule = EarlyStopping(patience=2, metric="accuracy")
+    summary = made.fit((X, Y), epochs=400, validation=0.3, early_stopping=rule)
+    assert summary.stopped
+    assert summary.best.metric == "accuracy"
+    assert summary.rows_held_out > 10
+    assert summary.checkpoint is not None
+    again = wrapper(network(Adam(0.01)), WORKERS, **(options | {"checkpoint_directory": None}))
+    again.restore(summary.checkpoint)
+    np.testing.assert_array_equal(again.parameters, made.parameters)
+
+
+@pytest.mark.slow
+def test_what_an_accumulator_raises_or_returns_wrongly_ends_the_fit(wrapper: Any) -> None:
+    from sparkstrom import TrainingError
+    from sparkstrom.observe.termination import MaxEpochsTerminationCondition
+
+    for accumulator, why in (
+        (lambda before, after, rows: before[:3], "accumulator returned float32.3., or values"),
+        (lambda before, after, rows: 1 / 0, "accumulator raised ZeroDivisionError"),
+    ):
+        made = wrapper(
+            network(Sgd(0.1)), 1, training_mode="CUSTOM", accumulator=accumulator, progress=False
+        )
+        with pytest.raises(TrainingError, match=why):
+            made.fit((X, Y))
+    made = wrapper(network(Sgd(0.1)), 1, training_mode="AVERAGING", progress=False)
+    summary = made.fit((X, Y), 9, early_stopping=MaxEpochsTerminationCondition(2))
+    assert summary.epochs == 2  # however short its epochs are
+    assert (
+        summary.stopped == "early stopping: MaxEpochsTerminationCondition(max_epochs=2) is met"
+        " in epoch 2"
+    )

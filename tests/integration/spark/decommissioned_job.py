@@ -1,0 +1,85 @@
+"""A program that fits on two executors with free slots, one of which is told to go: SIGPWR to its
+JVM, as a node does that is taken back. It prints what became of the fit as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from sparkstrom import SharedTrainingMaster, SparkNetwork, VoidConfiguration
+from sparkstrom.spark.driver.decommission_watch import executors_of
+from tests.integration.spark.conftest import processes
+from tests.integration.yarn.counted_rows import (
+    THRESHOLD,
+    CountingModel,
+    numbered_rows,
+    trainings,
+)
+
+ROWS, EPOCHS = 240, 80
+
+
+class Notice:
+    """Once both workers train, one executor hears that it has to go."""
+
+    def __init__(self) -> None:
+        self.gone = 0
+
+    def on_iteration(self, event: Any) -> None:
+        if self.gone or event.epoch < 1:
+            return
+        jvms = [p for p in processes() if "CoarseGrainedExecutorBackend" in p.command]
+        ours = {p.pid: p.parent for p in processes()}
+        self.gone = min(p.pid for p in jvms if is_below(p.pid, ours))
+        os.kill(self.gone, signal.SIGPWR)
+
+
+def is_below(pid: int, parents: dict[int, int]) -> bool:
+    """Is it a process of this program?"""
+    return pid == os.getpid() or (pid in parents and is_below(parents[pid], parents))
+
+
+def main() -> None:
+    spark = (
+        SparkSession.builder.master("local-cluster[2,2,1024]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.log.level", "ERROR")
+        .config("spark.decommission.enabled", "true")
+        .getOrCreate()
+    )
+    master = SharedTrainingMaster(
+        # it would be found by its silence, if nobody looked for who is to go
+        VoidConfiguration(lease_s=60.0),
+        workers_per_node=1,
+        threshold=THRESHOLD,
+        residual_post_processor=None,
+        publish_every=1,
+        horizon="worker",
+        batch_size_per_worker=8,
+        debug_longer_iterations=10,
+    )
+    network = SparkNetwork(spark, CountingModel(ROWS), master, progress=False, keep=False)
+    notice = Notice()
+    data = numbered_rows(spark.sparkContext, ROWS)
+    summary = network.fit(data, EPOCHS, listeners=[notice], run_log="")
+    told = {
+        "trainings": trainings(network.parameters),
+        "minibatches": [summary.minibatches, summary.minibatches_expected],
+        "equal": summary.replicas_equal,
+        "warnings": summary.warnings,
+        "departures": summary.departures,
+        "gone": not os.path.exists(f"/proc/{notice.gone}"),
+        "left": [each.leaves for each in executors_of(spark.sparkContext)],
+    }
+    print(json.dumps(told), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Fits whose controller dies: what is delivered has each minibatch once, over all controllers."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sparkstrom.protocol.master.partitions import Partition, Partitions
+from sparkstrom.simulation.runs import play, play_all
+from tests.simulation.test_seeds import CALM
+
+CORES = os.cpu_count() or 1
+RUNS = [("plain", 4, range(24), 2), ("mesh", 9, range(12), 1), ("links", 3, range(2), 1)]
+
+
+@pytest.mark.parametrize(("mode", "nodes", "seeds", "dies"), RUNS)
+def test_each_minibatch_is_delivered_once(mode: str, nodes: int, seeds: range, dies: int) -> None:
+    died = 0
+    for result in play_all(seeds, nodes, mode, {"controller_dies": dies}, CORES):
+        repeat = f"--nodes {nodes} --mode {mode} --controller-dies {dies} --seeds {result.seed}"
+        assert result.violations == [], f"sparkstrom simulate {repeat}"
+        died += result.faults.get("controllers", 0)
+    assert died > len(seeds) / 2
+
+
+def test_it_repeats_exactly() -> None:
+    given = {"controller_dies": 2}
+    assert play(5, 4, "plain", given) == play(5, 4, "plain", given)
+
+
+@pytest.mark.parametrize("further", [-1, 1])
+def test_a_copy_that_claims_more_or_less_than_it_has_is_seen(
+    further: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the copy itself, and without that in what is delivered."""
+    right = Partitions.as_starts
+
+    def wrong(self: Partitions) -> object:
+        one = self[0]
+        if not 0 < one.minibatches < one.epochs * one.batches:
+            return right(self)
+        moved = Partition(0, one.epochs, one.rows, one.checksum, one.batches)
+        epoch, batch = divmod(one.minibatches + further, one.batches)
+        moved.position = type(one.position)(epoch, batch)
+        return (moved.as_start(), *right(self)[1:])
+
+    monkeypatch.setattr(Partitions, "as_starts", wrong)
+    given = CALM | {"controller_dies": 1, "empty_partitions": 0, "resumed": 0}
+    found = [text for seed in range(4) for text in play(seed, 3, "plain", given).violations]
+    assert any("partition 0: a copy at commit" in text for text in found)

@@ -1,0 +1,155 @@
+"""`sparkstrom scaling`: its flags arrive, a script is measured, and what is wrong is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom.cli.main import main
+from sparkstrom.spark.driver.scalability import Work
+
+ASKED = ["scaling", "--params", "25e6", "--step", "300ms", "--density", "1e-3", "--link", "1gbit",
+         "--latency", "1ms", "--workers", "2..64"]  # fmt: skip
+SCRIPT = """
+import numpy as np
+from sparkstrom.models import DenseNetwork
+model = DenseNetwork([8, 16, 4], seed=1)
+random = np.random.default_rng(0)
+batch = random.random((32, 8), dtype=np.float32), random.integers(0, 4, 32)
+"""
+
+
+def reckoned(capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any]:
+    assert main([*ASKED, *flags, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--params", "1e6"),
+        ("--step", "0.1"),
+        ("--density", "1e-2"),
+        ("--link", "100mbit"),
+        ("--latency", "20ms"),
+        ("--workers", "2,4"),
+        ("--fan-out", "4"),
+        ("--spread", "0.1"),
+        ("--encoding", "20ms"),
+    ],
+)
+def test_every_flag_changes_the_answer(capsys: pytest.CaptureFixture[str], flags: Any) -> None:
+    assert reckoned(capsys, *flags)["rows"] != reckoned(capsys)["rows"]
+
+
+def test_all_numbers_of_workers_are_there_with_each_way(capsys: pytest.CaptureFixture[str]) -> None:
+    found = reckoned(capsys)
+    assert [row["workers"] for row in found["rows"]] == list(range(2, 65))
+    assert set(found["best_workers"]) == set(found["pays_up_to"]) == {"star", "mesh", "ring"}
+    wanted = {"step_s", "efficiency", "speedup", "staleness", "limited_by", "worker_sent"}
+    assert wanted <= set(found["rows"][0]["star"])
+    assert found["params"] == 25_000_000
+
+
+def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(ASKED) == 0
+    shown = capsys.readouterr().out
+    for title in ("star (plain)", "mesh", "dense all-reduce (ring)"):
+        assert title in shown
+    assert shown.count("most minibatches per second") == 3
+    assert "1 Gbit/s" in shown
+
+
+def test_a_script_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(SCRIPT)
+    assert main(["scaling", "--measure", str(script), "--workers", "1,2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["params"] == 8 * 16 + 16 + 16 * 4 + 4
+    assert 0 < found["step_s"] < 5
+    assert 0 < found["encoding_s"] < 5
+    flags = ["--measure", str(script), "--step", "2s", "--workers", "1", "--json"]
+    assert main(["scaling", *flags]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] == 2.0  # what is given goes first
+    flags = ["--measure", str(script), "--params", "25e6", "--workers", "1", "--json"]
+    assert main(["scaling", *flags]) == 0
+    larger = json.loads(capsys.readouterr().out)  # whose encoding is reckoned: none was measured
+    work = Work(25_000_000, larger["step_s"], 1e-3, 1e9, 2e-4)
+    assert larger["encoding_s"] == work.publication_s
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (None, "there is no such file"),
+        ("x = 1", "it leaves no model and no batch"),
+        (SCRIPT + "model = 3", "leaves no model: model is a int"),
+        (SCRIPT + "batch = batch[0]", "`batch` is a ndarray"),
+        (SCRIPT + "batch = batch[0][:, :5], batch[1]", "5"),
+        (SCRIPT + "batch = batch[0][:0], batch[1][:0]", "`batch` has no rows"),
+        (SCRIPT + "batch = 'rows', batch[1]", "the features of `batch` are no rows"),
+        (SCRIPT + "batch = batch[0], 3", "the labels of `batch` are no rows"),
+    ],
+)
+def test_a_script_that_does_not_do(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, script: str | None, words: str
+) -> None:
+    path = tmp_path / "mine.py"
+    if script is not None:
+        path.write_text(script)
+    assert main(["scaling", "--measure", str(path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--params", "many"), "--params 'many': number 'many': write a whole number"),
+        (("--params", "0"), "params=0"),
+        (("--step", "soon"), "--step 'soon': duration 'soon': write 300ms"),
+        (("--step", "0"), "step=0.0"),
+        (("--density", "thin"), "--density 'thin'"),
+        (("--density", "2"), "--density '2': must be a number above 0 and at most 1"),
+        (("--params", "inf"), "--params 'inf': number 'inf': write a whole number"),
+        (("--link", "wide"), "--link 'wide': rate 'wide': write it as tc does"),
+        (("--latency", "-1ms"), "--latency"),
+        (("--workers", "4..2"), "write 2..64 or 2,4,8"),
+        (("--workers", "0"), "write 2..64 or 2,4,8"),
+        (("--workers", "1..1e12"), "write 2..64 or 2,4,8"),
+        (("--workers", "2.."), "--workers '2..': write 2..64 or 2,4,8"),
+        (("--workers", "2-64"), "--workers '2-64': write 2..64 or 2,4,8"),
+        (("--fan-out", "0"), "fan_out=0"),
+        (("--spread", "1"), "spread=1.0"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, str], words: str
+) -> None:
+    flag, value = flags
+    assert main([*ASKED, f"{flag}={value}"]) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--params", "--step"])
+def test_the_work_has_to_be_given(capsys: pytest.CaptureFixture[str], flag: str) -> None:
+    at = ASKED.index(flag)
+    assert main(ASKED[:at] + ASKED[at + 2 :]) == 2
+    assert f"{flag} is not given" in capsys.readouterr().err
+
+
+def test_a_script_imports_what_lies_beside_it_and_may_leave_tensors(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As ``python script.py`` has it, with a batch as a torch DataLoader gives it."""
+    pytest.importorskip("torch")
+    (tmp_path / "beside_it.py").write_text(SCRIPT)
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import torch\nfrom beside_it import batch, model\nbatch = tuple(map(torch.tensor, batch))"
+    )
+    assert main(["scaling", "--measure", str(script), "--workers", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["params"] == 8 * 16 + 16 + 16 * 4 + 4

@@ -1,0 +1,32 @@
+"""The one media driver of a machine: whoever starts the next one, the master has its port again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sparkstrom import VoidConfiguration
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.local.host_way import HostDriver, WayOnHost
+from sparkstrom.spark.executor import interfaces
+from sparkstrom.spark.executor.task_place import TaskPlace
+from sparkstrom.transport.aeron.driver import DriverOptions
+
+
+def test_a_worker_that_is_first_opens_the_port_that_all_know(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[DriverOptions] = []
+    monkeypatch.setattr(interfaces, "connected", lambda key, options: asked.append(options))
+    way = WayOnHost(
+        7, Endpoint("127.0.0.1", 4711), VoidConfiguration(), 2, 2, driver=HostDriver.here(7, 2)
+    )
+    place = TaskPlace(0, 0, "localhost", "host", tmp_path, 1)
+    opening = interfaces.opener(way.driver_key(place), way.driver_options(place))
+    opening(None)  # a new attempt, which knows of no endpoint before
+    opening(Endpoint("127.0.0.1", 4712))
+    assert [options.port_preferred for options in asked] == [4711, 4712]
+    assert {options.watch for options in asked} == {HostDriver.here(7, 2).owner}
+    assert os.getpid() in {options.watch.pid for options in asked if options.watch}

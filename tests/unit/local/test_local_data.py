@@ -1,0 +1,187 @@
+"""Kinds of data: the same rows from each of them, numbered, and a wrong one has its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from sparkstrom import UsageError
+from sparkstrom.local.dealt_rows import dealt
+from sparkstrom.local.local_data import blocks_of_data
+from sparkstrom.models.base import Batch
+from sparkstrom.spark.data.columns import Chosen
+
+ROWS, WIDTH = 50, 3
+CHANCE = np.random.default_rng(1)
+X = CHANCE.normal(size=(ROWS, WIDTH)).astype(np.float32)
+Y = CHANCE.integers(0, 4, ROWS)
+W = CHANCE.random(ROWS).astype(np.float32)
+
+
+class Mapped:
+    """A map-style Dataset, as torch's are."""
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        import torch
+
+        return torch.from_numpy(X[index]), torch.tensor(Y[index]), float(W[index])
+
+
+class Streamed:
+    """An iterable one."""
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        return iter(list(zip(X, Y, W, strict=True)))
+
+
+def table() -> pa.Table:
+    pixels = pa.FixedSizeListArray.from_arrays(pa.array(X.reshape(-1)), WIDTH)
+    return pa.table({"pixels": pixels, "digit": Y, "w": W, "more": Y})
+
+
+def reader(table: pa.Table) -> pa.RecordBatchReader:
+    return pa.RecordBatchReader.from_batches(table.schema, table.to_batches(max_chunksize=7))
+
+
+TABLE = Chosen("pixels", "digit", "w")
+
+
+def files(directory: Path) -> list[Path]:
+    parquet.write_table(table().slice(0, 20), directory / "a.parquet")
+    parquet.write_table(table().slice(20), directory / "b.parquet")
+    return [directory / "a.parquet", directory / "b.parquet"]
+
+
+def whole_file(directory: Path) -> parquet.ParquetFile:
+    parquet.write_table(table(), directory / "all.parquet", row_group_size=7)
+    return parquet.ParquetFile(directory / "all.parquet")
+
+
+def both(directory: Path) -> list[Path]:
+    """A folder with one of the files, and the other one."""
+    first, second = files(directory)
+    (directory / "folder").mkdir()
+    return [first.rename(directory / "folder" / "a.parquet").parent, second]
+
+
+KINDS = {
+    "arrays": (lambda _: (X, Y, W), Chosen()),
+    "doubles": (lambda _: (X.astype(np.float64), Y.astype(np.int16), W), Chosen()),
+    "rows": (lambda _: list(zip(X, Y.tolist(), W.tolist(), strict=True)), Chosen()),
+    "generator": (lambda _: (row for row in zip(X, Y, W, strict=True)), Chosen()),
+    "dataset": (lambda _: Mapped(), Chosen()),
+    "iterable dataset": (lambda _: Streamed(), Chosen()),
+    "table": (lambda _: table(), TABLE),
+    "batch": (lambda _: table().combine_chunks().to_batches()[0], TABLE),
+    "reader": (lambda _: reader(table()), TABLE),
+    "pandas": (lambda _: table().to_pandas(), TABLE),
+    "files": (lambda directory: files(directory), TABLE),
+    "both": (lambda directory: both(directory), TABLE),
+    "parquet file": (lambda directory: whole_file(directory), TABLE),
+    "directory": (lambda directory: str(files(directory)[0].parent), TABLE),
+    "side by side": (
+        lambda _: pa.table({"a": X[:, 0], "b": X[:, 1], "c": X[:, 2], "y": Y, "w": W}),
+        Chosen(["a", "b", "c"], "y", "w"),
+    ),
+}
+
+
+def rows_of(data: Any, chosen: Chosen = Chosen()) -> tuple[Batch, list[int]]:  # noqa: B008
+    blocks = list(blocks_of_data(data, chosen))
+    batches = [block.form.batch(block.records) for block in blocks]
+    parts = [
+        np.concatenate([getattr(batch, name) for batch in batches])
+        for name in ("features", "labels", "weights")
+    ]
+    return Batch(*parts), [int(n) for block in blocks for n in block.numbers]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_rows_from(kind: str, tmp_path: Path) -> None:
+    if "dataset" in kind:
+        pytest.importorskip("torch")
+    make, chosen = KINDS[kind]
+    batch, numbers = rows_of(make(tmp_path), chosen)
+    np.testing.assert_array_equal(batch.features, X)
+    np.testing.assert_array_equal(batch.labels, Y)
+    np.testing.assert_array_equal(batch.weights, W)
+    assert batch.features.dtype == batch.weights.dtype == np.float32
+    assert batch.labels.dtype == np.int64
+    assert numbers == list(range(ROWS))
+
+
+def test_several_arrays_by_name_and_no_label() -> None:
+    (block,) = blocks_of_data(({"ids": Y, "x": X}, None), Chosen())
+    batch = block.form.batch(block.records)
+    assert list(batch.features) == ["ids", "x"]
+    np.testing.assert_array_equal(batch.features["ids"], Y)
+    np.testing.assert_array_equal(batch.features["x"], X)
+    assert batch.labels.shape == (ROWS, 0)
+
+
+def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> None:
+    def deal(name: str, workers: int) -> list[list[int]]:
+        (tmp_path / name).mkdir()
+        files = dealt(blocks_of_data((X, Y, W), Chosen()), workers, 5, tmp_path / name)
+        found = []
+        for file in files:
+            numbers: list[int] = []
+            for block in file.blocks():
+                batch = block.form.batch(block.records)
+                np.testing.assert_array_equal(batch.features, X[block.numbers])
+                np.testing.assert_array_equal(batch.labels, Y[block.numbers])
+                numbers += block.numbers.tolist()
+            found.append(numbers)
+        return found
+
+    found = deal("first", 3)
+    assert sorted(number for numbers in found for number in numbers) == list(range(ROWS))
+    assert max(map(len, found)) - min(map(len, found)) <= 1
+    assert deal("again", 3) == found
+    assert [len(numbers) for numbers in deal("many", ROWS + 2)].count(0) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "chosen", "why"),
+    [
+        (
+            7,
+            Chosen(),
+            "rows cannot be drawn from a builtins.int: pass .features, labels. as arrays",
+        ),
+        ((X, Y[:9]), Chosen(), r"have \[50, 9\] rows: all need the same number"),
+        ((X, Y, -W), Chosen(), r"row 0 of the data has weight"),
+        ((X, np.array(["a"] * ROWS)), Chosen(), "array 1 of the data is"),
+        ((X, Y), Chosen("pixels"), "features='pixels': there are no columns in this kind of data"),
+        ((X, Y), Chosen(weight="w"), "weight='w': there are no columns in this kind of data"),
+        ([(X[0], 1), (X[1],)], Chosen(), "row 1 of the data is"),
+        ("nowhere.parquet", TABLE, "data='nowhere.parquet': there is no nowhere.parquet"),
+        ([__file__], TABLE, "cannot be read as Parquet"),
+        (table(), Chosen("pixel", "digit"), "there is no column 'pixel' for features"),
+        (
+            table(),
+            Chosen("pixels", "digit", "pixels"),
+            "weight column 'pixels' is .*: it must be a",
+        ),
+        (table(), Chosen(["pixels", "w"], "digit"), "it must be a number to stand beside others"),
+        (table(), Chosen("pixels", "digit", validation="w"), "it must be boolean"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(data: Any, chosen: Chosen, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        list(blocks_of_data(data, chosen))
+
+
+def test_a_loader_is_refused_for_its_dataset() -> None:
+    utils = pytest.importorskip("torch.utils.data")
+    with pytest.raises(UsageError, match="a DataLoader was given as data: pass its dataset"):
+        list(blocks_of_data(utils.DataLoader(Mapped()), Chosen()))

@@ -1,0 +1,80 @@
+"""Options of ParallelWrapper: those of training, and none of Spark's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparkstrom import FixedThreshold, UsageError
+from sparkstrom.local.wrapper_options import TrainingMode, mode_of, options_of, rule_of
+
+SHARED, AVERAGING = TrainingMode.SHARED_GRADIENTS, TrainingMode.AVERAGING
+RULE = rule_of(AVERAGING, None, None, None)
+
+
+def test_options_of_training_and_of_the_mesh_stand_side_by_side() -> None:
+    given = {"publish_every": 4, "lease_s": 3.0, "threshold_algorithm": FixedThreshold(0.5)}
+    made = options_of(given, SHARED, None, {"SPARKSTROM_LEASE_S": "7", "SPARKSTROM_RNG_SEED": "9"})
+    assert (made.publish_every, made.void.lease_s, made.rng_seed) == (4, 3.0, 9)
+    assert made.threshold == FixedThreshold(0.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"workers_per_node": 2}, "ParallelWrapper takes no workers_per_node: workers=N says"),
+        (
+            {"gradients_accumulator": None},
+            "takes no gradients_accumulator: with training_mode='CUSTOM'",
+        ),
+        ({"report_score_after_averaging": True}, "takes no report_score_after_averaging: progress"),
+        ({"workspace_mode": None}, "takes no workspace_mode: memory is"),
+        ({"trainer_factory": None}, "takes no trainer_factory: training_mode='CUSTOM'"),
+        ({"model_params_supplier": None}, "takes no model_params_supplier: assign"),
+        ({"updater_params_supplier": None}, "takes no updater_params_supplier: an optimizer"),
+        ({"void": None}, "ParallelWrapper takes no void: there is no network"),
+        ({"network_mask": "10.0.0.0/8"}, "takes no network_mask: everything stays on this machine"),
+        ({"storage_level": 1}, "takes no storage_level"),
+        ({"publish_evry": 1}, "knows no option publish_evry; did you mean publish_every?"),
+        ({"publish_every": 0}, "publish_every=0"),
+        ({"trainingMode": "AVERAGING"}, "no option trainingMode; did you mean training_mode?"),
+        ({"reportScoreAfterAveraging": True}, "takes no reportScoreAfterAveraging: progress"),
+    ],
+)
+def test_what_means_nothing_here_is_refused_by_name(given: dict[str, Any], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        options_of(given, SHARED, None, {})
+
+
+def test_where_nothing_is_sent_no_threshold_is_taken() -> None:
+    assert options_of({"batch_size_per_worker": 7}, AVERAGING, RULE, {}).batch_size_per_worker == 7
+    with pytest.raises(UsageError, match="training_mode=AVERAGING sends no updates"):
+        options_of({"publish_every": 4}, AVERAGING, RULE, {})
+
+
+@pytest.mark.parametrize(
+    ("given", "takes"),
+    [
+        ((2, None, None), "AVERAGING"),
+        ((None, True, None), "AVERAGING"),
+        ((None, None, max), "CUSTOM"),
+    ],
+)
+def test_what_is_of_rounds_names_the_mode_to_take(given: tuple[Any, Any, Any], takes: str) -> None:
+    with pytest.raises(UsageError, match=f"training_mode=SHARED_GRADIENTS; take {takes}"):
+        rule_of(SHARED, *given)
+
+
+def test_a_checkpoint_has_each_workers_state_where_each_has_its_own() -> None:
+    """Without being asked for, and whatever the environment says."""
+    env = {"SPARKSTROM_CHECKPOINT_UPDATERS": "all"}
+    assert options_of({}, AVERAGING, RULE, env).checkpoint_updaters == "one"
+    own = rule_of(AVERAGING, None, False, None)
+    assert options_of({}, AVERAGING, own, {}).checkpoint_updaters == "all"
+
+
+def test_modes_by_name() -> None:
+    assert mode_of("AVERAGING") is mode_of(AVERAGING) is AVERAGING
+    with pytest.raises(UsageError, match="training_mode='averaging': must be one of SHARED_"):
+        mode_of("averaging")

@@ -1,0 +1,62 @@
+"""What is given as a model and is none is told what to put it into."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from sparkstrom import ParallelInference, ParallelWrapper
+from sparkstrom.base.errors import UsageError
+from sparkstrom.ml import SparkstromEstimator
+from sparkstrom.models import DenseNetwork
+from sparkstrom.models.base import no_model
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+
+
+def lightning_module() -> Any:
+    return pytest.importorskip("pytorch_lightning").LightningModule()
+
+
+def keras_model() -> Any:
+    return pytest.importorskip("keras").Sequential()
+
+
+def torch_module() -> Any:
+    return pytest.importorskip("torch").nn.Linear(2, 1)
+
+
+@pytest.mark.parametrize(
+    ("made", "wrapper"),
+    [
+        (torch_module, "TorchModel of sparkstrom.models.torch"),
+        (lightning_module, "LightningModel of sparkstrom.models.lightning"),
+        (keras_model, "KerasModel of sparkstrom.models.keras"),
+        (lambda: 3, "pass a model of sparkstrom.models"),
+    ],
+)
+def test_the_wrapper_is_named(made: Any, wrapper: str) -> None:
+    assert wrapper in str(no_model(made()))
+
+
+def test_a_class_is_not_its_object() -> None:
+    assert no_model(DenseNetwork([2, 2])) is None
+    assert no_model(DenseNetwork) == (
+        "model is the class DenseNetwork: pass an object, DenseNetwork(...)"
+    )
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ParallelWrapper,
+        ParallelInference,
+        lambda model: SparkstromEstimator(model=model),
+    ],
+    ids=["ParallelWrapper", "ParallelInference", "SparkstromEstimator"],
+)
+def test_it_is_said_where_it_is_given(call: Any) -> None:
+    with pytest.raises(UsageError, match="model is the class DenseNetwork"):
+        call(DenseNetwork)

@@ -1,0 +1,107 @@
+"""DL4J's termination conditions: when each ends a fit, and what cannot be one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import sparkstrom
+from sparkstrom.base.errors import UsageError
+from sparkstrom.observe.stopping import EarlyStopping, Judge, epochs_of, rule_of
+from sparkstrom.observe.termination import (
+    CONDITIONS,
+    BestScoreEpochTerminationCondition,
+    InvalidScoreIterationTerminationCondition,
+    MaxEpochsTerminationCondition,
+    MaxScoreIterationTerminationCondition,
+    MaxTimeIterationTerminationCondition,
+    ScoreImprovementEpochTerminationCondition,
+    TerminationCondition,
+)
+
+
+def ends(condition: TerminationCondition, *values: float, metric: str = "loss") -> int | None:
+    """The epoch, from 1, with which it ends."""
+    judge = Judge(EarlyStopping(patience=None, conditions=[condition], metric=metric))
+    for epoch, value in enumerate(values, 1):
+        judge.see(epoch, value)
+        if reason := judge.enough(epoch):
+            assert type(condition).__name__ in reason
+            return epoch
+    return None
+
+
+def test_epochs_are_counted() -> None:
+    assert ends(MaxEpochsTerminationCondition(2), 1, math.nan, 3) == 2
+    assert ends(MaxEpochsTerminationCondition(3), 1, 2) is None
+
+
+def test_no_improvement_as_dl4j_counts_it() -> None:
+    """The first epoch is the best one at first; another must be better by more than the least."""
+    two = ScoreImprovementEpochTerminationCondition(2)
+    assert ends(two, 3, 2, 2.5, 2) == 4
+    assert ends(two, 3, 2, 2.5, 1, 2) is None
+    assert ends(ScoreImprovementEpochTerminationCondition(2, 0.5), 3, 2.6, 2.5) == 3
+    assert ends(two, 0.1, 0.2, 0.2, 0.2, metric="accuracy") == 4
+    assert ends(ScoreImprovementEpochTerminationCondition(1), math.nan, 2.0, 3.0) == 3
+
+
+def test_the_best_that_is_hoped_for() -> None:
+    assert ends(BestScoreEpochTerminationCondition(0.5), 0.6, 0.5, 0.4) == 3
+    assert ends(BestScoreEpochTerminationCondition(0.9), 0.8, 0.95, metric="accuracy") == 2
+
+
+def test_time_and_minibatches() -> None:
+    time = MaxTimeIterationTerminationCondition(2, "MINUTES")
+    assert [time.after_seconds(s) for s in (119, 120)] == [False, True]
+    high = MaxScoreIterationTerminationCondition(10)
+    assert [high.after_minibatches(x) for x in (10, 10.1, math.nan)] == [False, True, True]
+    invalid = InvalidScoreIterationTerminationCondition()
+    assert [invalid.after_minibatches(x) for x in (1e30, math.inf)] == [False, True]
+    assert not time.after_minibatches(math.nan)
+    assert not high.after_seconds(1e9)
+
+
+def test_a_list_alone_is_a_rule() -> None:
+    conditions = [MaxEpochsTerminationCondition(2)]
+    rule = rule_of(conditions)
+    assert rule == EarlyStopping(patience=None, conditions=conditions)
+    assert rule_of(conditions[0]) == rule
+    assert not rule.needs_held_out
+    assert rule_of(None) is None
+    assert EarlyStopping(patience=3).needs_held_out
+    assert rule_of([BestScoreEpochTerminationCondition(1)]).needs_held_out
+
+
+@pytest.mark.parametrize("made", CONDITIONS)
+def test_they_are_names_of_the_package(made: type[Any]) -> None:
+    assert getattr(sparkstrom, made.__name__) is made
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: MaxEpochsTerminationCondition(0), "max_epochs=0"),
+        (lambda: ScoreImprovementEpochTerminationCondition(1.5), "max_epochs_with_no_improvement"),
+        (lambda: BestScoreEpochTerminationCondition(math.nan), "best_expected_score=nan"),
+        (lambda: MaxTimeIterationTerminationCondition(1, "weeks"), "unit='weeks'"),
+        (lambda: MaxTimeIterationTerminationCondition(-1), "max_time=-1 must be above 0"),
+        (lambda: EarlyStopping(conditions=["MaxEpochs"]), "conditions"),
+        (lambda: EarlyStopping(patience=None), "patience=None"),
+        (lambda: rule_of([]), "patience=None"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_name(make: Any, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        make()
+
+
+def test_epochs_beyond_the_most_are_not_begun() -> None:
+    """However short an epoch is, and whoever judges it when."""
+    two = MaxEpochsTerminationCondition(2)
+    rule = EarlyStopping(patience=None, conditions=[MaxEpochsTerminationCondition(3), two])
+    assert epochs_of(rule, 400) == (2, two)
+    assert epochs_of(rule, 2) == (2, None)
+    assert epochs_of(EarlyStopping(), 400) == epochs_of(None, 400) == (400, None)

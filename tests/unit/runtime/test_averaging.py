@@ -1,0 +1,136 @@
+"""The arithmetic of averaging: means by rows, states, and the outer step."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.models import Adam, DenseNetwork, Nesterov, Sgd
+from sparkstrom.models.base import Batch
+from sparkstrom.runtime.averaging import (
+    OuterStep,
+    WeightedSum,
+    averaged,
+    averaged_states,
+    fresh_state,
+)
+from sparkstrom.runtime.round_step import Beginning, Turn, train_alone
+
+
+def rows_of(count, seed=0, weighted=False):
+    chance = np.random.default_rng(seed)
+    features = chance.normal(size=(count, 6)).astype(np.float32)
+    labels = chance.integers(0, 3, count)
+    weights = chance.uniform(0.1, 3, count).astype(np.float32) if weighted else None
+    return Batch(features, labels, weights)
+
+
+def part_of(batch, first, end):
+    weights = None if batch.weights is None else batch.weights[first:end]
+    return Batch(batch.features[first:end], batch.labels[first:end], weights)
+
+
+def beginning_for(model, parameters):
+    return Beginning(parameters.copy(), b"", fresh_state(copy.deepcopy(model), parameters), 0)
+
+
+def test_a_mean_counts_by_weight_and_equal_values_stay_as_they_are() -> None:
+    a, b = np.array([1, 2], np.float32), np.array([4, 8], np.float32)
+    assert averaged([a, b], [1, 2]).tolist() == [3, 6]
+    odd = np.random.default_rng(0).normal(size=100).astype(np.float32)
+    assert (averaged([odd] * 7, [31, 32, 32, 5, 17, 32, 1]) == odd).all()
+
+
+def test_sums_of_sums_are_the_same_mean() -> None:
+    parts = [rows_of(5, seed).features.ravel() for seed in range(6)]
+    one, two, whole = WeightedSum(30), WeightedSum(30), WeightedSum(30)
+    for i, part in enumerate(parts):
+        (one if i < 3 else two).add(part, i + 1)
+    whole.add_sum(one.total, one.weight)
+    whole.add_sum(two.total, two.weight)
+    assert np.allclose(whole.mean(), averaged(parts, range(1, 7)), rtol=1e-7)
+    assert whole.weight == 21
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_round_of_one_step_of_sgd_is_the_step_of_one_machine(weighted) -> None:
+    """Also where shares differ, and rows have weights."""
+    model = DenseNetwork([6, 8, 3], updater=Sgd(0.3), seed=2)
+    began, union = model.initial(), rows_of(47, weighted=weighted)
+    cuts = [0, 16, 32, 47]
+    alone = [
+        train_alone(
+            copy.deepcopy(model),
+            beginning_for(model, began),
+            [Turn(part_of(union, first, end), (0, 0, 1))],
+        )
+        for first, end in itertools.pairwise(cuts)
+    ]
+    mean = averaged([one.parameters for one in alone], [one.weight for one in alone])
+    together = began.copy()
+    model.bind(together)
+    loss = model.step(union)
+    assert np.abs(OuterStep().step(began, mean) - together).max() < 1e-6
+    if not weighted:
+        assert sum(one.loss_sum for one in alone) / 47 == pytest.approx(loss, rel=1e-6)
+
+
+def test_a_round_is_a_function_of_what_goes_in() -> None:
+    """The same model object after other rounds: nothing of them is left."""
+    model = DenseNetwork([6, 8, 3], updater=Adam(), seed=2)
+    turns = [Turn(rows_of(8, seed), (0, seed, 3)) for seed in range(3)]
+    first = train_alone(model, beginning_for(model, model.initial()), turns)
+    kept = first.parameters.copy(), {k: np.copy(v) for k, v in first.updater.items()}
+    train_alone(model, beginning_for(model, model.initial() + 1), turns[:1])
+    again = train_alone(model, beginning_for(model, model.initial()), turns)
+    assert (again.parameters == kept[0]).all()
+    assert all((again.updater[name] == kept[1][name]).all() for name in kept[1])
+    assert (again.steps, again.examples, again.weight) == (3, 24, 24.0)
+
+
+def test_a_loss_that_is_no_number_names_its_minibatch() -> None:
+    model = DenseNetwork([6, 8, 3], updater=Sgd(1e30), seed=2)
+    turns = [Turn(rows_of(8, seed), (0, seed, 9)) for seed in range(9)]
+    with (
+        np.errstate(all="ignore"),
+        pytest.raises(TrainingError, match=r"the loss is nan in minibatch \d of its round"),
+    ):
+        train_alone(model, beginning_for(model, model.initial()), turns)
+
+
+def test_states_average_arrays_and_agree_on_the_rest() -> None:
+    one = {"mean": np.array([0, 2], np.float32), "steps": 5, "rate": 0.1, "flag": True}
+    two = {"mean": np.array([3, 2], np.float32), "steps": 4, "rate": 0.1, "flag": True}
+    made = averaged_states([one, two], [1.0, 2.0])
+    assert made["mean"].tolist() == [2, 2]
+    assert made["mean"].dtype == np.float32
+    assert (made["steps"], made["rate"], made["flag"]) == (5, 0.1, True)
+    assert averaged_states([{"rate": 0.5}, {"rate": 1.25}], [1.0, 2.0]) == {"rate": 1.0}
+    counts = [{"seen": np.array([1, 9])}, {"seen": np.array([3, 2])}]
+    assert averaged_states(counts, [1, 1])["seen"].tolist() == [3, 9]
+    late = averaged_states([{}, {"mean": np.array([3.0])}], [1, 1])  # a parameter not reached yet
+    assert late["mean"].tolist() == [3.0]
+
+
+def test_the_outer_step_is_diloco_s() -> None:
+    """As in algorithm 1 of the paper, with Nesterov's momentum: two rounds by hand."""
+    began = np.array([1.0, -2.0], np.float32)
+    outer, velocity = OuterStep(Nesterov(0.7, 0.9)), np.zeros(2)
+    common = began.astype(np.float64)
+    for mean in ([0.5, -1.0], [0.25, -1.5]):
+        drift = common - mean
+        velocity = 0.9 * velocity + drift
+        expected = common - 0.7 * (drift + 0.9 * velocity)
+        made = outer.step(common.astype(np.float32), np.array(mean, np.float32))
+        assert np.allclose(made, expected, atol=1e-6)
+        common = expected
+
+
+def test_an_outer_step_of_one_is_the_mean() -> None:
+    began, mean = rows_of(4).features, rows_of(4, 1).features
+    assert np.allclose(OuterStep(Sgd(1.0)).step(began, mean.copy()), mean, atol=1e-6)
+    assert (OuterStep().step(began, mean) == mean).all()

@@ -1,0 +1,65 @@
+"""Prefetching: bounded, in order, ended by whoever stops, and errors arrive."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from sparkstrom.runtime.prefetching import prefetched
+
+
+class Counted:
+    """Counts what was drawn, and in which threads."""
+
+    def __init__(self, items: int) -> None:
+        self.items, self.drawn = items, 0
+        self.threads: set[str] = set()
+        self.far = threading.Event()  # as far as it goes before anybody takes one
+
+    def __iter__(self) -> Iterator[int]:
+        for i in range(self.items):
+            self.threads.add(threading.current_thread().name)
+            self.drawn += 1
+            if self.drawn == 4:
+                self.far.set()
+            yield i
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_the_same_items_in_the_same_order(ahead: int) -> None:
+    assert list(prefetched(Counted(20), ahead)) == list(range(20))
+
+
+def test_so_many_are_drawn_ahead_and_no_more() -> None:
+    counted = Counted(100)
+    drawing = prefetched(counted, 2)
+    assert next(drawing) == 0
+    assert counted.far.wait(10)  # one is out, two wait, one is in hand
+    assert counted.drawn == 4
+    assert counted.threads == {"sparkstrom-prefetching"}
+    drawing.close()
+    assert counted.drawn <= 5
+    assert "sparkstrom-prefetching" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_nothing_is_drawn_ahead_without_a_buffer() -> None:
+    counted = Counted(100)
+    drawing = prefetched(counted, 0)
+    assert next(drawing) == 0
+    assert counted.drawn == 1
+    assert counted.threads == {threading.current_thread().name}
+    drawing.close()
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_what_the_iterator_raises_comes_in_its_place(ahead: int) -> None:
+    def broken() -> Iterator[int]:
+        yield 1
+        raise OSError("the disk is gone")
+
+    drawing = prefetched(broken(), ahead)
+    assert next(drawing) == 1
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(drawing)

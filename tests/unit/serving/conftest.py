@@ -1,0 +1,54 @@
+"""A model that tests can hold up, and that tells how it was called."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.models import DenseNetwork
+from sparkstrom.models.base import Columns, arrays_of
+
+WIDTH = 3
+DEADLINE_S = 60.0
+
+
+class Watch:
+    """What all instances of a probe share: they are copies of each other."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, str]] = []  # rows, thread
+        self.entered = threading.Semaphore(0)
+        self.gate = threading.Event()
+        self.gate.set()
+
+
+class Probe(DenseNetwork):
+    """Puts out features + its first parameter; fails where a feature is negative."""
+
+    watch = Watch()
+
+    def predict(self, features: Columns) -> Any:
+        array = arrays_of(features)[0]
+        self.watch.calls.append((len(array), threading.current_thread().name))
+        self.watch.entered.release()
+        assert self.watch.gate.wait(DEADLINE_S)
+        if (array < 0).any():
+            raise ArithmeticError(f"{array.min()} is negative")
+        return array + self._bound()[0]
+
+
+def probe(value: float) -> tuple[Probe, Any]:
+    """A probe, and parameters that make it add ``value``."""
+    model = Probe([WIDTH, WIDTH])
+    return model, np.full(model.n_params, value, np.float32)
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    Probe.watch = Watch()
+    yield Probe.watch
+    Probe.watch.gate.set()

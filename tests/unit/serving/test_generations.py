@@ -1,0 +1,81 @@
+"""Instances go to who waits longest, and none is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from sparkstrom.models import DenseNetwork
+from sparkstrom.serving.generations import Generation
+from tests.unit.serving.conftest import DEADLINE_S
+
+
+@pytest.fixture
+def generation() -> Generation:
+    return Generation(DenseNetwork([3, 2], seed=1), None, 1)
+
+
+def wait_for_waiting(generation: Generation, count: int) -> None:
+    until_s = time.monotonic() + DEADLINE_S
+    while len(generation._waiting) < count:
+        assert time.monotonic() < until_s, "nobody waits"
+
+
+def test_who_waits_longest_is_next(generation: Generation) -> None:
+    """Also before who has just had it, and asks again at once."""
+    order: list[Any] = []
+
+    def ask(number: int) -> None:
+        with generation.borrowed():
+            order.append(number)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    with generation.borrowed():
+        for number, thread in enumerate(threads):
+            thread.start()
+            wait_for_waiting(generation, number + 1)
+    with generation.borrowed():
+        order.append("again")
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert order == [0, 1, 2, 3, "again"]
+
+
+class Interruption(BaseException):
+    """As Ctrl-C is one."""
+
+
+class Breaking:
+    """A queue whose reader is interrupted, ``handed`` before that something."""
+
+    def __init__(self, generation: Generation, *, handed: bool) -> None:
+        self._generation, self._handed, self._things = generation, handed, list[Any]()
+
+    def put(self, thing: Any) -> None:
+        self._things.append(thing)
+
+    def get(self) -> Any:
+        if self._handed and not self._things:
+            self._generation._give_back(self._generation.models[0])
+            raise Interruption
+        if self._things:
+            return self._things.pop()
+        raise Interruption
+
+
+@pytest.mark.parametrize("handed", [False, True])
+def test_who_is_interrupted_takes_none_along(
+    generation: Generation, monkeypatch: pytest.MonkeyPatch, handed: bool
+) -> None:
+    taken = generation._take()
+    queue = Breaking(generation, handed=handed)
+    monkeypatch.setattr("sparkstrom.serving.generations.queue.SimpleQueue", lambda: queue)
+    with pytest.raises(Interruption), generation.borrowed():
+        pass
+    assert not generation._waiting
+    if not handed:
+        generation._give_back(taken)
+    assert generation._free == generation.models

@@ -1,0 +1,355 @@
+"""Parallel inference: every answer belongs to its question, and to one model."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom import InferenceMode, ParallelInference
+from sparkstrom.base.errors import QueueFull, UsageError
+from sparkstrom.models import DenseNetwork
+from tests.unit.serving.conftest import DEADLINE_S, WIDTH, Probe, Watch, probe
+
+MODES = list(InferenceMode)
+QUEUED = [InferenceMode.SEQUENTIAL, InferenceMode.BATCHED]
+
+
+def rows(value: float, count: int = 1) -> Any:
+    return np.full((count, WIDTH), value, np.float32)
+
+
+def serving(value: float = 0.0, **options: Any) -> ParallelInference:
+    model, parameters = probe(value)
+    return ParallelInference(model, parameters=parameters, **options)
+
+
+class HeldUp:
+    """One worker that stands in its first request; the rest waits."""
+
+    def __init__(self, watch: Watch, **options: Any) -> None:
+        watch.gate.clear()
+        self.watch, self.inference = watch, serving(workers=1, **options)
+        self.first = self.inference.submit(rows(0))
+        assert watch.entered.acquire(timeout=DEADLINE_S)
+
+    def go_on(self) -> None:
+        self.watch.gate.set()
+
+    def calls(self) -> list[int]:
+        """Rows of each call after the first, once all is answered."""
+        self.inference.close()
+        return [count for count, _ in self.watch.calls[1:]]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("count", [1, 3, 100])
+def test_answers_are_the_models_own(mode: InferenceMode, count: int) -> None:
+    model = DenseNetwork([5, 8, 2], seed=3)
+    features = np.random.default_rng(0).random((count, 5), np.float32)
+    with ParallelInference(model, inference_mode=mode, workers=3) as inference:
+        found = inference.output(features)
+        assert inference.submit(features).result(DEADLINE_S).tolist() == found.tolist()
+    model.bind(model.initial())
+    assert found.tolist() == model.predict(features).tolist()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_many_threads_get_their_own(watch: Watch, mode: InferenceMode) -> None:
+    with (
+        serving(1.0, inference_mode=mode, workers=3, queue_limit=64) as inference,
+        ThreadPoolExecutor(32) as clients,
+    ):
+        asked = [rows(i, 1 + i % 4) for i in range(500)]
+        answers = list(clients.map(inference.output, asked))
+    for features, answer in zip(asked, answers, strict=True):
+        assert (answer == features + 1).all()
+
+
+def test_what_waits_is_answered_together(watch: Watch) -> None:
+    held = HeldUp(watch, batch_limit=8)
+    asked = [held.inference.submit(rows(i)) for i in range(1, 6)]
+    held.go_on()
+    assert [one.result(DEADLINE_S)[0, 0] for one in asked] == [1, 2, 3, 4, 5]
+    assert held.calls() == [8]  # five, and three that fill it up
+
+
+def test_one_by_one_where_that_is_asked_for(watch: Watch) -> None:
+    held = HeldUp(watch, inference_mode="sequential")
+    asked = [held.inference.submit(rows(i)) for i in range(1, 6)]
+    held.go_on()
+    assert [one.result(DEADLINE_S)[0, 0] for one in asked] == [1, 2, 3, 4, 5]
+    assert held.calls() == [1] * 5
+
+
+def test_a_batch_has_its_limit_and_a_longer_request_comes_alone(watch: Watch) -> None:
+    held = HeldUp(watch, batch_limit=4)
+    for count in (3, 2, 1, 100, 2):
+        held.inference.submit(rows(1, count))
+    held.go_on()
+    assert held.calls() == [4, 4, 128]  # 3 + 1, 2 + 2, and the long one alone
+
+
+def test_rows_of_another_shape_are_not_put_together(watch: Watch) -> None:
+    held = HeldUp(watch, batch_limit=8)
+    narrow = held.inference.submit(np.ones((1, 2), np.float32))
+    wide = held.inference.submit(rows(5))
+    held.go_on()
+    assert narrow.result(DEADLINE_S).shape == (1, 2)
+    assert wide.result(DEADLINE_S).shape == (1, WIDTH)
+    assert held.calls() == [1, 1]
+
+
+def test_who_is_bad_fails_alone(watch: Watch) -> None:
+    held = HeldUp(watch)
+    good, bad, also = (held.inference.submit(rows(i)) for i in (1, -1, 2))
+    held.go_on()
+    assert good.result(DEADLINE_S)[0, 0] == 1
+    assert also.result(DEADLINE_S)[0, 0] == 2
+    with pytest.raises(ArithmeticError, match="negative"):
+        bad.result(DEADLINE_S)
+    assert held.inference.output(rows(3))[0, 0] == 3
+    held.inference.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_models_own_words_arrive(watch: Watch, mode: InferenceMode) -> None:
+    with serving(inference_mode=mode) as inference:
+        with pytest.raises(ArithmeticError, match="negative"):
+            inference.output(rows(-1))
+        with pytest.raises(ArithmeticError, match="negative"):
+            inference.submit(rows(-1)).result(DEADLINE_S)
+        assert inference.output(rows(1))[0, 0] == 1
+
+
+@pytest.mark.parametrize("mode", QUEUED)
+def test_a_full_queue_refuses_at_once(watch: Watch, mode: InferenceMode) -> None:
+    held = HeldUp(watch, queue_limit=2, inference_mode=mode)
+    waiting = [held.inference.submit(rows(1)) for _ in range(2)]
+    with pytest.raises(QueueFull, match="queue_limit=2: so many requests wait"):
+        held.inference.output(rows(1))
+    held.go_on()
+    assert [one.result(DEADLINE_S)[0, 0] for one in waiting] == [1, 1]
+    assert held.inference.output(rows(7))[0, 0] == 7
+    held.inference.close()
+
+
+def test_in_place_refuses_beyond_its_queue_too(watch: Watch) -> None:
+    watch.gate.clear()
+    inference = serving(inference_mode="inplace", workers=1, queue_limit=1)
+    with ThreadPoolExecutor(2) as clients:
+        asked = [clients.submit(inference.output, rows(i)) for i in range(2)]
+        assert watch.entered.acquire(timeout=DEADLINE_S)
+        while inference._in_place.acquire(blocking=False):  # both have come, and stand in it
+            inference._in_place.release()
+        with pytest.raises(QueueFull):
+            inference.output(rows(1))
+        watch.gate.set()
+        assert [one.result(DEADLINE_S)[0, 0] for one in asked] == [0, 1]
+    inference.close()
+
+
+def test_in_place_is_computed_by_who_asks(watch: Watch) -> None:
+    before = threading.active_count()
+    with serving(inference_mode=InferenceMode.INPLACE) as inference:
+        assert threading.active_count() == before
+        inference.output(rows(1))
+    assert watch.calls == [(1, threading.current_thread().name)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_replaced_model_answers_whole_requests_and_drops_none(
+    watch: Watch, mode: InferenceMode
+) -> None:
+    values = list(range(20))
+    done = threading.Event()
+    seen: list[float] = []
+
+    def ask(_: int) -> int:
+        count = 0
+        while not done.is_set():
+            answer = inference.output(rows(0, 5))
+            assert len(set(answer.ravel().tolist())) == 1  # one model's, all of it
+            seen.append(float(answer[0, 0]))
+            count += 1
+        return count
+
+    with (
+        serving(0.0, inference_mode=mode, workers=2) as inference,
+        ThreadPoolExecutor(8) as clients,
+    ):
+        asked = [clients.submit(ask, i) for i in range(8)]
+        try:
+            for value in values:
+                model, parameters = probe(value)
+                inference.update_model(model, parameters=parameters)
+                assert inference.output(rows(0))[0, 0] == value  # from now on
+        finally:
+            done.set()
+        assert sum(one.result(DEADLINE_S) for one in asked) == len(seen)
+    assert set(seen) <= set(map(float, values))
+
+
+def test_what_waits_is_answered_by_the_new_model(watch: Watch) -> None:
+    held = HeldUp(watch)
+    waiting = held.inference.submit(rows(1))
+    model, parameters = probe(10.0)
+    held.inference.update_model(model, parameters=parameters)
+    held.go_on()
+    assert held.first.result(DEADLINE_S)[0, 0] == 0
+    assert waiting.result(DEADLINE_S)[0, 0] == 11
+    held.inference.close()
+
+
+def test_a_refused_replacement_changes_nothing(watch: Watch) -> None:
+    with serving(2.0) as inference:
+        with pytest.raises(UsageError, match="this model has float32"):
+            inference.update_model(Probe([WIDTH, WIDTH]), parameters=np.zeros(1, np.float32))
+        with pytest.raises(UsageError, match="model is a str"):
+            inference.update_model("model")
+        with pytest.raises(UsageError, match="this model has float32"):
+            inference.update_model(Probe([WIDTH, WIDTH]), parameters=[0.0])  # type: ignore[arg-type]
+        assert inference.output(rows(0))[0, 0] == 2
+
+
+def test_closing_answers_what_waits_and_takes_no_more(watch: Watch) -> None:
+    held = HeldUp(watch, queue_limit=10)
+    waiting = [held.inference.submit(rows(i)) for i in range(10)]
+    closing = threading.Thread(target=held.inference.close)
+    closing.start()
+    held.go_on()
+    closing.join(DEADLINE_S)
+    assert [one.result(0)[0, 0] for one in waiting] == list(range(10))
+    for ask in (held.inference.output, held.inference.submit):
+        with pytest.raises(UsageError, match="is closed"):
+            ask(rows(1))
+    held.inference.shutdown()  # once more
+
+
+def test_in_place_is_closed_too(watch: Watch) -> None:
+    inference = serving(inference_mode="inplace")
+    inference.close()
+    with pytest.raises(UsageError, match="is closed"):
+        inference.output(rows(1))
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_model_that_wants_to_end_the_program_ends_no_worker(error: type[BaseException]) -> None:
+    class Leaving(Probe):
+        def predict(self, features: Any) -> Any:
+            if (features < 0).any():
+                raise error(3)
+            return features
+
+    with ParallelInference(Leaving([WIDTH, WIDTH]), workers=1) as inference:
+        with pytest.raises(error):
+            inference.submit(rows(-1)).result(5)
+        assert inference.submit(rows(1)).result(DEADLINE_S)[0, 0] == 1
+
+
+def test_a_forked_process_is_told_that_it_has_no_workers(watch: Watch) -> None:
+    with serving(1.0) as inference, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: a fork beside threads
+        ours, theirs = os.pipe()
+        if not (child := os.fork()):
+            try:
+                answer = inference.submit(rows(1)).result(5)
+            except BaseException as error:
+                answer = error
+            inference.close()
+            os.write(theirs, repr(answer).encode())
+            os._exit(0)
+        os.close(theirs)
+        with open(ours, "rb") as heard:
+            assert b"UsageError" in (said := heard.read()), said
+        os.waitpid(child, 0)
+        assert b"a forked process has none of its threads" in said
+        assert inference.output(rows(1))[0, 0] == 2
+
+
+def test_a_closed_one_takes_no_other_model(watch: Watch) -> None:
+    inference = serving(1.0)
+    inference.close()
+    with pytest.raises(UsageError, match="is closed"):
+        inference.update_model(*probe(2.0)[:1])
+
+
+def test_who_does_not_want_it_any_more_is_left_out(watch: Watch) -> None:
+    held = HeldUp(watch)
+    gone, wanted = held.inference.submit(rows(1)), held.inference.submit(rows(2))
+    assert gone.cancel()
+    held.go_on()
+    assert wanted.result(DEADLINE_S)[0, 0] == 2
+    assert held.calls() == [1]
+
+
+def test_several_inputs_and_outputs() -> None:
+    class Both(Probe):
+        def predict(self, features: Any) -> Any:
+            return {"sum": features["a"] + features["b"], "a": features["a"]}
+
+    asked = {"a": rows(1, 3), "b": rows(2, 3)}
+    with ParallelInference(Both([WIDTH, WIDTH])) as inference:
+        found = inference.output(asked)
+    assert found["sum"].tolist() == rows(3, 3).tolist()
+    assert found["a"].shape == (3, WIDTH)
+
+
+def test_a_model_that_loses_rows_is_found() -> None:
+    class Mean(Probe):
+        def predict(self, features: Any) -> Any:
+            return features.mean(axis=0)
+
+    with (
+        ParallelInference(Mean([WIDTH, WIDTH])) as inference,
+        pytest.raises(UsageError, match="each row needs an output of its own"),
+    ):
+        inference.output(rows(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [(np.zeros((0, WIDTH)), "at least one row"), (3.0, "a single number"),
+     ((np.zeros((2, 1)), np.zeros((3, 1))), "as many of each")],
+)  # fmt: skip
+@pytest.mark.parametrize("mode", MODES)
+def test_features_are_looked_at(features: Any, words: str, mode: InferenceMode) -> None:
+    with serving(inference_mode=mode) as inference, pytest.raises(UsageError, match=words):
+        inference.output(features)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"workers": 0}, "workers=0"), ({"batch_limit": 0}, "batch_limit=0"),
+     ({"queue_limit": -1}, "queue_limit=-1"), ({"inference_mode": "fast"}, "'batched'"),
+     ({"load_balance_mode": "fifo"}, "takes no load_balance_mode"), ({"batchlimit": 3}, "did you")],
+)  # fmt: skip
+def test_options_are_looked_at(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        serving(**options)
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        ("abc", "features are 'abc': give an array of numbers"),
+        ([[1.0, 2.0], [3.0]], "give an array of numbers"),
+        (np.zeros((2, 3), np.float32), "rows have 3 features, the network takes 8"),
+    ],
+)
+def test_features_that_do_not_fit_are_named(features: Any, words: str) -> None:
+    with (
+        ParallelInference(DenseNetwork([8, 4]), workers=1) as inference,
+        pytest.raises(UsageError, match=words),
+    ):
+        inference.output(features)
+
+
+def test_options_of_dl4j_are_told_as_this_classes() -> None:
+    with pytest.raises(UsageError, match=r"^ParallelInference takes no loadBalanceMode: a free"):
+        ParallelInference(DenseNetwork([4, 3]), loadBalanceMode="FIFO")

@@ -1,0 +1,215 @@
+"""What fits over Spark Connect are made of, without a server."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import socket
+import threading
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.base.identity import Endpoint
+from sparkstrom.spark.connect import binary_rows, connect_spread, uploads
+from sparkstrom.spark.connect.binary_rows import in_rows, of_rows
+from sparkstrom.spark.connect.connect_spread import (
+    DEALT,
+    END,
+    blocks_in_order,
+    deal_batches,
+    small_batches,
+)
+from sparkstrom.spark.connect.refusals import need_frame
+from sparkstrom.spark.connect.uploads import Uploads
+from sparkstrom.spark.controller import controller_entry
+from sparkstrom.spark.controller.controller_entry import await_asker
+from sparkstrom.spark.controller.udp_reach import ReachOrder, reaches
+from sparkstrom.spark.data.row_blocks import blocks_of_rows
+from sparkstrom.spark.driver.applications import context_of
+
+WORKERS = 3
+KEYS = [11, 22, 33]
+
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+def test_values_come_back_by_task_whatever_the_order_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(binary_rows, "ROW_BYTES", 7)
+    rows = []
+    for task, values in enumerate([["a" * 50, 1], [], [b"b" * 30]]):
+        for batch in in_rows(values, task):
+            rows += [SimpleNamespace(**row) for row in batch.to_pylist()]
+    assert max(len(row.part) for row in rows) == 7
+    random.Random(1).shuffle(rows)
+    assert of_rows(rows) == ["a" * 50, 1, b"b" * 30]
+
+
+# -- rows on their way -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shuffled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Two sources, dealt in pieces of some bytes; sorted, as they come behind a shuffle."""
+    monkeypatch.setattr(connect_spread, "PIECE_BYTES", 100)
+    rows: list[dict[str, Any]] = []
+    for source, count in ((0, 10), (1, 7)):
+        monkeypatch.setattr(connect_spread, "task_number", lambda source=source: source)
+        data: Any = [(np.full(4, 10 * source + i, np.float32), i) for i in range(count)]
+        for batch in deal_batches(blocks_of_rows, KEYS, 0, data):
+            rows += batch.to_pylist()
+    for worker, key in enumerate(KEYS):
+        names = [field.split()[0] for field in DEALT.split(", ")]
+        rows.append(dict(zip(names, (key, worker, *END, 1, b""), strict=True)))
+    return sorted(rows, key=lambda row: (row["source"], row["number"], row["piece"]))
+
+
+def of_worker(worker: int, rows: list[dict[str, Any]]) -> list[pa.RecordBatch]:
+    return pa.Table.from_pylist([row for row in rows if row["worker"] == worker]).to_batches(5)
+
+
+def test_every_row_comes_to_one_worker(shuffled: list[dict[str, Any]]) -> None:
+    assert all(row["key"] == KEYS[row["worker"]] for row in shuffled)
+    assert max(row["pieces"] for row in shuffled) > 1
+    firsts: list[float] = []
+    for worker in range(WORKERS):
+        for block in blocks_in_order(worker, of_worker(worker, shuffled)):
+            firsts += block.form.batch(block.records).features[:, 0].tolist()
+    assert sorted(firsts) == [*range(10), *range(10, 17)]
+
+
+@pytest.mark.parametrize("left", [0, 1, -1])
+def test_input_that_breaks_off_is_no_end(left: int, shuffled: list[dict[str, Any]]) -> None:
+    rows = [row for row in shuffled if row["worker"] == 1]
+    with pytest.raises(EOFError, match="partition 1 broke off"):
+        list(blocks_in_order(1, of_worker(1, rows[:left])))
+
+
+def test_rows_of_another_worker_are_refused(shuffled: list[dict[str, Any]]) -> None:
+    with pytest.raises(SetupError, match="rows of worker 2 came to partition 0"):
+        list(blocks_in_order(0, of_worker(2, shuffled)))
+
+
+def test_what_is_wrong_with_the_rows_is_told_by_the_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connect_spread, "task_number", lambda: 0)
+    batches = deal_batches(blocks_of_rows, KEYS, 0, [("no number", 1)])  # type: ignore[list-item]
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    with pytest.raises(UsageError, match="no number"):
+        list(blocks_in_order(1, of_worker(1, rows)))
+
+
+class Conf(dict[str, str]):
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
+
+    def unset(self, key: str) -> None:
+        del self[key]
+
+
+def test_batches_are_small_until_the_last_fit_of_a_session_is_over() -> None:
+    conf = Conf({connect_spread.BATCH_ROWS: "10000"})
+    session = SimpleNamespace(conf=conf, session_id="one of this test")
+    with small_batches(session, 1000):
+        with small_batches(session, 32):
+            assert conf[connect_spread.BATCH_ROWS] == "32"
+        assert conf[connect_spread.BATCH_ROWS] == "32"
+    assert conf[connect_spread.BATCH_ROWS] == "10000"
+
+
+# -- values on their way ---------------------------------------------------------------------------
+
+
+class Session:
+    """Keeps what was sent to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.sent = folder, list[str]()
+
+    def addArtifacts(self, path: str, *, file: bool) -> None:
+        assert file
+        (self.folder / Path(path).name).write_bytes(Path(path).read_bytes())
+        self.sent.append(path)
+
+
+def test_small_values_go_with_the_job_and_large_ones_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import pyspark
+
+    monkeypatch.setattr(uploads, "INLINE_MAX", 1000)
+    monkeypatch.setattr(pyspark.SparkFiles, "get", lambda name: str(tmp_path / name))
+    session = Session(tmp_path)
+    there = Uploads(session)
+    assert pickle.loads(pickle.dumps(there.handle({"a": 1}))).value == {"a": 1}
+    assert session.sent == []
+    large = list(range(5000))
+    handles = [there.handle(large), there.handle(list(large))]
+    assert len(session.sent) == 1
+    assert not Path(session.sent[0]).exists()  # here
+    travelled = pickle.dumps(handles[1])
+    assert len(travelled) < 1000
+    assert pickle.loads(travelled).value == large == handles[0].value
+
+
+# -- the controller's task -------------------------------------------------------------------------
+
+
+def test_a_task_that_asks_hears_the_controller_before_it_has_a_media_driver(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(controller_entry, "ASKED_S", 60.0)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = Endpoint("127.0.0.1", free.getsockname()[1])
+    ask = partial(reaches, ReachOrder(endpoint, b"sixteen bytes ..", None, None, 10.0))
+    here = threading.Thread(target=await_asker, args=(b"sixteen bytes ..", endpoint))
+    here.start()
+    (heard,) = ask([])
+    assert heard.heard
+    here.join()
+    (later,) = reaches(ReachOrder(endpoint, b"sixteen bytes ..", None, None, 0.3), [])
+    assert not later.heard  # it goes on, and has its media driver there
+    await_asker(b"", endpoint)  # of a driver program that knows without asking
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_frames_of_another_session_are_refused() -> None:
+    here = object()
+    frame = SimpleNamespace(mapInArrow=None, sparkSession=here)
+    need_frame(frame, here)
+    with pytest.raises(UsageError, match="another session"):
+        need_frame(frame, object())
+    with pytest.raises(UsageError, match="pass an RDD"):
+        need_frame([1, 2], here)
+
+
+# -- sessions --------------------------------------------------------------------------------------
+
+
+class Session35:
+    """As Spark 3.5 has it, whose refusal is no AttributeError."""
+
+    __module__ = "pyspark.sql.connect.session"
+
+    def __getattr__(self, name: str) -> Any:
+        raise NotImplementedError(f"[NOT_IMPLEMENTED] {name}() is not implemented.")
+
+
+def test_a_session_of_spark_connect_is_not_asked_for_its_context() -> None:
+    session, context = Session35(), object()
+    assert context_of(session) is session
+    assert context_of(SimpleNamespace(sparkContext=context)) is context
+    assert context_of(context) is context

@@ -1,0 +1,37 @@
+"""examples/digits.py: what its command line leaves out, spark-submit's --conf may say."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sklearn", reason="not installed: pip install 'sparkstrom[examples]'")
+
+from sparkstrom.spark.driver.settings import resolve
+
+DIGITS = runpy.run_path(str(Path(__file__).parents[3] / "examples/digits.py"))
+CONF = {
+    "spark.sparkstrom.network_mask": "10.78.0.0/16",
+    "spark.sparkstrom.unicast_port": "40123",
+    "spark.sparkstrom.controller_address": "10.78.0.1",
+    "spark.sparkstrom.workers_per_node": "4",
+}
+
+
+def test_what_it_is_not_told_comes_from_conf() -> None:
+    args = DIGITS["parser"]().parse_args([])
+    master = resolve(DIGITS["master_of"](args), CONF, {})
+    void = master.void
+    assert (void.network_mask, void.unicast_port) == ("10.78.0.0/16", 40123)
+    assert (void.controller_address, master.workers_per_node) == ("10.78.0.1", 4)
+
+
+def test_what_it_is_told_counts() -> None:
+    words = "--mask 10.0.0.0/16 --port 50000 --controller 10.0.0.1 --workers-per-node 2"
+    args = DIGITS["parser"]().parse_args(words.split())
+    master = resolve(DIGITS["master_of"](args), CONF, {})
+    void = master.void
+    assert (void.network_mask, void.unicast_port) == ("10.0.0.0/16", 50000)
+    assert (void.controller_address, master.workers_per_node) == ("10.0.0.1", 2)

@@ -1,0 +1,78 @@
+"""Minibatches in files: which are meant by a path, and which cannot be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.spark.data.written_batches import files_of, rows_of_files
+
+
+def saved(path: Path, **arrays: object) -> str:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    np.savez(path, **arrays)  # type: ignore[arg-type]
+    return str(path)
+
+
+def test_paths_folders_and_patterns(tmp_path: Path) -> None:
+    x, y = np.arange(6.0).reshape(3, 2), np.arange(3)
+    one = saved(tmp_path / "a/part-0.npz", features=x, labels=y)
+    two = saved(tmp_path / "a/b/part-1.npz", x=x + 1, y=y[:, None], weights=y)
+    (tmp_path / "a/_SUCCESS").touch()
+    assert files_of(str(tmp_path)) == (".npz", sorted([one, two]))
+    assert files_of(f"file://{tmp_path}/a/*/part-?.npz") == (".npz", [two])
+    assert files_of([one, two, one])[1] == sorted([one, two])
+    rows = list(rows_of_files([one, two]))
+    assert [row[1] for row in rows[:3]] == [0, 1, 2]
+    np.testing.assert_array_equal(rows[3][0], [1, 2])
+    assert rows[4][1:] == (np.array([1]), 1.0)
+
+
+def test_what_is_no_minibatch_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"neither \.npz nor \.parquet"):
+        files_of(str(tmp_path / "nowhere"))
+    one = saved(tmp_path / "a.npz", features=np.zeros((2, 1)), labels=np.zeros(3))
+    with pytest.raises(SetupError, match="of equally many rows"):
+        list(rows_of_files([one]))
+    (tmp_path / "b.npz").write_bytes(b"PK no")
+    with pytest.raises(SetupError, match=r"b\.npz cannot be read: it is no npz file; write it by"):
+        list(rows_of_files([str(tmp_path / "b.npz")]))
+    (tmp_path / "c.parquet").touch()
+    with pytest.raises(UsageError, match="files of both kinds"):
+        files_of(str(tmp_path))
+    for nothing in ([], None, 7):
+        with pytest.raises(UsageError, match="paths="):
+            files_of(cast(Any, nothing))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda whole: whole[:-300], "cannot be read: File is not a zip file"),
+        (lambda whole: whole[:300] + b"?" + whole[301:], "cannot be read: Bad CRC-32"),
+    ],
+)
+def test_damaged_files_are_named(tmp_path: Path, change: Any, said: str) -> None:
+    """Not by a BadZipFile of an executor, which does not say which file."""
+    path = saved(tmp_path / "d.npz", features=np.ones((40, 4)), labels=np.ones(40))
+    Path(path).write_bytes(change(Path(path).read_bytes()))
+    with pytest.raises(SetupError, match=rf"minibatch .*d\.npz {said}"):
+        list(rows_of_files([path]))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"features": 1.0, "labels": 1}, "has no arrays `features` and `labels`"),
+        ({"weights": np.ones(2)}, r"has weights of shape \[2\] for 3 rows"),
+        ({"weights": 1.0}, r"has weights of shape \[\] for 3 rows"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(tmp_path: Path, arrays: Any, said: str) -> None:
+    given = {"features": np.ones((3, 2)), "labels": np.zeros(3), **arrays}
+    with pytest.raises(SetupError, match=said):
+        list(rows_of_files([saved(tmp_path / "n.npz", **given)]))
