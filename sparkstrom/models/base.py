@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -96,12 +97,9 @@ def no_model(value: Any) -> str | None:
         return None
     packages = (each.__module__.partition(".")[0] for each in type(value).__mro__)
     wrapper = next((WRAPPERS[name] for name in packages if name in WRAPPERS), None)
-    instead = (
-        f"put it into {wrapper}"
-        if wrapper
-        else "pass a model of sparkstrom.models, such as DenseNetwork"
-    )
-    return f"model is a {type(value).__name__}: {instead}"
+    if wrapper:
+        return f"model is a {type(value).__name__}: put it into {wrapper}"
+    return f"model={reprlib.repr(value)}: pass a model of sparkstrom.models, such as DenseNetwork"
 
 
 @runtime_checkable

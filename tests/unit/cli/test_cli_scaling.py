@@ -87,7 +87,7 @@ def test_a_script_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path
     [
         (None, "there is no such file"),
         ("x = 1", "it leaves no model and no batch"),
-        (SCRIPT + "model = 3", "leaves no model: model is a int"),
+        (SCRIPT + "model = 3", "leaves no model: model=3: pass"),
         (SCRIPT + "batch = batch[0]", "`batch` is a ndarray"),
         (SCRIPT + "batch = batch[0][:, :5], batch[1]", "5"),
         (SCRIPT + "batch = batch[0][:0], batch[1][:0]", "`batch` has no rows"),

@@ -210,7 +210,7 @@ def test_a_refused_replacement_changes_nothing(watch: Watch) -> None:
     with serving(2.0) as inference:
         with pytest.raises(UsageError, match="this model has float32"):
             inference.update_model(Probe([WIDTH, WIDTH]), parameters=np.zeros(1, np.float32))
-        with pytest.raises(UsageError, match="model is a str"):
+        with pytest.raises(UsageError, match="model='model'"):
             inference.update_model("model")
         with pytest.raises(UsageError, match="this model has float32"):
             inference.update_model(Probe([WIDTH, WIDTH]), parameters=[0.0])  # type: ignore[arg-type]
