@@ -9,16 +9,21 @@ added: give them in the workers' order, and a round is a function of what goes i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkstrom.base.errors import TrainingError
 from sparkstrom.models.base import Flat, FlatModel, State
 from sparkstrom.models.updaters import Updater
 
+DIVERGED = (
+    "parameter {} ({}) became {} in a round: training diverges or the data hold such values; lower"
+    " the learning rate, clip gradients, or look at the features' scale"
+)
 Sum = NDArray[np.float64]
 Scalar = float | int
 
@@ -59,29 +64,61 @@ def averaged(vectors: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArr
     return total.mean(vectors[0].dtype).reshape(vectors[0].shape)
 
 
-def averaged_states(states: Sequence[State], weights: Sequence[float]) -> State:
-    """The mean of optimizers' states: a name that not all have is of those who have it."""
-    made: State = {}
-    for name in dict.fromkeys(name for state in states for name in state):
-        having = [(s[name], w) for s, w in zip(states, weights, strict=True) if name in s]
-        values, of = zip(*having, strict=True)
-        made[name] = averaged(values, of) if is_summed(values[0]) else agreed(values, of)
+def averaged_states(
+    states: Sequence[State], weights: Sequence[float], steps: Sequence[int]
+) -> State:
+    """The mean of optimizers' states: a name that not all have is of those who have it.
+
+    ``steps`` that each has taken in the round: see ``agreed``.
+    """
+    summed = [{k: v for k, v in state.items() if is_summed(v)} for state in states]
+    rests = [{k: v for k, v in state.items() if not is_summed(v)} for state in states]
+    made = agreed(rests, weights, steps)
+    for name in _names(summed):
+        having = [(s[name], w) for s, w in zip(summed, weights, strict=True) if name in s]
+        made[name] = averaged(*zip(*having, strict=True))
     return made
 
 
-def agreed(values: Sequence[Any], weights: Sequence[float]) -> Any:
-    """One for what is no array of floats: what all have; of whole numbers the largest, or else the
-    mean.
+def agreed(rests: Sequence[State], weights: Sequence[float], steps: Sequence[int]) -> State:
+    """One for what is no array of floats in workers' states: learning rates, counts, switches.
+
+    Those who have taken the most steps in the round say it: a schedule that goes on from its last
+    rate, as many of torch's do, would never lose what a mean of several of its places put in.
     """
+    made: State = {}
+    for name in _names(rests):
+        having = [each for each in zip(rests, weights, steps, strict=True) if name in each[0]]
+        most = max(taken for _, _, taken in having)
+        ahead = [(rest[name], weight) for rest, weight, taken in having if taken == most]
+        if isinstance(ahead[0][0], np.ndarray):
+            made[name] = np.maximum.reduce([rest[name] for rest, _, _ in having])
+        else:
+            made[name] = _one_of(*zip(*ahead, strict=True))
+    return made
+
+
+def _names(states: Sequence[State]) -> list[str]:
+    return list(dict.fromkeys(name for state in states for name in state))
+
+
+def _one_of(values: Sequence[Scalar], weights: Sequence[float]) -> Scalar:
+    """What all have; of whole numbers the largest, or else the mean."""
     first = values[0]
-    if isinstance(first, np.ndarray):
-        return np.maximum.reduce(values)
     if all(value == first for value in values):
         return first
     if all(float(value).is_integer() for value in values):
         return max(values)
     total = sum(float(v) * w for v, w in zip(values, weights, strict=True))
     return total / sum(weights)
+
+
+def need_finite(parameters: Flat, layer_of: Callable[[int], str]) -> None:
+    """Raise TrainingError naming the first of f32[n_params] that is NaN or infinite, if one is."""
+    finite = np.isfinite(parameters)
+    if not finite.all():
+        index = int(np.argmin(finite))
+        raise TrainingError(DIVERGED.format(index, layer_of(index), parameters[index]))
 
 
 @dataclass(slots=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
 from sparkstrom.models.base import Buffered, Flat, FlatModel, State
-from sparkstrom.runtime.averaging import OuterStep, agreed, fresh_state
+from sparkstrom.runtime.averaging import OuterStep, agreed, fresh_state, need_finite
 from sparkstrom.runtime.lent_state import (
     PARTITION,
     STEPS,
@@ -23,6 +24,27 @@ from sparkstrom.spark.averaging.round_job import RoundReport
 from sparkstrom.spark.driver.averaging_master import OWN, ParameterAveragingTrainingMaster
 
 OUTER = "outer/"
+NOBODY = -1  # whose state the one for all is
+
+
+@dataclass(frozen=True, slots=True)
+class RoundStates:
+    """Optimizers' states as of one round."""
+
+    updater: State = field(default_factory=dict)  # of all
+    own: Mapping[int, State] = field(default_factory=dict)  # by partition
+    outer: State = field(default_factory=dict)
+    steps: int = 0
+
+    def copies(self) -> tuple[bytes, ...]:
+        """As checkpoints and later fits have them; the first one has the outer step's, too."""
+        more: State = {OUTER + name: value for name, value in self.outer.items()}
+        more[STEPS] = self.steps
+        if not self.own:
+            return (_encoded(self.updater, NOBODY, more),)
+        first, *others = sorted(self.own)
+        one = _encoded(self.own[first], first, more)
+        return (one, *(_encoded(self.own[index], index, {}) for index in others))
 
 
 class CommonState:
@@ -59,14 +81,20 @@ class CommonState:
         if self._save:
             self.updater = updater_in(states.one)
         if self._save == OWN:
-            self.own = {index: updater_in(state) for index, state in states.own.items()}
+            own = {index: updater_in(state) for index, state in states.own.items()}
+            self.own = {index: state for index, state in own.items() if index != NOBODY}
 
     def advance(
         self, mean: Flat, reports: Sequence[RoundReport], sums: Mapping[str, State]
     ) -> None:
-        """To the next round. ``sums``: states' arrays, "" of all, or by worker's number."""
+        """To the next round. ``sums``: states' arrays, "" of all, or by worker's number.
+
+        Raise TrainingError where parameters would not be finite.
+        """
         trained = [report for report in reports if report.weight]
-        self.parameters = self.outer.step(self.parameters, mean)
+        following = self.outer.step(self.parameters, mean)
+        need_finite(following, self._model.layer_of)
+        self.parameters = following
         if any(report.buffers for report in trained) and isinstance(self._model, Buffered):
             self.buffers = self._model.average_buffers([one.buffers for one in trained])
         if self._save == OWN:
@@ -76,26 +104,17 @@ class CommonState:
                     **sums.get(f"{report.partition}/", {}),
                 }
         elif self._save:
-            rests = [report.rest for report in trained]
-            names = dict.fromkeys(name for rest in rests for name in rest)
-            rest: State = {}
-            for name in names:
-                having = [one for one in trained if name in one.rest]
-                values = [one.rest[name] for one in having]
-                rest[name] = agreed(values, [one.weight for one in having])
-            self.updater = {**rest, **sums.get("", {})}
+            rests, weights, steps = zip(
+                *((r.rest, r.weight, r.steps) for r in trained), strict=True
+            )
+            self.updater = {**agreed(rests, weights, steps), **sums.get("", {})}
         self.steps += max(report.steps for report in trained)
         self.rounds += 1
 
-    def copies(self) -> tuple[bytes, ...]:
-        """As checkpoints and later fits have them; the first one has the outer step's, too."""
-        more: State = {OUTER + name: value for name, value in self.outer.state.items()}
-        more[STEPS] = self.steps
-        if not self.own:
-            return (_encoded(self.updater, -1, more),)
-        first, *others = sorted(self.own)
-        one = _encoded(self.own[first], first, more)
-        return (one, *(_encoded(self.own[index], index, {}) for index in others))
+    def states(self) -> RoundStates:
+        """The optimizers' as they are now, whatever rounds follow."""
+        outer: State = {name: np.copy(value) for name, value in self.outer.state.items()}
+        return RoundStates(self.updater, dict(self.own), outer, self.steps)
 
     def digest(self) -> str:
         """SHA-256 of parameters and buffers, as hex."""

@@ -112,6 +112,8 @@ class Rounds:
         rounds, most = -(-left // each), self._engine.rounds_at_once(self._facts)
         checksums = tuple(one.checksum for one in self._facts)
         held_out = any(one.held_out for one in self._facts)
+        if not rounds and held_out:  # only their measuring is left
+            yield EpochCut(epoch, range(0), firsts, checksums, True)
         for first in range(0, rounds, most):
             end = min(rounds, first + most)
             last = held_out and end == rounds
@@ -132,13 +134,12 @@ class Rounds:
         self._control.end_epoch(epoch, measures)
 
     def _ends(self, cut: EpochCut, number: int) -> dict[int, Position]:
-        """How far each partition is after this round."""
+        """How far each partition is after this round; ``end_epoch`` takes it to the next one."""
         each, ends = self._job.master.averaging_frequency, dict[int, Position]()
         for index, one in enumerate(self._facts):
-            batch = cut.firsts[index] + (number + 1) * each
+            batch = min(cut.firsts[index] + (number + 1) * each, one.batches)
             if one.rows:
-                whole = batch >= one.batches
-                ends[index] = Position(cut.epoch + 1, 0) if whole else Position(cut.epoch, batch)
+                ends[index] = Position(cut.epoch, batch)
         return ends
 
     def _round(self, rows: CutRows, cut: EpochCut, number: int) -> None:

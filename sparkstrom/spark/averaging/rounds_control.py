@@ -25,7 +25,7 @@ from sparkstrom.protocol.master.partitions import Partitions
 from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
 from sparkstrom.runtime.heard_lines import HeardLines
 from sparkstrom.runtime.traffic import Traffic
-from sparkstrom.spark.averaging.common_state import CommonState
+from sparkstrom.spark.averaging.common_state import CommonState, RoundStates
 from sparkstrom.spark.averaging.round_job import Measure, RoundReport, RowFacts
 
 JUDGED_S = 30.0  # how long a fit waits at an epoch's end for who may end it
@@ -100,7 +100,7 @@ class RoundsControl:
         self.failure: SparkstromError | None = None
         self.stop_reason: str | None = None
         self.given_up = False
-        self.partitions = Partitions.of(spec, time.monotonic())
+        self.partitions = Partitions.of(spec, time.monotonic(), measures=True)
         self.traffic = Traffic()
         self._judged = judged
         self._there = threading.Condition()
@@ -110,7 +110,7 @@ class RoundsControl:
         self._departures: list[Departure] = []
         self._heard = HeardLines()
         self._phase, self._began_s = Phase.GATHERING, dict[Phase, float]()
-        self._copies: tuple[bytes, ...] = ()  # as of the newest snapshot
+        self._states: RoundStates | None = None  # as of the newest snapshot
         self._unchanged = common.parameters
         self._progress = self._look()
 
@@ -141,7 +141,7 @@ class RoundsControl:
     def snapshot(self) -> Snapshot:
         """A copy, as of the newest round; the optimizers' states of that round are set aside."""
         with self._there:
-            self._copies = self.common.copies()
+            self._states = self.common.states()
             starts = tuple(partition.as_start() for partition in self.partitions)
             copied = self.common.parameters.copy()
             return Snapshot(self.common.rounds, copied, self.common.buffers, starts)
@@ -149,13 +149,15 @@ class RoundsControl:
     def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
         """Those of the newest snapshot, so that both belong together."""
         done: Future[tuple[bytes, ...]] = Future()
-        done.set_result(self._copies if everybody else self._copies[:1])
+        copies = self.updater_copies
+        done.set_result(copies if everybody else copies[:1])
         return done
 
     @property
     def updater_copies(self) -> tuple[bytes, ...]:
-        """Those of the newest snapshot."""
-        return self._copies
+        """Those of the newest snapshot, made when they are asked for."""
+        states = self._states
+        return () if states is None else states.copies()
 
     def end(self) -> None:
         """Its thread is the Spark job's."""
@@ -243,8 +245,14 @@ class RoundsControl:
                 self.partitions[index].advance(position)
 
     def end_epoch(self, epoch: int, measures: Mapping[int, Measure]) -> None:
-        """Of this fit; who judges it has its say before anything else happens."""
+        """Of this fit; who judges it has its say before anything else happens.
+
+        Positions go on with its figures: a checkpoint has both or neither.
+        """
         with self._there:
+            for partition in self.partitions:
+                if partition.rows:
+                    partition.advance(Position(epoch + 1, 0))
             for index, tally in self._tallies.items():
                 if tally.facts.rows:
                     tally.end_epoch(epoch, measures.get(index))

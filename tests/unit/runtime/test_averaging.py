@@ -17,6 +17,7 @@ from sparkstrom.runtime.averaging import (
     averaged,
     averaged_states,
     fresh_state,
+    need_finite,
 )
 from sparkstrom.runtime.round_step import Beginning, Turn, train_alone
 
@@ -105,15 +106,55 @@ def test_a_loss_that_is_no_number_names_its_minibatch() -> None:
 def test_states_average_arrays_and_agree_on_the_rest() -> None:
     one = {"mean": np.array([0, 2], np.float32), "steps": 5, "rate": 0.1, "flag": True}
     two = {"mean": np.array([3, 2], np.float32), "steps": 4, "rate": 0.1, "flag": True}
-    made = averaged_states([one, two], [1.0, 2.0])
+    made = averaged_states([one, two], [1.0, 2.0], [3, 3])
     assert made["mean"].tolist() == [2, 2]
     assert made["mean"].dtype == np.float32
     assert (made["steps"], made["rate"], made["flag"]) == (5, 0.1, True)
-    assert averaged_states([{"rate": 0.5}, {"rate": 1.25}], [1.0, 2.0]) == {"rate": 1.0}
+    assert averaged_states([{"rate": 0.5}, {"rate": 1.25}], [1.0, 2.0], [1, 1]) == {"rate": 1.0}
+    assert averaged_states([{"rate": 0.5}, {"rate": 1.25}], [1.0, 2.0], [2, 1]) == {"rate": 0.5}
     counts = [{"seen": np.array([1, 9])}, {"seen": np.array([3, 2])}]
-    assert averaged_states(counts, [1, 1])["seen"].tolist() == [3, 9]
-    late = averaged_states([{}, {"mean": np.array([3.0])}], [1, 1])  # a parameter not reached yet
+    assert averaged_states(counts, [1, 1], [2, 1])["seen"].tolist() == [3, 9]
+    late = averaged_states([{}, {"mean": np.array([3.0])}], [1, 1], [2, 1])  # not reached yet
     assert late["mean"].tolist() == [3.0]
+
+
+def test_a_schedule_that_goes_on_from_its_last_rate_keeps_its_rates() -> None:
+    """torch's schedulers multiply the rate that they find: a mean of two places would stay."""
+    torch = pytest.importorskip("torch", reason="torch is not here")
+    torch_model = pytest.importorskip("sparkstrom.models.torch")
+
+    def scheduler(optimizer):
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.1)
+
+    def model():
+        torch.manual_seed(0)
+        module, loss = torch.nn.Linear(6, 3), torch.nn.CrossEntropyLoss()
+        return torch_model.TorchModel(
+            module, loss, lambda p: torch.optim.SGD(p, lr=0.1), scheduler=scheduler
+        )
+
+    alone = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    steps_alone, workers = scheduler(alone), [model(), model()]
+    state = fresh_state(copy.deepcopy(workers[0]), workers[0].initial())
+    for number in range(3):
+        done = []
+        for worker, count in zip(workers, (4, 3), strict=True):
+            turns = [Turn(rows_of(8, seed), (0, seed, count)) for seed in range(count)]
+            own = {k: np.copy(v) if isinstance(v, np.ndarray) else v for k, v in state.items()}
+            begun = Beginning(worker.initial(), b"", own, 4 * number)
+            done.append(train_alone(worker, begun, turns))
+        weights, taken = [one.weight for one in done], [one.steps for one in done]
+        state = averaged_states([one.updater for one in done], weights, taken)
+        for _ in range(4):
+            alone.step()
+            steps_alone.step()
+        assert state["groups/0/lr"] == alone.param_groups[0]["lr"]
+
+
+def test_parameters_that_are_not_finite_are_named() -> None:
+    need_finite(np.zeros(3, np.float32), str)
+    with pytest.raises(TrainingError, match=r"parameter 1 \(layer 1\) became -inf in a round"):
+        need_finite(np.array([0, -np.inf, np.nan], np.float32), "layer {}".format)
 
 
 def test_the_outer_step_is_diloco_s() -> None:
