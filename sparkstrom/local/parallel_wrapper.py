@@ -184,7 +184,8 @@ class ParallelWrapper(TrainedNetwork):
             run = HostFit(self._site, spec, theta, rows, kept, states)
         else:
             theta.load(self._learnt.parameters)  # no sums of updates: they need no grid
-            run = RoundsFit(self._site, spec, theta, rows, self._rule, states)
+            judged = call.early_stopping is not None
+            run = RoundsFit(self._site, spec, theta, rows, self._rule, states, judged=judged)
         return fit.follow(run, self._learnt, None)
 
     # -- prediction and evaluation ---------------------------------------------------------------

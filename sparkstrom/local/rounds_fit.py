@@ -14,7 +14,8 @@ from sparkstrom.local.by_value import packed_by_value
 from sparkstrom.local.host_fit import Dealt, HostSite
 from sparkstrom.local.host_way import HostJob
 from sparkstrom.local.orders import WorkerOrder
-from sparkstrom.local.rounds_master import NOWHERE, RoundsMaster, RoundsPlan
+from sparkstrom.local.rounds_master import NOWHERE, RoundsMaster
+from sparkstrom.local.rounds_plan import RoundsPlan
 from sparkstrom.local.rounds_session import BUFFERS, F32, PARAMETERS, STATE, BeginRounds, own
 from sparkstrom.local.wrapper_options import RoundRule
 from sparkstrom.observe.epochs import EpochBook
@@ -31,7 +32,7 @@ from sparkstrom.spark.driver.fitting import Fitting
 
 
 class RoundsFit(TellingRun):
-    """``theta`` is what all begin a round with, then and afterwards."""
+    """``theta`` is what all begin a round with, then and afterwards; ``judged``: see ``Looks``."""
 
     sends_updates = False
 
@@ -43,6 +44,8 @@ class RoundsFit(TellingRun):
         dealt: Dealt,
         rule: RoundRule,
         states: LentStates,
+        *,
+        judged: bool,
     ) -> None:
         self.spec, self.theta, self.states = spec, theta, states
         self.book = EpochBook(spec.first_epoch)
@@ -75,7 +78,7 @@ class RoundsFit(TellingRun):
             dealt.directory,
             begin,
         )
-        made = RoundsMaster(rounds, site.pool, theta)
+        made = RoundsMaster(rounds, site.pool, theta, judged=judged)
         self.master: MasterControl = made
         self._job = RoundsJob(made)
 

@@ -1,0 +1,74 @@
+"""Synchronous rounds, by workers that answer in this process: what of a fit is left to chance."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom import EarlyStopping, ParallelWrapper
+from sparkstrom.local import rounds_master
+from sparkstrom.local.orders import WorkerAnswer, WorkerOrder
+from sparkstrom.local.worker_main import answer_to
+from sparkstrom.models import DenseNetwork, Sgd
+
+CHANCE = np.random.default_rng(0)
+X = CHANCE.normal(size=(200, 6)).astype(np.float32)
+Y = (X[:, 0] > X[:, 1]).astype(int)
+
+
+class InProcess:
+    """A worker's orders are carried out here, at once."""
+
+    def __init__(self, pool: Any) -> None:
+        self.attempts = Counter[int]()
+        self._answers: dict[int, WorkerAnswer] = {}
+
+    def begin(self) -> range:
+        return range(1)
+
+    def send(self, partition: int, order: WorkerOrder) -> None:
+        self._answers[partition] = answer_to(order)
+
+    def answers(self, of: Any) -> Iterator[tuple[int, WorkerAnswer]]:
+        yield from ((partition, self._answers.pop(partition)) for partition in list(of))
+
+    def drop(self, partitions: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ParallelWrapper]]:
+    """``alone(**options)``: a wrapper in rounds, of one worker."""
+    monkeypatch.setattr(rounds_master, "WorkersAtWork", InProcess)
+    made: list[ParallelWrapper] = []
+
+    def make(**options: Any) -> ParallelWrapper:
+        model = DenseNetwork([6, 12, 2], updater=Sgd(0.3), seed=3)
+        given = {"training_mode": "AVERAGING", "progress": False, "batch_size_per_worker": 10}
+        made.append(ParallelWrapper(model, 1, **given | options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def test_the_same_fit_stops_at_the_same_epoch_with_the_same_bits(
+    alone: Callable[..., ParallelWrapper],
+) -> None:
+    """However short its epochs are: rounds wait for who judges them."""
+    rule, found = EarlyStopping(patience=2), []
+    for _ in range(2):
+        made = alone()
+        summary = made.fit((X, Y), 400, validation=0.3, early_stopping=rule, run_log="")
+        assert summary.best is not None
+        rounds = -(-(len(X) - summary.rows_held_out) // 10)
+        assert len(summary.history) == summary.best.epoch + 2
+        assert summary.best.commit == summary.best.epoch * rounds
+        assert summary.minibatches == len(summary.history) * rounds
+        found.append(made.parameters)
+    np.testing.assert_array_equal(*found)
