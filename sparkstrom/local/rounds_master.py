@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkstrom.base.errors import SparkstromError, TrainingError
+from sparkstrom.base.errors import SparkstromError, TrainingError, UsageError
 from sparkstrom.base.identity import Endpoint, NodeId, Position
 from sparkstrom.codec.messages import Phase, Says
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
@@ -40,6 +40,7 @@ from sparkstrom.models.base import Buffered
 from sparkstrom.observe.telemetry import NO_BYTES, from_wire
 from sparkstrom.protocol.master.members import Departure
 from sparkstrom.protocol.master.partitions import Partitions
+from sparkstrom.protocol.master.phases import NO_ROWS
 from sparkstrom.runtime.averaging import averaged, averaged_states
 from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
 from sparkstrom.runtime.lent_state import PARTITION, STEPS, UPDATER
@@ -177,6 +178,8 @@ class RoundsMaster(threading.Thread):
     def _train(self) -> None:
         everybody = self._workers.begin()
         self._begin(everybody)
+        if not any(partition.rows for partition in self._partitions):
+            raise UsageError(NO_ROWS.format(len(everybody)))
         self._enter(Phase.RUNNING)
         while not (self._cancelled.is_set() or self._stop_reason) and self._round():
             self._tell_round()

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from sparkstrom import EarlyStopping, ParallelWrapper
+from sparkstrom import EarlyStopping, ParallelWrapper, UsageError
 from sparkstrom.local import rounds_master
 from sparkstrom.local.orders import WorkerAnswer, WorkerOrder
 from sparkstrom.local.worker_main import answer_to
@@ -72,3 +73,24 @@ def test_the_same_fit_stops_at_the_same_epoch_with_the_same_bits(
         assert summary.minibatches == len(summary.history) * rounds
         found.append(made.parameters)
     np.testing.assert_array_equal(*found)
+
+
+def test_an_iterator_that_a_fit_has_used_up_is_refused(
+    alone: Callable[..., ParallelWrapper],
+) -> None:
+    """Whatever the mode: nothing is begun."""
+    rows, made = zip(X, Y, strict=True), alone()
+    assert made.fit(rows, run_log="").minibatches == 20
+    for each in (made, alone(training_mode="SHARED_GRADIENTS")):
+        with pytest.raises(
+            UsageError, match=r"the data have no rows to train on: .* an earlier fit"
+        ):
+            each.fit(rows, run_log="")
+
+
+def test_where_all_rows_are_held_out_nothing_is_trained(
+    alone: Callable[..., ParallelWrapper],
+) -> None:
+    table = pa.table({"features": list(X), "label": Y, "held": np.ones(len(X), bool)})
+    with pytest.raises(UsageError, match="all 1 partitions are empty: there are no rows to train"):
+        alone().fit(table, validation="held", run_log="")
