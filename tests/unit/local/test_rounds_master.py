@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ import pytest
 from sparkstrom import EarlyStopping, ParallelWrapper, UsageError
 from sparkstrom.local import rounds_master
 from sparkstrom.local.orders import WorkerAnswer, WorkerOrder
+from sparkstrom.local.step_limit import limit
 from sparkstrom.local.worker_main import answer_to
 from sparkstrom.models import DenseNetwork, Sgd
 
@@ -47,8 +48,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ParallelWra
     monkeypatch.setattr(rounds_master, "WorkersAtWork", InProcess)
     made: list[ParallelWrapper] = []
 
-    def make(**options: Any) -> ParallelWrapper:
-        model = DenseNetwork([6, 12, 2], updater=Sgd(0.3), seed=3)
+    def make(kind: type[DenseNetwork] = DenseNetwork, **options: Any) -> ParallelWrapper:
+        model = kind([6, 12, 2], updater=Sgd(0.3), seed=3)
         given = {"training_mode": "AVERAGING", "progress": False, "batch_size_per_worker": 10}
         made.append(ParallelWrapper(model, 1, **given | options))
         return made[-1]
@@ -56,6 +57,27 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ParallelWra
     yield make
     for each in made:
         each.close()
+
+
+class Watched(DenseNetwork):
+    """Notes what each of its steps, and each measurement, may take."""
+
+    seen: ClassVar[set[tuple[str, float]]] = set()
+
+    def step(self, batch: Any) -> float:
+        self.seen.add(("step", limit.seconds))
+        return super().step(batch)
+
+    def loss(self, batch: Any) -> tuple[float, float]:
+        self.seen.add(("loss", limit.seconds))
+        return super().loss(batch)
+
+
+def test_steps_and_measurements_may_take_as_long_as_step_timeout_says(
+    alone: Callable[..., ParallelWrapper],
+) -> None:
+    alone(Watched, step_timeout=77.0).fit((X, Y), validation=0.3, run_log="")
+    assert Watched.seen == {("step", 77.0), ("loss", 77.0)}
 
 
 def test_the_same_fit_stops_at_the_same_epoch_with_the_same_bits(
