@@ -135,7 +135,7 @@ class ParallelWrapper(TrainedNetwork):
             call = FitCall(epochs, chosen, rule, tuple(listeners), run_log, key, goes_on, ends)
             theta = self._learnt.theta(self._master.layer_multipliers or {})
             showing = Showing(progress, record, Slots(1, workers), [])
-            with self._dealt(data, chosen, workers) as rows:
+            with self._site.pool.while_open(), self._dealt(data, chosen, workers) as rows:
                 return self._train(call, theta, rows, showing)
 
     @contextmanager
@@ -162,16 +162,15 @@ class ParallelWrapper(TrainedNetwork):
     @contextmanager
     def _dealt(self, data: Any, chosen: Chosen, workers: int) -> Iterator[Dealt]:
         """The rows on disk, until the fit is over."""
-        directory = Path(tempfile.mkdtemp(prefix="fit-", dir=self._site.scratch))
+        scratch, pool = self._site.scratch, self._site.pool
+        directory = Path(tempfile.mkdtemp(prefix="fit-", dir=scratch))
         try:
-            with (
-                self._checkpoints.kept_if_it_fails(),
-                closing(prefetched(blocks_of_data(data, chosen), self._prefetch_buffer)) as blocks,
-            ):
+            drawn = prefetched(blocks_of_data(data, chosen), self._prefetch_buffer, pool.need_open)
+            with self._checkpoints.kept_if_it_fails(), closing(drawn) as blocks:
                 files = dealt(blocks, workers, self._master.rng_seed, directory)
             yield Dealt(files, directory)
         finally:
-            shutil.rmtree(directory, ignore_errors=True)  # ``close`` may have been here
+            shutil.rmtree(scratch if pool.is_closed else directory, ignore_errors=True)
 
     def _train(self, call: FitCall, theta: Theta, rows: Dealt, showing: Showing) -> TrainingSummary:
         workers = len(rows.files)
@@ -179,6 +178,7 @@ class ParallelWrapper(TrainedNetwork):
         fit = FollowedFit(self._site, self._checkpoints, call, showing)
         kept, states = self._learnt.use_up(workers)
         states = fit.states_for(states)
+        self._site.pool.need_open()  # still
         run: RunningFit
         if self._rule is None:
             run = HostFit(self._site, spec, theta, rows, kept, states)
