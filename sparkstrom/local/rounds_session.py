@@ -22,6 +22,7 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
 from sparkstrom.local.dealt_rows import RowFile
+from sparkstrom.local.fit_files import write_file
 from sparkstrom.local.host_way import HostJob
 from sparkstrom.local.step_limit import limit
 from sparkstrom.models.base import Buffered, Epochal, Flat, Paced
@@ -178,7 +179,7 @@ class RoundsSession:
         return path.read_bytes() if path.exists() else b""
 
     def _write(self, name: str, content: bytes) -> None:
-        (self._directory / name).write_bytes(content)
+        write_file(self._directory / name, content)
 
 
 _here: list[RoundsSession] = []  # of this process: one at most

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -10,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkstrom import EarlyStopping, ParallelWrapper, UsageError
+from sparkstrom import EarlyStopping, ParallelWrapper, SetupError, UsageError
 from sparkstrom.local import rounds_master
 from sparkstrom.local.orders import WorkerAnswer, WorkerOrder
 from sparkstrom.local.step_limit import limit
@@ -116,3 +118,16 @@ def test_where_all_rows_are_held_out_nothing_is_trained(
     table = pa.table({"features": list(X), "label": Y, "held": np.ones(len(X), bool)})
     with pytest.raises(UsageError, match="all 1 partitions are empty: there are no rows to train"):
         alone().fit(table, validation="held", run_log="")
+
+
+def test_parameters_without_room_on_the_disk_are_refused(
+    alone: Callable[..., ParallelWrapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, offset: int, n_bytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    made = alone()
+    n_bytes = 2 * 4 * made.parameters.size
+    with pytest.raises(SetupError, match=f"parameters does not take {n_bytes} bytes: No space"):
+        made.fit((X, Y), run_log="")
