@@ -21,6 +21,7 @@ from sparkstrom.local.dealt_rows import dealt
 from sparkstrom.local.host_fit import Dealt, HostFit, HostSite
 from sparkstrom.local.local_data import blocks_of_data
 from sparkstrom.local.rounds_fit import RoundsFit
+from sparkstrom.local.scratch import Scratch, remove_left
 from sparkstrom.local.worker_pool import WorkerPool, cores
 from sparkstrom.local.wrapper_options import TrainingMode, mode_of, options_of, rule_of
 from sparkstrom.models.base import FlatModel
@@ -88,9 +89,10 @@ class ParallelWrapper(TrainedNetwork):
         self._master = options_of(options, self._mode, self._rule, os.environ)
         name = secrets.token_hex(8)
         super().__init__(model, FitCheckpoints(model, self._master, name), progress)
-        scratch = Path(tempfile.mkdtemp(prefix="sparkstrom-local-"))
-        pool = WorkerPool(workers, scratch, self._master.void.lease_s)
-        self._site = HostSite(model, self._master, name, pool, scratch)
+        remove_left()
+        scratch = Scratch()
+        pool = WorkerPool(workers, scratch.path, self._master.void.lease_s)
+        self._site = HostSite(model, self._master, name, pool, scratch.path)
         self._owner, self._training = os.getpid(), threading.Lock()
         self._closing = weakref.finalize(self, _close, pool, scratch, self._owner)
 
@@ -257,8 +259,8 @@ class ParallelWrapper(TrainedNetwork):
         self.close()
 
 
-def _close(pool: WorkerPool, scratch: Path, owner: int) -> None:
+def _close(pool: WorkerPool, scratch: Scratch, owner: int) -> None:
     if os.getpid() != owner:
         return  # forked: all this is the other process', which goes on
     pool.close()
-    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.remove()
