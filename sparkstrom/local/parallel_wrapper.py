@@ -21,7 +21,7 @@ from sparkstrom.local.dealt_rows import dealt
 from sparkstrom.local.host_fit import Dealt, HostFit, HostSite
 from sparkstrom.local.local_data import blocks_of_data
 from sparkstrom.local.rounds_fit import RoundsFit
-from sparkstrom.local.scratch import Scratch, remove_left
+from sparkstrom.local.scratch import WrapperScratch, remove_left
 from sparkstrom.local.worker_pool import WorkerPool, cores
 from sparkstrom.local.wrapper_options import TrainingMode, mode_of, options_of, rule_of
 from sparkstrom.models.base import FlatModel
@@ -90,7 +90,7 @@ class ParallelWrapper(TrainedNetwork):
         name = secrets.token_hex(8)
         super().__init__(model, FitCheckpoints(model, self._master, name), progress)
         remove_left()
-        scratch = Scratch()
+        scratch = WrapperScratch()
         pool = WorkerPool(workers, scratch.path, self._master.void.lease_s)
         self._site = HostSite(model, self._master, name, pool, scratch.path)
         self._owner, self._training = os.getpid(), threading.Lock()
@@ -259,7 +259,7 @@ class ParallelWrapper(TrainedNetwork):
         self.close()
 
 
-def _close(pool: WorkerPool, scratch: Scratch, owner: int) -> None:
+def _close(pool: WorkerPool, scratch: WrapperScratch, owner: int) -> None:
     if os.getpid() != owner:
         return  # forked: all this is the other process', which goes on
     pool.close()

@@ -18,7 +18,7 @@ PREFIX = "sparkstrom-local-"
 LOCK = "lock"
 
 
-class Scratch:
+class WrapperScratch:
     """One of them, in the temporary directory, until ``remove``."""
 
     def __init__(self) -> None:

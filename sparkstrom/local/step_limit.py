@@ -16,7 +16,7 @@ from sparkstrom.local.life_signs import BEAT_S
 TRACE_LETTERS_MAX = 8_000
 
 
-class Step:
+class StepUnderWay:
     """One that is under way."""
 
     def __init__(self, seconds: float) -> None:
@@ -29,8 +29,8 @@ class StepLimit:
 
     def __init__(self, look_s: float) -> None:
         self._look_s = look_s
-        self._step: Step | None = None  # whoever takes steps writes this, and nothing else
-        self._seen: Step | None = None
+        self._step: StepUnderWay | None = None  # whoever takes steps writes this, and nothing else
+        self._seen: StepUnderWay | None = None
         self._looks = 0  # at that one
 
     @property
@@ -41,7 +41,7 @@ class StepLimit:
 
     def allow(self, seconds: float) -> None:
         """A step begins, after another one or not."""
-        self._step = Step(seconds)
+        self._step = StepUnderWay(seconds)
 
     def lift(self) -> None:
         """No step is under way."""

@@ -23,7 +23,7 @@ from sparkstrom.protocol.common.endings import Vain
 ORPHANED, STUCK = 3, 4  # exit status where the calling process is gone; where a step has no end
 
 
-class Answers:
+class AnswerLine:
     """To the calling process: of the thread that has the orders, or of the one that watches it."""
 
     def __init__(self, connection: Connection) -> None:
@@ -40,8 +40,9 @@ class Answers:
         if not limit.look():
             return
         with self._lock:
+            seconds = limit.seconds
             if limit.is_same:
-                text = Vain.STEP.value.format(silent=limit.seconds)
+                text = Vain.STEP.value.format(silent=seconds)
                 trace = stack_of_main_thread()
                 self._connection.send(WorkerAnswer("", text, trace, kind="TrainingError"))
                 os._exit(STUCK)
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> int:
     """Serve until the other end closes."""
     descriptor, memory = map(int, arguments)
     with Connection(descriptor) as orders:
-        answers, pulse = Answers(orders), Pulse(memory)
+        answers, pulse = AnswerLine(orders), Pulse(memory)
         watching = threading.Thread(target=_live, args=(descriptor, pulse, answers), daemon=True)
         watching.start()
         while True:
@@ -72,7 +73,7 @@ def answer_to(order: WorkerOrder) -> WorkerAnswer:
         return WorkerAnswer("", reason_of(error), trace, is_superseded, kind)
 
 
-def _live(descriptor: int, pulse: Pulse, answers: Answers) -> None:
+def _live(descriptor: int, pulse: Pulse, answers: AnswerLine) -> None:
     """Until nobody orders: a trainer in the middle of a step reads no order."""
     looked = select.poll()
     looked.register(descriptor, 0)  # a closed end is told without being asked for

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparkstrom.local import scratch
-from sparkstrom.local.scratch import PREFIX, Scratch, remove_left
+from sparkstrom.local.scratch import PREFIX, WrapperScratch, remove_left
 
 
 @pytest.fixture(autouse=True)
@@ -21,14 +21,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def killed() -> Path:
     """What a program leaves whose end was no choice of its own."""
-    made = Scratch()
+    made = WrapperScratch()
     (made.path / "rows-0").write_bytes(b"rows")
     os.close(made._descriptor)
     return made.path
 
 
 def test_what_a_killed_program_left_is_removed_and_what_is_used_stays(here: Path) -> None:
-    used, left, other = Scratch(), killed(), here / f"{PREFIX}of-somebody"
+    used, left, other = WrapperScratch(), killed(), here / f"{PREFIX}of-somebody"
     other.mkdir()
     remove_left()
     assert used.path.exists()
@@ -59,7 +59,7 @@ def test_one_that_is_removed_while_it_is_made_is_made_again(
         return descriptor
 
     monkeypatch.setattr(scratch, "open_lock", then_looked_at)
-    made = Scratch()
+    made = WrapperScratch()
     assert not seen[0].exists()
     assert seen[1:] == [made.path] == list(here.iterdir())
     made.remove()
@@ -71,7 +71,7 @@ def test_where_there_are_no_locks_nothing_is_removed(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(scratch, "try_lock", refused)
     monkeypatch.setattr("sparkstrom.transport.aeron.locks.try_lock", refused)
-    made = Scratch()
+    made = WrapperScratch()
     remove_left()
     assert made.path.exists()
     made.remove()

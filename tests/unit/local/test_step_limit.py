@@ -11,7 +11,7 @@ from sparkstrom.local import worker_main
 from sparkstrom.local.life_signs import BEAT_S
 from sparkstrom.local.orders import WorkerAnswer
 from sparkstrom.local.step_limit import StepLimit
-from sparkstrom.local.worker_main import STUCK, Answers
+from sparkstrom.local.worker_main import STUCK, AnswerLine
 
 LOOK_S = 0.25
 
@@ -51,7 +51,7 @@ def test_a_step_is_late_after_as_many_looks_as_it_may_take() -> None:
 
 
 def test_who_is_stuck_says_where_and_ends(limit: StepLimit) -> None:
-    answers = Answers(sent := Sent())  # type: ignore[arg-type]
+    answers = AnswerLine(sent := Sent())  # type: ignore[arg-type]
     limit.allow(1.0)
     with pytest.raises(Ended, match=str(STUCK)):  # noqa: PT012
         for _ in range(2 + int(1.0 / BEAT_S)):
@@ -63,7 +63,7 @@ def test_who_is_stuck_says_where_and_ends(limit: StepLimit) -> None:
 
 
 def test_who_answers_at_the_last_moment_is_not_stuck(limit: StepLimit) -> None:
-    answers = Answers(sent := Sent())  # type: ignore[arg-type]
+    answers = AnswerLine(sent := Sent())  # type: ignore[arg-type]
     limit.allow(0.0)
 
     class JustThen:
