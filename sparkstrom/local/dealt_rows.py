@@ -14,12 +14,16 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
-from sparkstrom.base.errors import SetupError
+from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.runtime.records import RowFormat
 from sparkstrom.spark.data.row_blocks import Block
 from sparkstrom.spark.data.shuffle_blocks import deal
 
 NUMBER = np.dtype("<i8")
+NO_DATA = (
+    "the data have no rows to train on: they are empty, or an iterator (a generator, a reader) that"
+    " an earlier fit has drawn to its end, as each fit does; make a new one for each"
+)
 
 
 class RowSpan(NamedTuple):
@@ -52,7 +56,8 @@ class RowFile(NamedTuple):
 def dealt(blocks: Iterable[Block], workers: int, seed: int, directory: Path) -> tuple[RowFile, ...]:
     """Each worker's rows as a file in ``directory``.
 
-    Raise UsageError for rows that do not fit together, SetupError where the disk is full.
+    Raise UsageError for rows that do not fit together and where there are none, SetupError where
+    the disk is full.
     """
     spans: list[list[RowSpan]] = [[] for _ in range(workers)]
     paths = [directory / f"rows-{worker}" for worker in range(workers)]
@@ -63,6 +68,8 @@ def dealt(blocks: Iterable[Block], workers: int, seed: int, directory: Path) -> 
                 raise one.refusal
             if one.block is not None and len(one.block.records):
                 spans[worker].append(_written(files[worker], one.block, directory))
+    if not any(spans):
+        raise UsageError(NO_DATA)
     return tuple(RowFile(str(path), tuple(own)) for path, own in zip(paths, spans, strict=True))
 
 

@@ -14,6 +14,7 @@ from sparkstrom.codec.frames import KEY_BYTES, Seal
 from sparkstrom.encoding.backends import warm_up
 from sparkstrom.local.by_value import packed_by_value
 from sparkstrom.local.dealt_rows import RowFile
+from sparkstrom.local.fit_files import write_file
 from sparkstrom.local.host_way import HostDriver, HostJob
 from sparkstrom.local.orders import HOST, ShareGradients, WorkerOrder
 from sparkstrom.local.process_job import ProcessJob
@@ -49,8 +50,8 @@ class FileHandle:
 
     @classmethod
     def of(cls, value: Any, path: Path) -> FileHandle:
-        """Write it."""
-        path.write_bytes(pickle.dumps(value))
+        """Write it. Raise SetupError where there is no room."""
+        write_file(path, pickle.dumps(value))
         return cls(str(path))
 
     @cached_property

@@ -21,6 +21,7 @@ from sparkstrom.local.dealt_rows import dealt
 from sparkstrom.local.host_fit import Dealt, HostFit, HostSite
 from sparkstrom.local.local_data import blocks_of_data
 from sparkstrom.local.rounds_fit import RoundsFit
+from sparkstrom.local.scratch import WrapperScratch, remove_left
 from sparkstrom.local.worker_pool import WorkerPool, cores
 from sparkstrom.local.wrapper_options import TrainingMode, mode_of, options_of, rule_of
 from sparkstrom.models.base import FlatModel
@@ -88,9 +89,10 @@ class ParallelWrapper(TrainedNetwork):
         self._master = options_of(options, self._mode, self._rule, os.environ)
         name = secrets.token_hex(8)
         super().__init__(model, FitCheckpoints(model, self._master, name), progress)
-        scratch = Path(tempfile.mkdtemp(prefix="sparkstrom-local-"))
-        pool = WorkerPool(workers, scratch, self._master.void.lease_s)
-        self._site = HostSite(model, self._master, name, pool, scratch)
+        remove_left()
+        scratch = WrapperScratch()
+        pool = WorkerPool(workers, scratch.path, self._master.void.lease_s)
+        self._site = HostSite(model, self._master, name, pool, scratch.path)
         self._owner, self._training = os.getpid(), threading.Lock()
         self._closing = weakref.finalize(self, _close, pool, scratch, self._owner)
 
@@ -135,7 +137,7 @@ class ParallelWrapper(TrainedNetwork):
             call = FitCall(epochs, chosen, rule, tuple(listeners), run_log, key, goes_on, ends)
             theta = self._learnt.theta(self._master.layer_multipliers or {})
             showing = Showing(progress, record, Slots(1, workers), [])
-            with self._dealt(data, chosen, workers) as rows:
+            with self._site.pool.while_open(), self._dealt(data, chosen, workers) as rows:
                 return self._train(call, theta, rows, showing)
 
     @contextmanager
@@ -162,16 +164,15 @@ class ParallelWrapper(TrainedNetwork):
     @contextmanager
     def _dealt(self, data: Any, chosen: Chosen, workers: int) -> Iterator[Dealt]:
         """The rows on disk, until the fit is over."""
-        directory = Path(tempfile.mkdtemp(prefix="fit-", dir=self._site.scratch))
+        scratch, pool = self._site.scratch, self._site.pool
+        directory = Path(tempfile.mkdtemp(prefix="fit-", dir=scratch))
         try:
-            with (
-                self._checkpoints.kept_if_it_fails(),
-                closing(prefetched(blocks_of_data(data, chosen), self._prefetch_buffer)) as blocks,
-            ):
+            drawn = prefetched(blocks_of_data(data, chosen), self._prefetch_buffer, pool.need_open)
+            with self._checkpoints.kept_if_it_fails(), closing(drawn) as blocks:
                 files = dealt(blocks, workers, self._master.rng_seed, directory)
             yield Dealt(files, directory)
         finally:
-            shutil.rmtree(directory, ignore_errors=True)  # ``close`` may have been here
+            shutil.rmtree(scratch if pool.is_closed else directory, ignore_errors=True)
 
     def _train(self, call: FitCall, theta: Theta, rows: Dealt, showing: Showing) -> TrainingSummary:
         workers = len(rows.files)
@@ -179,12 +180,14 @@ class ParallelWrapper(TrainedNetwork):
         fit = FollowedFit(self._site, self._checkpoints, call, showing)
         kept, states = self._learnt.use_up(workers)
         states = fit.states_for(states)
+        self._site.pool.need_open()  # still
         run: RunningFit
         if self._rule is None:
             run = HostFit(self._site, spec, theta, rows, kept, states)
         else:
             theta.load(self._learnt.parameters)  # no sums of updates: they need no grid
-            run = RoundsFit(self._site, spec, theta, rows, self._rule, states)
+            judged = call.early_stopping is not None
+            run = RoundsFit(self._site, spec, theta, rows, self._rule, states, judged=judged)
         return fit.follow(run, self._learnt, None)
 
     # -- prediction and evaluation ---------------------------------------------------------------
@@ -256,8 +259,8 @@ class ParallelWrapper(TrainedNetwork):
         self.close()
 
 
-def _close(pool: WorkerPool, scratch: Path, owner: int) -> None:
+def _close(pool: WorkerPool, scratch: WrapperScratch, owner: int) -> None:
     if os.getpid() != owner:
         return  # forked: all this is the other process', which goes on
     pool.close()
-    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.remove()

@@ -6,16 +6,24 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from sparkstrom.codec.frames import KEY_BYTES
 from sparkstrom.codec.states import encode_state
 from sparkstrom.local.by_value import packed_by_value
+from sparkstrom.local.fit_files import allocate_file, write_file
 from sparkstrom.local.host_fit import Dealt, HostSite
 from sparkstrom.local.host_way import HostJob
 from sparkstrom.local.orders import WorkerOrder
-from sparkstrom.local.rounds_master import NOWHERE, RoundsMaster, RoundsPlan
-from sparkstrom.local.rounds_session import BUFFERS, F32, PARAMETERS, STATE, BeginRounds, own
+from sparkstrom.local.rounds_master import NOWHERE, RoundsMaster
+from sparkstrom.local.rounds_plan import RoundsPlan
+from sparkstrom.local.rounds_session import (
+    BUFFERS,
+    F32,
+    PARAMETERS,
+    STATE,
+    BeginRounds,
+    own,
+    parameters_in,
+)
 from sparkstrom.local.wrapper_options import RoundRule
 from sparkstrom.observe.epochs import EpochBook
 from sparkstrom.protocol.common.fit_spec import FitSpec
@@ -31,7 +39,7 @@ from sparkstrom.spark.driver.fitting import Fitting
 
 
 class RoundsFit(TellingRun):
-    """``theta`` is what all begin a round with, then and afterwards."""
+    """``theta`` is what all begin a round with, then and afterwards; ``judged``: see ``Looks``."""
 
     sends_updates = False
 
@@ -43,6 +51,8 @@ class RoundsFit(TellingRun):
         dealt: Dealt,
         rule: RoundRule,
         states: LentStates,
+        *,
+        judged: bool,
     ) -> None:
         self.spec, self.theta, self.states = spec, theta, states
         self.book = EpochBook(spec.first_epoch)
@@ -75,22 +85,21 @@ class RoundsFit(TellingRun):
             dealt.directory,
             begin,
         )
-        made = RoundsMaster(rounds, site.pool, theta)
+        made = RoundsMaster(rounds, site.pool, theta, judged=judged)
         self.master: MasterControl = made
         self._job = RoundsJob(made)
 
     def _prepare(self, dealt: Dealt, own_states: Mapping[int, bytes]) -> None:
         """The files that processes share, as the fit begins."""
-        path, n_params = dealt.directory / PARAMETERS, self.theta.n_params
-        shape = (1 + len(dealt.files), n_params)
-        np.memmap(path, F32, "w+", shape=shape)[0] = self.theta.to_host()
+        directory, n_params = dealt.directory, self.theta.n_params
+        allocate_file(directory / PARAMETERS, (1 + len(dealt.files)) * n_params * F32.itemsize)
+        parameters_in(directory, n_params, writable=True)[0] = self.theta.to_host()
         if self.theta.buffers:
-            (dealt.directory / BUFFERS).write_bytes(self.theta.buffers)
+            write_file(directory / BUFFERS, self.theta.buffers)
         if self.states.one:
-            (dealt.directory / STATE).write_bytes(encode_state(updater_in(self.states.one)))
+            write_file(directory / STATE, encode_state(updater_in(self.states.one)))
         for partition, state in own_states.items():
-            path = dealt.directory / own(STATE, partition)
-            path.write_bytes(encode_state(updater_in(state)))
+            write_file(directory / own(STATE, partition), encode_state(updater_in(state)))
 
     @property
     def states_after(self) -> LentStates:

@@ -12,20 +12,18 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sparkstrom.base.errors import SparkstromError, TrainingError
+from sparkstrom.base.errors import SparkstromError, TrainingError, UsageError
 from sparkstrom.base.identity import Endpoint, NodeId, Position
 from sparkstrom.codec.messages import Phase, Says
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
-from sparkstrom.local.accumulators import Accumulator
 from sparkstrom.local.orders import HOST, WorkerOrder
+from sparkstrom.local.rounds_plan import RoundsPlan, RoundsTold
 from sparkstrom.local.rounds_session import (
     BUFFERS,
     STATE,
@@ -38,15 +36,15 @@ from sparkstrom.local.rounds_session import (
 )
 from sparkstrom.local.worker_pool import WorkerPool
 from sparkstrom.local.workers_at_work import WorkersAtWork
-from sparkstrom.models.base import Buffered, FlatModel
-from sparkstrom.observe.telemetry import NO_BYTES, WorkerCounters, from_wire
-from sparkstrom.protocol.common.fit_spec import FitSpec
+from sparkstrom.models.base import Buffered
+from sparkstrom.observe.telemetry import NO_BYTES, from_wire
 from sparkstrom.protocol.master.members import Departure
 from sparkstrom.protocol.master.partitions import Partitions
+from sparkstrom.protocol.master.phases import NO_ROWS
 from sparkstrom.runtime.averaging import averaged, averaged_states
 from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
-from sparkstrom.runtime.heard_lines import HeardLines
 from sparkstrom.runtime.lent_state import PARTITION, STEPS, UPDATER
+from sparkstrom.runtime.looks import Looks
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.runtime.traffic import Traffic
 
@@ -59,31 +57,6 @@ ACCUMULATOR_RAISED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class RoundsPlan:
-    """What of rounds does not change while a fit runs."""
-
-    spec: FitSpec
-    model: FlatModel
-    frequency: int  # minibatches of a worker in a round, as far as its epoch has them
-    averages_state: bool
-    steps_before: int  # of each worker, in earlier fits
-    accumulator: Accumulator | None  # None: the mean, by the weight of rows
-    directory: Path  # of the files that processes share
-    begin: Callable[[int, int], WorkerOrder]  # for an attempt at a partition
-
-
-@dataclass(slots=True)
-class RoundsTold:
-    """What is known of the workers, for whoever asks."""
-
-    stats: dict[int, WorkerCounters] = field(default_factory=dict)
-    departures: list[Departure] = field(default_factory=list)
-    began_s: dict[Phase, float] = field(default_factory=dict)
-    hashes: dict[str, str] = field(default_factory=dict)
-    heard: HeardLines = field(default_factory=HeardLines)
-
-
 class RoundsMaster(threading.Thread):
     """As ``runtime.master_control`` has it; its thread is the fit's job, too."""
 
@@ -91,13 +64,15 @@ class RoundsMaster(threading.Thread):
     settles = False
     knows_theta = reachable = True
 
-    def __init__(self, rounds: RoundsPlan, pool: WorkerPool, theta: Theta) -> None:
+    def __init__(self, rounds: RoundsPlan, pool: WorkerPool, theta: Theta, *, judged: bool) -> None:
+        """``judged``: see ``runtime.looks``."""
         super().__init__(name="sparkstrom-rounds", daemon=True)
         self._rounds, self._theta = rounds, theta
         self._workers = WorkersAtWork(pool)
         self._shared = parameters_in(rounds.directory, theta.n_params, writable=True)
         self._partitions = Partitions.of(rounds.spec, time.monotonic())
         self._nodes = list(range(1, rounds.spec.workers + 1))  # by partition, the newest
+        self._epochs_whole = min(partition.position.epoch for partition in self._partitions)
         self._steps = rounds.steps_before
         self._copies: tuple[bytes, ...] = ()  # of optimizers' states, as of the newest snapshot
         self._told, self._phase, self._count = RoundsTold(), Phase.GATHERING, 0
@@ -107,9 +82,15 @@ class RoundsMaster(threading.Thread):
         self.finished = threading.Event()
         self.failure: SparkstromError | None = None
         self.reports: list[Any] = []
-        self.progress = self._look()
+        self._looks, self._progress = Looks(judged=judged), self._look()
 
     # -- for the main thread: master control -----------------------------------------------------
+
+    @property
+    def progress(self) -> Progress:
+        """The newest look. Who asks again has done what followed from the one before."""
+        self._looks.add()
+        return self._progress
 
     def request_stop(self, reason: str) -> None:
         """After this round."""
@@ -118,6 +99,7 @@ class RoundsMaster(threading.Thread):
     def give_up(self, reason: str) -> None:
         """At once."""
         self._cancelled.set()
+        self._looks.end()
 
     def end(self) -> None:
         """Wait for the thread."""
@@ -196,9 +178,11 @@ class RoundsMaster(threading.Thread):
     def _train(self) -> None:
         everybody = self._workers.begin()
         self._begin(everybody)
+        if not any(partition.rows for partition in self._partitions):
+            raise UsageError(NO_ROWS.format(len(everybody)))
         self._enter(Phase.RUNNING)
         while not (self._cancelled.is_set() or self._stop_reason) and self._round():
-            self.progress = self._look()
+            self._tell_round()
         for phase in (Phase.DRAINING, Phase.AUDIT):
             self._enter(phase)
         reports = self._ask({partition: EndRounds() for partition in everybody})
@@ -206,6 +190,14 @@ class RoundsMaster(threading.Thread):
             digest, told = json.loads(report)
             self._told.hashes[str(self._nodes[partition])] = digest
             self.reports.append(json.dumps(told))
+
+    def _tell_round(self) -> None:
+        """Where all have come to an epoch's end, it is judged before anything else happens."""
+        self._progress = self._look()
+        whole = min(partition.position.epoch for partition in self._partitions)
+        if whole > self._epochs_whole:
+            self._epochs_whole = whole
+            self._looks.await_judgement()
 
     def _round(self) -> bool:
         """One round of the epoch that is behind; False: there is none left."""
@@ -345,7 +337,7 @@ class RoundsMaster(threading.Thread):
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
         self._told.began_s[phase] = time.monotonic()
-        self.progress = self._look()
+        self._progress = self._look()
 
     def _look(self) -> Progress:
         partitions, told = self._partitions, self._told

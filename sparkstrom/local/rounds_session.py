@@ -22,7 +22,9 @@ from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
 from sparkstrom.local.dealt_rows import RowFile
+from sparkstrom.local.fit_files import write_file
 from sparkstrom.local.host_way import HostJob
+from sparkstrom.local.step_limit import limit
 from sparkstrom.models.base import Buffered, Epochal, Flat, Paced
 from sparkstrom.models.outputs import measured
 from sparkstrom.observe.epochs import EpochLog, Finished
@@ -64,6 +66,8 @@ class RoundsSession:
         settle(job, place)
         self._spec, self._partition, self._directory = job.spec, place.partition, directory
         self.batches = batches_of(job, place, blocks)
+        self._step_s = job.master.step_timeout
+        limit.allow(self._step_s)
         self._model, self._sleep_s = job.model, job.master.debug_longer_iterations / 1000
         self._shared = parameters_in(directory, job.spec.n_params, writable=True)
         self._params = np.array(self._shared[0])
@@ -84,6 +88,7 @@ class RoundsSession:
 
     def begin(self) -> None:
         """Take what a round begins with."""
+        limit.allow(self._step_s)
         self._params[:] = self._shared[0]
         content = self._read(BUFFERS)
         if content and isinstance(self._model, Buffered):
@@ -100,7 +105,9 @@ class RoundsSession:
         rows, weight = 0, 0.0
         for index in range(first, first + count):
             began_s = time.monotonic()
+            limit.allow(self._step_s)
             batch = self.batches.get(epoch, index)
+            limit.allow(self._step_s)
             read_s = time.monotonic()
             time.sleep(self._sleep_s)
             if isinstance(self._model, Epochal):
@@ -124,6 +131,7 @@ class RoundsSession:
     def leave(self) -> None:
         """Parameters, buffers and the updater's state where the calling process finds them."""
         began_s = time.monotonic()
+        limit.allow(self._step_s)
         self._shared[1 + self._partition] = self._params
         self._sums["rounds"] += 1
         if isinstance(self._model, Buffered) and (content := self._model.buffers_bytes()):
@@ -134,9 +142,10 @@ class RoundsSession:
     def measure(self, epoch: int) -> None:
         """An epoch is over: rows that are held out, under what all have now."""
         self._last, self._epoch = self._epoch, {"examples": 0, "loss_sum": 0.0}
-        figures = [
-            measured(self._model, batch, self._spec.metric) for batch in self.batches.held_out
-        ]
+        figures = []
+        for batch in self.batches.held_out:
+            limit.allow(self._step_s)
+            figures.append(measured(self._model, batch, self._spec.metric))
         held = (sum(f[0] for f in figures), sum(f[1] for f in figures))
         last = self._last
         self.epochs.add(Finished(epoch, last["loss_sum"], int(last["examples"]), *held))
@@ -170,7 +179,7 @@ class RoundsSession:
         return path.read_bytes() if path.exists() else b""
 
     def _write(self, name: str, content: bytes) -> None:
-        (self._directory / name).write_bytes(content)
+        write_file(self._directory / name, content)
 
 
 _here: list[RoundsSession] = []  # of this process: one at most

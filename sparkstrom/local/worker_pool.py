@@ -9,6 +9,8 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -138,7 +140,7 @@ class WorkerPool:
 
         Raise TrainingError after ``close``: nobody would end it.
         """
-        self._need_open(place)
+        self.need_open()
         known = self._places[place]
         if known is not None and known.is_alive:
             return known
@@ -150,7 +152,9 @@ class WorkerPool:
         except OSError as error:
             raise SetupError(f"worker process {place} cannot be started: {error}") from error
         self._places[place] = made
-        self._need_open(place)  # still
+        if self.is_closed:
+            self.drop(place)
+        self.need_open()  # still
         return made
 
     def pids(self) -> list[int]:
@@ -163,11 +167,20 @@ class WorkerPool:
         if known is not None:
             known.kill()
 
-    def _need_open(self, place: int) -> None:
-        """Another thread may close it at any time."""
+    def need_open(self) -> None:
+        """Another thread may close it at any time: raise TrainingError then."""
         if self.is_closed:
-            self.drop(place)
             raise TrainingError(CLOSED)
+
+    @contextmanager
+    def while_open(self) -> Iterator[None]:
+        """Raise TrainingError for what fails because another thread has closed it."""
+        try:
+            yield
+        except (OSError, ValueError) as error:  # of what is closed or removed: sockets, files
+            if self.is_closed:
+                raise TrainingError(CLOSED) from error
+            raise
 
     def close(self) -> None:
         """End all of them. Idempotent."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from multiprocessing import connection
 
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.local.orders import WorkerAnswer, WorkerOrder
-from sparkstrom.local.worker_pool import CLOSED, WorkerPool, WorkerProcess
+from sparkstrom.local.worker_pool import WorkerPool, WorkerProcess
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +36,13 @@ class WorkersAtWork:
 
     def send(self, partition: int, order: WorkerOrder) -> None:
         """Where it cannot be sent, ``answers`` says so."""
-        with self._while_open():
+        with self._pool.while_open():
             self._there[partition].send(order)
 
     def answers(self, of: Collection[int]) -> Iterator[tuple[int, WorkerAnswer | None]]:
         """What comes from these in ``LOOK_S``; None: this one has to be replaced."""
         waited = {self._there[partition].connection: partition for partition in of}
-        with self._while_open():
+        with self._pool.while_open():
             for ready in connection.wait(list(waited), LOOK_S):
                 partition = waited.pop(ready)  # type: ignore[call-overload]
                 yield partition, self._there[partition].receive()
@@ -62,7 +61,7 @@ class WorkersAtWork:
         Raise TrainingError after too many.
         """
         process = self._there[partition]
-        with self._while_open():
+        with self._pool.while_open():
             how, tail = process.last_words(stood_still=process.stands_still)
         log.warning("worker %d is replaced, its process %s", partition, how)
         if self.failed(partition):
@@ -75,16 +74,6 @@ class WorkersAtWork:
         """Another attempt, in the same process if that lives."""
         self.attempts[partition] += 1
         self._there[partition] = self._pool.living(partition)
-
-    @contextmanager
-    def _while_open(self) -> Iterator[None]:
-        """Raise TrainingError where another thread has closed the pool."""
-        try:
-            yield
-        except (OSError, ValueError) as error:  # of what is closed: sockets, memory, logs
-            if self._pool.is_closed:
-                raise TrainingError(CLOSED) from error
-            raise
 
     def drop(self, partitions: Collection[int]) -> None:
         """End these, whatever they do."""

@@ -52,7 +52,7 @@ OWN = (  # that ``ParallelWrapper`` names itself
 )
 HERE = ("lease_s", "log_bytes", "max_chunk_size", "window_bytes")  # of VoidConfiguration
 _SPARKS = ("void", "workers_per_node", "repartition", "rdd_training_approach", "export_directory")
-_SHARED_ONLY = (  # what says how updates are made, and how far workers may be apart
+_SHARED_ONLY = (  # how updates are made, how far workers may be apart, who may come later
     "aggregation",
     "checkpoint_updaters",
     "encoding_debug_mode",
@@ -62,9 +62,11 @@ _SHARED_ONLY = (  # what says how updates are made, and how far workers may be a
     "max_chunk_size",
     "max_lead",
     "max_staleness",
+    "min_workers",
     "publish_every",
     "residual_post_processor",
     "shake_frequency",
+    "start_timeout",
     "threshold",
     "train_on",
     "warm_up",
@@ -96,7 +98,7 @@ def options_of(
             raise UsageError(unknown("ParallelWrapper", name, [*names, *OWN], refused, ALIASES))
         if mode is not TrainingMode.SHARED_GRADIENTS and ALIASES.get(name, name) in _SHARED_ONLY:
             raise UsageError(
-                f"training_mode={mode.value} sends no updates, workers meet every"
+                f"training_mode={mode.value} sends no updates, all workers meet every"
                 f" averaging_frequency minibatches: leave out {name}={given[name]!r}, or take"
                 " training_mode='SHARED_GRADIENTS'"
             )

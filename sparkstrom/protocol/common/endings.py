@@ -67,11 +67,11 @@ class Lack(enum.Enum):
     """Of workers, for which a fit is given up."""
 
     AT_START = (
-        "{} workers joined within {:.0f} s, min_workers is {} (of {} partitions): give the "
-        "application more task slots (--num-executors, --executor-cores), lower min_workers, or "
-        "raise start_timeout"
+        "{} workers joined within {:.0f} s, min_workers is {} (of {} partitions): lower "
+        "min_workers, raise start_timeout, take fewer workers, or give an application of Spark's "
+        "more task slots (--num-executors, --executor-cores)"
     )
     LATER = (
-        "partition {} has been without a worker for {:.0f} s: Spark has not started its task again;"
-        " see the executors' state in Spark's UI (lost, out of memory, no free slot?)"
+        "partition {} has been without a worker for {:.0f} s: nobody has started another one; on "
+        "Spark see the executors' state in its UI (lost, out of memory, no free slot?)"
     )

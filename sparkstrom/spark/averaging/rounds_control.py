@@ -24,11 +24,11 @@ from sparkstrom.protocol.master.members import Departure
 from sparkstrom.protocol.master.partitions import Partitions
 from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
 from sparkstrom.runtime.heard_lines import HeardLines
+from sparkstrom.runtime.looks import Looks
 from sparkstrom.runtime.traffic import Traffic
 from sparkstrom.spark.averaging.common_state import CommonState, RoundStates
 from sparkstrom.spark.averaging.round_job import Measure, RoundReport, RowFacts
 
-JUDGED_S = 30.0  # how long a fit waits at an epoch's end for who may end it
 TRIED_AGAIN = "Spark began its task again ({} times)"
 UP, DOWN = "averages", "parameters"  # kinds of bytes
 
@@ -88,7 +88,7 @@ class WorkerTally:
 
 
 class RoundsControl:
-    """Of one fit. ``judged``: somebody may end it at an epoch's end, and is waited for there."""
+    """Of one fit. ``judged``: see ``runtime.looks``."""
 
     settles = False
     knows_theta = reachable = True
@@ -102,9 +102,8 @@ class RoundsControl:
         self.given_up = False
         self.partitions = Partitions.of(spec, time.monotonic(), measures=True)
         self.traffic = Traffic()
-        self._judged = judged
-        self._there = threading.Condition()
-        self._looks = 0
+        self._looks = Looks(judged=judged)
+        self._there = threading.RLock()
         self._tallies = {index: WorkerTally(index) for index in range(spec.workers)}
         self._executors: set[str] = set()
         self._departures: list[Departure] = []
@@ -119,9 +118,8 @@ class RoundsControl:
     @property
     def progress(self) -> Progress:
         """The newest look. Who asks again has done what followed from the one before."""
+        self._looks.add()
         with self._there:
-            self._looks += 1
-            self._there.notify_all()
             return self._progress
 
     def start(self) -> None:
@@ -134,9 +132,8 @@ class RoundsControl:
 
     def give_up(self, reason: str) -> None:
         """No further round."""
-        with self._there:
-            self.given_up = True
-            self._there.notify_all()
+        self.given_up = True
+        self._looks.end()
 
     def snapshot(self) -> Snapshot:
         """A copy, as of the newest round; the optimizers' states of that round are set aside."""
@@ -257,11 +254,7 @@ class RoundsControl:
                 if tally.facts.rows:
                     tally.end_epoch(epoch, measures.get(index))
             self._progress = self._look()
-            if self._judged:
-                wanted = self._looks + 2  # a look, and what follows from it
-                self._there.wait_for(
-                    lambda: self._looks >= wanted or self.given_up, timeout=JUDGED_S
-                )
+        self._looks.await_judgement()
 
     def _enter(self, phase: Phase) -> None:
         self._phase, self._began_s[phase] = phase, time.monotonic()

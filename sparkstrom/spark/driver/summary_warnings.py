@@ -34,13 +34,13 @@ def skew_warnings(rows: list[int], executors_used: int, executors: int) -> list[
     if empty:
         out.append(
             f"{len(empty)} of {len(rows)} partitions have no rows (first: {empty[0]}): their "
-            "workers had nothing to do; use fewer workers, or repartition='always'"
+            "workers had nothing to do; use fewer workers, or on Spark repartition='always'"
         )
     filled = [count for count in rows if count > 0]
     if filled and max(filled) > SKEW * min(filled) and max(filled) - min(filled) > len(rows):
         out.append(
             f"partitions have between {min(filled):,} and {max(filled):,} rows: the largest one "
-            "decides how long an epoch takes; repartition='always' evens them out"
+            "decides how long an epoch takes; on Spark repartition='always' evens them out"
         )
     if executors_used < min(executors, len(rows)):
         out.append(

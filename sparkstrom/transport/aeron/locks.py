@@ -45,16 +45,26 @@ def unlock(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
+@contextmanager
+def taken(path: Path) -> Iterator[bool]:
+    """Hold the lock of a file that is there, if it is free; yield whether it is.
+
+    Raise FileNotFoundError where there is none.
+    """
+    descriptor = os.open(path, _OPEN)
+    try:
+        yield try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def is_held(path: Path) -> bool:
     """Whether any process holds the lock at ``path``; a missing file is held by nobody."""
     try:
-        descriptor = os.open(path, _OPEN)
+        with taken(path) as is_free:
+            return not is_free
     except FileNotFoundError:
         return False
-    try:
-        return not try_lock(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def private_directory(path: Path) -> Path:
@@ -96,13 +106,13 @@ def _try_start_lock(home: Path) -> int | None:
         descriptor = open_lock(private_directory(home) / START_LOCK)
     except FileNotFoundError:
         return None  # the last one out removed the home between our two steps
-    if try_lock(descriptor) and _is_still(path, descriptor):
+    if try_lock(descriptor) and is_still(path, descriptor):
         return descriptor
     os.close(descriptor)
     return None
 
 
-def _is_still(path: Path, descriptor: int) -> bool:
+def is_still(path: Path, descriptor: int) -> bool:
     """Whether ``path`` names the file we locked, and not one made after ours was removed."""
     try:
         return os.path.samestat(os.stat(path), os.fstat(descriptor))

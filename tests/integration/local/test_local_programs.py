@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkstrom import ParallelWrapper
+from sparkstrom.models import DenseNetwork
 from sparkstrom.runtime.lent_state import updater_in
 from sparkstrom.transport.aeron.processes import Watched, is_alive, watched
 from tests.integration.checkpoint.contained import contained
@@ -97,7 +100,10 @@ def test_ctrl_c_keeps_what_was_learnt(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_outlives_a_program_that_is_killed(tmp_path: Path) -> None:
+def test_nothing_outlives_a_program_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files live until the next wrapper is made there."""
     program = started("killed", tmp_path)
     workers = at_work(program)
     assert media_drivers(tmp_path)
@@ -107,6 +113,10 @@ def test_nothing_outlives_a_program_that_is_killed(tmp_path: Path) -> None:
     while any(map(is_alive, workers)) or media_drivers(tmp_path):
         assert time.monotonic() < until_s, (workers, media_drivers(tmp_path))
         time.sleep(0.05)
+    assert len(list(tmp_path.glob("sparkstrom-local-*"))) == 1
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with ParallelWrapper(DenseNetwork([2, 2]), 1, progress=False) as wrapper:
+        assert list(tmp_path.glob("sparkstrom-local-*")) == [wrapper._site.scratch]
 
 
 @pytest.mark.slow

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sparkstrom import EarlyStopping
+from sparkstrom import EarlyStopping, TrainingError
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.models.base import Batch
 from sparkstrom.models.updaters import Adam
@@ -119,6 +120,28 @@ def test_a_step_may_take_longer_than_a_lease(wrapper: Any) -> None:
     assert made.fit((X, Y)).departures == []
 
 
+class Hanging(DenseNetwork):
+    """Its third step has no end, though its process lives."""
+
+    def step(self, batch: Batch) -> float:
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps == 3:
+            threading.Event().wait()
+        return super().step(batch)
+
+
+@pytest.mark.slow
+def test_a_step_without_an_end_ends_the_fit(wrapper: Any) -> None:
+    made = wrapper(
+        Hanging([6, 12, 2]), 1, training_mode="AVERAGING", batch_size_per_worker=BATCH,
+        step_timeout=2.0, progress=False,
+    )  # fmt: skip
+    with pytest.raises(TrainingError, match="one training step took longer than 2 s") as error:
+        made.fit((X, Y))
+    assert error.value.partition == 0
+    assert "threading.Event().wait()" in error.value.trace
+
+
 @pytest.mark.slow
 def test_early_stopping_and_checkpoints_are_as_everywhere(wrapper: Any, tmp_path: Any) -> None:
     options = {
@@ -139,7 +162,6 @@ def test_early_stopping_and_checkpoints_are_as_everywhere(wrapper: Any, tmp_path
 
 @pytest.mark.slow
 def test_what_an_accumulator_raises_or_returns_wrongly_ends_the_fit(wrapper: Any) -> None:
-    from sparkstrom import TrainingError
     from sparkstrom.observe.termination import MaxEpochsTerminationCondition
 
     for accumulator, why in (

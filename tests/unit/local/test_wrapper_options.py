@@ -53,6 +53,14 @@ def test_where_nothing_is_sent_no_threshold_is_taken() -> None:
         options_of({"publish_every": 4}, AVERAGING, RULE, {})
 
 
+@pytest.mark.parametrize("given", [{"min_workers": 99}, {"start_timeout": 1.0}])
+def test_where_all_meet_nobody_is_done_without(given: dict[str, Any]) -> None:
+    (name,) = given
+    assert getattr(options_of(given, SHARED, None, {}), name) == given[name]
+    with pytest.raises(UsageError, match=f"all workers meet every .* leave out {name}="):
+        options_of(given, AVERAGING, RULE, {})
+
+
 @pytest.mark.parametrize(
     ("given", "takes"),
     [

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from sparkstrom.runtime.prefetching import prefetched
+
+LIMIT_S = 10.0
 
 
 class Counted:
@@ -63,3 +66,54 @@ def test_what_the_iterator_raises_comes_in_its_place(ahead: int) -> None:
     assert next(drawing) == 1
     with pytest.raises(OSError, match="the disk is gone"):
         next(drawing)
+
+
+class Blocking:
+    """Gives one item, and then none before it is let go."""
+
+    def __init__(self) -> None:
+        self.waits, self.let_go = threading.Event(), threading.Event()
+
+    def __iter__(self) -> Iterator[int]:
+        yield 0
+        self.waits.set()
+        self.let_go.wait(LIMIT_S)
+        yield 1
+
+
+@pytest.fixture
+def blocking() -> Iterator[Blocking]:
+    """Nothing is left of it after the test."""
+    made = Blocking()
+    yield made
+    made.let_go.set()
+    for thread in threading.enumerate():
+        if thread.name == "sparkstrom-prefetching":
+            thread.join(LIMIT_S)
+            assert not thread.is_alive()
+
+
+def test_whoever_stops_does_not_wait_for_the_iterator(blocking: Blocking) -> None:
+    drawing = prefetched(blocking, 2)
+    assert next(drawing) == 0
+    assert blocking.waits.wait(LIMIT_S)
+    began_s = time.monotonic()
+    drawing.close()
+    assert time.monotonic() - began_s < LIMIT_S / 2
+
+
+def test_a_look_that_raises_ends_it_while_the_iterator_is_waited_for(blocking: Blocking) -> None:
+    def look() -> None:
+        if blocking.waits.is_set():
+            raise OSError("nobody wants it")
+
+    drawing = prefetched(blocking, 2, look)
+    with pytest.raises(OSError, match="nobody wants it"):
+        list(drawing)
+    assert not blocking.let_go.is_set()
+
+
+def test_without_a_thread_each_item_is_looked_at() -> None:
+    looks: list[int] = []
+    assert list(prefetched(range(5), 0, lambda: looks.append(1))) == list(range(5))
+    assert len(looks) == 5

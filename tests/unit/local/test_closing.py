@@ -1,0 +1,72 @@
+"""A wrapper that another thread closes while its fit reads rows, or is about to begin."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom import ParallelWrapper, TrainingError
+from sparkstrom.local import parallel_wrapper
+from sparkstrom.models import DenseNetwork
+
+LIMIT_S = 10.0
+ROW = (np.ones(2, np.float32), 1)
+CLOSED = "this ParallelWrapper was closed while it trained"
+
+
+@pytest.fixture(params=["SHARED_GRADIENTS", "AVERAGING"])
+def made(request: pytest.FixtureRequest) -> Iterator[ParallelWrapper]:
+    wrapper = ParallelWrapper(DenseNetwork([2, 2]), 1, training_mode=request.param, progress=False)
+    yield wrapper
+    wrapper.close()
+    assert not wrapper._site.scratch.exists()
+
+
+def test_who_waits_for_rows_hears_of_it(made: ParallelWrapper) -> None:
+    waits, let_go, errors = threading.Event(), threading.Event(), list[TrainingError]()
+
+    def rows() -> Iterator[Any]:
+        yield ROW
+        waits.set()
+        let_go.wait(2 * LIMIT_S)
+
+    def fit() -> None:
+        with pytest.raises(TrainingError, match=CLOSED) as error:
+            made.fit(rows(), run_log="")
+        errors.append(error.value)
+
+    training = threading.Thread(target=fit)
+    training.start()
+    assert waits.wait(LIMIT_S)
+    made.close()
+    training.join(LIMIT_S)
+    is_over = not training.is_alive()
+    let_go.set()
+    training.join(LIMIT_S)
+    assert is_over
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize("last", ["dealt", "FollowedFit", "HostFit"])
+def test_whatever_fails_for_it_says_so(
+    made: ParallelWrapper, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """``last``: what is made just before it is closed."""
+    if last == "HostFit" and made._rule is not None:
+        last = "RoundsFit"
+    make = getattr(parallel_wrapper, last)
+
+    def then_closed(*given: Any, **named: Any) -> Any:
+        if last.endswith("Fit"):
+            made.close()
+        result = make(*given, **named)
+        made.close()
+        return result
+
+    monkeypatch.setattr(parallel_wrapper, last, then_closed)
+    with pytest.raises(TrainingError, match=CLOSED):
+        made.fit([ROW] * 4, run_log="")

@@ -1,0 +1,51 @@
+"""Files that the processes of a fit share: on a full disk nobody is killed, it is told."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import SetupError
+from sparkstrom.local.fit_files import allocate_file, write_file
+from sparkstrom.local.host_fit import FileHandle
+
+BLOCK_BYTES = 512  # as st_blocks counts, whatever the disk
+MIB = 1 << 20
+
+
+def test_what_is_mapped_has_its_room_before(tmp_path: Path) -> None:
+    allocate_file(tmp_path / "file", MIB)
+    status = (tmp_path / "file").stat()
+    assert status.st_size == MIB
+    assert status.st_blocks * BLOCK_BYTES >= MIB
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: write_file(path, b"seven"),
+        lambda path: allocate_file(path, 5),
+        lambda path: FileHandle.of(0, path),
+    ],
+)
+def test_a_full_disk_is_told_with_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    def full(*given: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    why = "file does not take 5 bytes: No space left on device; set TMPDIR to a directory"
+    with pytest.raises(SetupError, match=why):
+        make(tmp_path / "file")
+
+
+def test_a_directory_that_is_gone_is_another_matter(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        allocate_file(tmp_path / "gone" / "file", 5)

@@ -1,0 +1,82 @@
+"""A step that takes too long is told by another thread; who takes another step is not late."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from sparkstrom.local import worker_main
+from sparkstrom.local.life_signs import BEAT_S
+from sparkstrom.local.orders import WorkerAnswer
+from sparkstrom.local.step_limit import StepLimit
+from sparkstrom.local.worker_main import STUCK, AnswerLine
+
+LOOK_S = 0.25
+
+
+class Ended(BaseException):
+    """In place of the process' end."""
+
+
+class Sent(list[Any]):
+    """A connection that keeps what is sent."""
+
+    send = list.append
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> StepLimit:
+    """Of a process whose end is an exception."""
+
+    def end(status: int) -> None:
+        raise Ended(status)
+
+    made = StepLimit(BEAT_S)
+    monkeypatch.setattr(worker_main, "limit", made)
+    monkeypatch.setattr(os, "_exit", end)
+    return made
+
+
+def test_a_step_is_late_after_as_many_looks_as_it_may_take() -> None:
+    limit = StepLimit(LOOK_S)
+    limit.allow(1.0)
+    assert [limit.look() for _ in range(6)] == [False] * 5 + [True]
+    limit.allow(1.0)
+    assert [limit.look() for _ in range(5)] == [False] * 5
+    limit.lift()
+    assert not any(limit.look() for _ in range(9))
+    assert limit.seconds == float("inf")
+
+
+def test_who_is_stuck_says_where_and_ends(limit: StepLimit) -> None:
+    answers = AnswerLine(sent := Sent())  # type: ignore[arg-type]
+    limit.allow(1.0)
+    with pytest.raises(Ended, match=str(STUCK)):  # noqa: PT012
+        for _ in range(2 + int(1.0 / BEAT_S)):
+            assert sent == []
+            answers.end_if_stuck()
+    (answer,) = sent
+    assert answer.failure.startswith("one training step took longer than 1 s: raise step_timeout")
+    assert "test_who_is_stuck_says_where_and_ends" in answer.trace
+
+
+def test_who_answers_at_the_last_moment_is_not_stuck(limit: StepLimit) -> None:
+    answers = AnswerLine(sent := Sent())  # type: ignore[arg-type]
+    limit.allow(0.0)
+
+    class JustThen:
+        """Of the lock: while the watching thread waits for it, the answer goes out."""
+
+        def __enter__(self) -> None:
+            limit.lift()
+
+        def __exit__(self, *exc: object) -> None:
+            pass
+
+    limit.look()
+    answers._lock = JustThen()  # type: ignore[assignment]
+    answers.end_if_stuck()
+    answers.send(WorkerAnswer("done"))
+    assert sent == [WorkerAnswer("done")]
