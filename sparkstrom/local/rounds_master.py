@@ -22,6 +22,7 @@ from sparkstrom.base.errors import SparkstromError, TrainingError, UsageError
 from sparkstrom.base.identity import Endpoint, NodeId, Position
 from sparkstrom.codec.messages import Phase, Says
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.local.fit_files import write_file
 from sparkstrom.local.orders import HOST, WorkerOrder
 from sparkstrom.local.rounds_plan import RoundsPlan, RoundsTold
 from sparkstrom.local.rounds_session import (
@@ -39,9 +40,9 @@ from sparkstrom.local.workers_at_work import WorkersAtWork
 from sparkstrom.models.base import Buffered
 from sparkstrom.observe.telemetry import NO_BYTES, from_wire
 from sparkstrom.protocol.master.members import Departure
-from sparkstrom.protocol.master.partitions import Partitions
+from sparkstrom.protocol.master.partitions import Partition, Partitions
 from sparkstrom.protocol.master.phases import NO_ROWS
-from sparkstrom.runtime.averaging import averaged, averaged_states
+from sparkstrom.runtime.averaging import averaged, averaged_states, need_finite
 from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
 from sparkstrom.runtime.lent_state import PARTITION, STEPS, UPDATER
 from sparkstrom.runtime.looks import Looks
@@ -70,7 +71,7 @@ class RoundsMaster(threading.Thread):
         self._rounds, self._theta = rounds, theta
         self._workers = WorkersAtWork(pool)
         self._shared = parameters_in(rounds.directory, theta.n_params, writable=True)
-        self._partitions = Partitions.of(rounds.spec, time.monotonic())
+        self._partitions = Partitions.of(rounds.spec, time.monotonic(), measures=True)
         self._nodes = list(range(1, rounds.spec.workers + 1))  # by partition, the newest
         self._epochs_whole = min(partition.position.epoch for partition in self._partitions)
         self._steps = rounds.steps_before
@@ -206,33 +207,48 @@ class RoundsMaster(threading.Thread):
             return False
         epoch = min(p.position.epoch for p in left)
         there = [p for p in left if p.position.epoch == epoch]
+        step = [p for p in there if p.position.batch < p.batches]
+        if step:
+            self._step(step)
+        self._end_epoch(epoch, [p for p in there if p.position.batch == p.batches])
+        return True
+
+    def _step(self, there: Sequence[Partition]) -> None:
+        """These partitions train, and all are where their mean is."""
         orders = {p.index: self._order(p.position, p.batches) for p in there}
-        brought = {}
+        brought: dict[int, list[float]] = {}
         for partition, report in sorted(self._ask(orders).items()):
             *brought[partition], counters, (lines, skipped) = json.loads(report)
             self._told.stats[self._nodes[partition]] = from_wire(counters)
             said = Says(host=HOST, partition=partition, lines=lines, skipped=skipped)
             self._told.heard.take(said, time.monotonic())
         with self._lock:
-            self._combine(brought)
-            ended = []
+            self._combine(brought, [orders[partition].count for partition in sorted(orders)])
             for p in there:
-                whole = orders[p.index].first + orders[p.index].count == p.batches
-                ended += [p.index] if whole else []
-                after = p.position.batch + orders[p.index].count
-                p.advance(Position(epoch + 1, 0) if whole else Position(epoch, after))
+                epoch, batch = p.position
+                p.advance(Position(epoch, batch + orders[p.index].count))
             self._steps += max(order.count for order in orders.values())
-        for partition, report in self._ask({p: EndEpoch(epoch) for p in ended}).items():
-            self._told.stats[self._nodes[partition]] = from_wire(json.loads(report))
-        return True
+
+    def _end_epoch(self, epoch: int, ended: Sequence[Partition]) -> None:
+        """Have it measured there; positions go on with its figures: a copy has both or neither."""
+        reports = self._ask({p.index: EndEpoch(epoch) for p in ended})
+        with self._lock:
+            for p in ended:
+                counters = from_wire(json.loads(reports[p.index]))
+                self._told.stats[self._nodes[p.index]] = counters
+                p.advance(Position(epoch + 1, 0))
 
     def _order(self, position: Position, batches: int) -> TrainRound:
         epoch, first = position
         count = min(self._rounds.frequency, batches - first)
         return TrainRound(epoch, first, count, self._rounds.averages_state, self._steps)
 
-    def _combine(self, brought: Mapping[int, list[float]]) -> None:
-        """What all begin the next round with. ``brought``: rows and their weight, by partition."""
+    def _combine(self, brought: Mapping[int, list[float]], steps: Sequence[int]) -> None:
+        """What all begin the next round with.
+
+        brought  rows and their weight, by partition
+        steps    that each of these has taken, in the order of their numbers
+        """
         rounds, directory = self._rounds, self._rounds.directory
         partitions = sorted(brought)
         rows, weights = zip(*(brought[p] for p in partitions), strict=True)
@@ -242,6 +258,7 @@ class RoundsMaster(threading.Thread):
             weights = rows  # rows of no weight teach nothing: all are where they were
         if rounds.accumulator is None:
             made = averaged(list(after), weights)
+            need_finite(made, rounds.model.layer_of)
         else:
             counts, before = np.array(rows, np.int64), self._theta.to_host()
             try:
@@ -260,10 +277,12 @@ class RoundsMaster(threading.Thread):
         if isinstance(rounds.model, Buffered) and self._theta.buffers:
             reports = [(directory / left(BUFFERS, p)).read_bytes() for p in partitions]
             self._theta.buffers = rounds.model.average_buffers(reports)
-            (directory / BUFFERS).write_bytes(self._theta.buffers)
-        self._keep_states(partitions, weights)
+            write_file(directory / BUFFERS, self._theta.buffers)
+        self._keep_states(partitions, weights, steps)
 
-    def _keep_states(self, partitions: list[int], weights: Sequence[float]) -> None:
+    def _keep_states(
+        self, partitions: list[int], weights: Sequence[float], steps: Sequence[int]
+    ) -> None:
         """What the optimizers go on with: the mean, or each with its own."""
         directory = self._rounds.directory
         if not self._rounds.averages_state:
@@ -272,7 +291,7 @@ class RoundsMaster(threading.Thread):
             return
         contents = [(directory / left(STATE, p)).read_bytes() for p in partitions]
         states = [decode_state_untrusted(content) for content in contents]
-        (directory / STATE).write_bytes(encode_state(averaged_states(states, weights)))
+        write_file(directory / STATE, encode_state(averaged_states(states, weights, steps)))
 
     # -- asking ----------------------------------------------------------------------------------
 

@@ -92,7 +92,8 @@ def agreed(rests: Sequence[State], weights: Sequence[float], steps: Sequence[int
         most = max(taken for _, _, taken in having)
         ahead = [(rest[name], weight) for rest, weight, taken in having if taken == most]
         if isinstance(ahead[0][0], np.ndarray):
-            made[name] = np.maximum.reduce([rest[name] for rest, _, _ in having])
+            arrays: list[Any] = [rest[name] for rest, _, _ in having]
+            made[name] = np.maximum.reduce(arrays)
         else:
             made[name] = _one_of(*zip(*ahead, strict=True))
     return made

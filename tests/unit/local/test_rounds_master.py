@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -12,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkstrom import EarlyStopping, ParallelWrapper, SetupError, UsageError
+from sparkstrom import EarlyStopping, ParallelWrapper, SetupError, TrainingError, UsageError
+from sparkstrom.base.identity import Position
 from sparkstrom.local import rounds_master
 from sparkstrom.local.orders import WorkerAnswer, WorkerOrder
 from sparkstrom.local.step_limit import limit
@@ -80,6 +82,42 @@ def test_steps_and_measurements_may_take_as_long_as_step_timeout_says(
 ) -> None:
     alone(Watched, step_timeout=77.0).fit((X, Y), validation=0.3, run_log="")
     assert Watched.seen == {("step", 77.0), ("loss", 77.0)}
+
+
+class Looking(DenseNetwork):
+    """Looks at how far a checkpoint would be, whenever it is measured."""
+
+    seen: ClassVar[list[Position]] = []
+
+    def loss(self, batch: Any) -> tuple[float, float]:
+        (master,) = (t for t in threading.enumerate() if isinstance(t, rounds_master.RoundsMaster))
+        self.seen += [partition.position for partition in master.snapshot().partitions]
+        return super().loss(batch)
+
+
+class Diverging(DenseNetwork):
+    """Its steps go too far."""
+
+    def step(self, batch: Any) -> float:
+        loss = super().step(batch)
+        assert self._params is not None
+        self._params[5] = np.inf
+        return loss
+
+
+def test_an_epoch_that_is_being_measured_is_not_over(alone: Callable[..., ParallelWrapper]) -> None:
+    """A checkpoint of that moment has it measured again, instead of never."""
+    summary = alone(Looking).fit((X, Y), 2, validation=0.3, run_log="")
+    rounds = -(-(len(X) - summary.rows_held_out) // 10)
+    assert Counter(Looking.seen).keys() == {Position(0, rounds), Position(1, rounds)}
+    assert summary.minibatches == 2 * rounds
+
+
+def test_who_diverges_is_told_by_the_parameter(alone: Callable[..., ParallelWrapper]) -> None:
+    """A round of one step has a loss from before it, which is finite."""
+    made = alone(Diverging, averaging_frequency=1)
+    with pytest.raises(TrainingError, match=r"parameter 5 \(.*\) became inf in a round"):
+        made.fit((X, Y), run_log="")
 
 
 def test_the_same_fit_stops_at_the_same_epoch_with_the_same_bits(
