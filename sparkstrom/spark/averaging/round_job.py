@@ -32,6 +32,11 @@ class PieceSizes:
     targets: int = 20_000  # of one shuffle of rows
     at_once: int = 1  # pieces of each worker that one task adds up
 
+    @property
+    def of_target(self) -> int:
+        """What one task has for the driver program; by chance some have several times that."""
+        return self.collected // 8
+
 
 @dataclass(frozen=True, slots=True)
 class AveragingJob:
@@ -42,6 +47,13 @@ class AveragingJob:
     master: ParameterAveragingTrainingMaster
     rows: tuple[int, ...]  # per partition, where rows stayed and so were counted
     sizes: PieceSizes
+
+    @property
+    def piece_bytes(self) -> int:
+        """Of an array, at most; the driver program gets the same piece of all workers at once."""
+        adds_up = self.master.aggregation_depth == 1
+        share = max(1, self.sizes.of_target // self.spec.workers)
+        return min(self.sizes.piece, share) if adds_up else self.sizes.piece
 
 
 @dataclass(frozen=True, slots=True)

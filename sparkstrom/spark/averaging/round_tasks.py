@@ -243,7 +243,7 @@ def _trained(
     report.shapes = {name: (array.shape, array.dtype.str) for name, array in arrays.items()}
     if alone.weight:
         report.sent_bytes = sum(array.nbytes for array in arrays.values()) + len(alone.buffers)
-    return pieces_of(report.partition, arrays.items(), alone.weight, job.sizes.piece)
+    return pieces_of(report.partition, arrays.items(), alone.weight, job.piece_bytes)
 
 
 def direct_round(
@@ -277,7 +277,7 @@ class ShuffledRound:
         job = self._packed.opened()
         base = group_of(index, self._workers, self._groups) * (self._targets + 1)
         found = step_round(job, self._given, here(), records)
-        yield from addressed(found, index, base, self._targets, job.sizes.piece)
+        yield from addressed(found, index, base, self._targets, job.piece_bytes)
 
 
 @dataclass(frozen=True, slots=True)
