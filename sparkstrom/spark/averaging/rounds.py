@@ -7,6 +7,7 @@ dies costs what Spark makes again: a round gives the same bits whoever makes it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -142,17 +143,12 @@ class Rounds:
         return ends
 
     def _round(self, rows: CutRows, cut: EpochCut, number: int) -> None:
-        shipments = self._ship()
-        try:
-            steps, (parameters, updater, *own) = self._common.steps, shipments
+        with contextlib.ExitStack() as sent:
+            steps, (parameters, updater, *own) = self._common.steps, self._ship(sent)
             whose = dict(zip(sorted(self._common.own), own, strict=True))
             given = RoundInput(steps, cut.epoch, steps, parameters, updater, whose)
             records = rows.of_round(number, given)
             found = fetched(records, self._packed, self._job, given)
-        finally:
-            for shipment in shipments:
-                if shipment is not self._fresh:
-                    shipment.destroy()
         self._take(found, self._ends(cut, number))
 
     def _take(self, found: Results, ends: dict[int, Position]) -> None:
@@ -173,15 +169,18 @@ class Rounds:
 
     # -- what travels ----------------------------------------------------------------------------
 
-    def _ship(self) -> list[Shipment]:
+    def _ship(self, sent: contextlib.ExitStack) -> list[Shipment]:
         """Parameters and buffers, the updater's state for all, and those of each."""
         common = self._common
-        states = [common.own[index] for index in sorted(common.own)]
-        made = [self._ship_parameters(), self._ship_common()]
-        made += [self._ship_state(state) for state in states]
         everybody = max(1, len({one.host for one in self._facts}))
-        sent = [one for one in made if one is not self._fresh]
-        self._control.traffic.by_kind[DOWN] += everybody * sum(one.nbytes for one in sent)
+        ways = [self._ship_parameters, self._ship_common]
+        ways += [partial(self._ship_state, common.own[index]) for index in sorted(common.own)]
+        made = []
+        for ship in ways:
+            made.append(one := ship())
+            if one is not self._fresh:  # which goes once
+                sent.callback(one.destroy)
+                self._control.traffic.by_kind[DOWN] += everybody * one.nbytes
         return made
 
     def _ship_parameters(self) -> Shipment:

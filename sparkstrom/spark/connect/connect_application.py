@@ -152,11 +152,8 @@ class ConnectApplication:
         return ConnectJob(self._session, f"sparkstrom-{job.spec.job:016x}", runner)
 
     def rounds(self, job: AveragingJob, spread: Spread, control: RoundsControl) -> ConnectJob:
-        def gone() -> bool:
-            return control.given_up
-
         ours = replace(job, sizes=frame_engine.SIZES)
-        engine = frame_engine.FrameEngine(self._session, ours, spread, gone)
+        engine = frame_engine.FrameEngine(self._session, ours, spread, lambda: control.given_up)
         group = f"sparkstrom-{job.spec.job:016x}"
         return ConnectJob(self._session, group, Rounds(engine, ours, control).run)
 
