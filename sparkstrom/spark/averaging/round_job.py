@@ -127,6 +127,14 @@ class RowFacts:
     host: str = ""
 
 
+class Failed(NamedTuple):
+    """What a user's code raised in a worker."""
+
+    reason: str
+    trace: str
+    is_usage: bool
+
+
 @dataclass(slots=True)
 class RoundReport:
     """What a worker says at its round's end, beside its arrays."""
@@ -144,16 +152,22 @@ class RoundReport:
     rest: State = field(default_factory=dict)  # of the updater's state: what is no array of floats
     shapes: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  # of arrays sent
     seconds: dict[str, float] = field(default_factory=dict)  # by activity
+    doing: str = "reading parameters"
     lines: list[tuple[str, str]] = field(default_factory=list)  # that the model printed
     skipped: int = 0
-    error: tuple[str, str, str, bool] | None = None  # reason, trace, doing, is it usage
+    error: Failed | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Measure:
     """What a worker's held-out rows say."""
 
     partition: int
-    total: float
-    weight: float
-    seconds: float
+    total: float = 0.0
+    weight: float = 0.0
+    seconds: float = 0.0
+    host: str = ""
+    doing: str = "measuring"
+    lines: list[tuple[str, str]] = field(default_factory=list)  # that the model printed
+    skipped: int = 0
+    error: Failed | None = None

@@ -8,7 +8,7 @@ dies costs what Spark makes again: a round gives the same bits whoever makes it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,6 +29,7 @@ from sparkstrom.spark.averaging.round_job import (
     Measure,
     PackedJob,
     RoundInput,
+    RoundReport,
     RowFacts,
 )
 from sparkstrom.spark.averaging.round_results import Results, fetched
@@ -152,12 +153,7 @@ class Rounds:
         self._take(found, self._ends(cut, number))
 
     def _take(self, found: Results, ends: dict[int, Position]) -> None:
-        for report in found.reports:
-            if report.error is not None:
-                reason, trace, doing, is_usage = report.error
-                if is_usage:
-                    raise UsageError(reason)
-                raise TrainingError(reason, report.host, report.partition, trace, doing)
+        self._hear(found.reports)
         if PARAMETERS not in found.arrays:
             self._control.skip(ends)
             return
@@ -166,6 +162,16 @@ class Rounds:
             owner, _, own_name = name.partition(UPDATER)
             sums.setdefault(owner, {})[own_name] = array
         self._control.advance(mean, found.reports, sums, ends)
+
+    def _hear(self, reports: Sequence[RoundReport | Measure]) -> None:
+        """What workers' code has said. Raise what it failed of."""
+        self._control.hear(reports)
+        for one in reports:
+            if one.error is not None:
+                reason, trace, is_usage = one.error
+                if is_usage:
+                    raise UsageError(reason)
+                raise TrainingError(reason, one.host, one.partition, trace, one.doing)
 
     # -- what travels ----------------------------------------------------------------------------
 
@@ -216,7 +222,5 @@ class Rounds:
             found = records.answers(partial(measure_round, self._packed, given))
         finally:
             sent.destroy()
-        for one in found:
-            if not isinstance(one, Measure):
-                raise one
+        self._hear(sorted(found, key=lambda one: one.partition))
         return {one.partition: one for one in found}
