@@ -16,6 +16,7 @@ from sparkstrom.spark.driver.common_options import ALL_SLOTS
 from sparkstrom.spark.driver.container_memory import Need, check_overhead
 from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.dynamic_allocation import (
+    IN_A_ROUND,
     check_allocation,
     executors_wanted,
     is_dynamic,
@@ -163,7 +164,8 @@ def check_rounds(
     conf: Mapping[str, str], workers: int, demand: Demand, master: ParameterAveragingTrainingMaster
 ) -> list[str]:
     """The same of a fit in rounds, which are ordinary jobs."""
-    return check_failures(conf) + check_overhead(conf, Need.of(conf, workers, demand, master))
+    warnings = check_allocation(conf, IN_A_ROUND) + check_failures(conf)
+    return warnings + check_overhead(conf, Need.of(conf, workers, demand, master))
 
 
 def check_scheduling(conf: Mapping[str, str]) -> list[str]:
