@@ -79,6 +79,14 @@ class FitJob(Protocol):
         ...
 
 
+def end_job(job: FitJob) -> None:
+    """Cancel it, and again: what Spark is being asked for now it knows only in the next moment."""
+    for _ in range(CANCELS_MAX):
+        job.cancel()
+        if job.wait(END_S / CANCELS_MAX):
+            return
+
+
 class Fitting:
     """Runs a fit to its end, good or bad; afterwards nothing of it runs any more."""
 
@@ -95,7 +103,7 @@ class Fitting:
             self._end()
         except BaseException as error:
             self._master.give_up(type(error).__name__)
-            self._cancel()
+            end_job(self._job)
             time.sleep(FAREWELL_S)
             raise
         finally:
@@ -153,11 +161,4 @@ class Fitting:
         """Tasks return by themselves; those that do not are ended, and failures do not count."""
         if not self._job.wait(END_S):
             log.warning("some tasks did not return within %g s; ending them", END_S)
-            self._cancel()
-
-    def _cancel(self) -> None:
-        """Again and again: what Spark is being asked for now it knows only in the next moment."""
-        for _ in range(CANCELS_MAX):
-            self._job.cancel()
-            if self._job.wait(END_S / CANCELS_MAX):
-                return
+            end_job(self._job)
