@@ -100,7 +100,8 @@ class ConnectApplication:
         """The executors of as many tasks as Spark begins by itself: one for each core."""
         run = partial(self._answers, roll_call, None, "counting executors")
         job = ConnectJob(self._session, f"sparkstrom-{secrets.token_hex(8)}", run)
-        return roll_called(job, self._session.client.host, seconds, say)
+        server = f"the Spark Connect server {self._session.client.host}"
+        return roll_called(job, server, seconds, say)
 
     def settled(self, master: SharedTrainingMaster, slots: Slots, say: Say) -> SharedTrainingMaster:
         """In a task: nobody knows where this program is."""

@@ -67,7 +67,7 @@ def slots_by(
         return Slots(int(cluster.group(1)), max(1, int(cluster.group(2)) // cpus))
     dynamic = is_dynamic(conf)
     if dynamic:
-        executors = executors_wanted(conf, registered())
+        executors = executors_wanted(conf, registered() if wish_of(conf) is None else 0)
     else:
         executors = int(conf.get("spark.executor.instances", "0")) or registered()
     if executors < 1:

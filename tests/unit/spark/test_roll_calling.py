@@ -12,7 +12,7 @@ from sparkstrom.base.errors import SetupError, TrainingError
 from sparkstrom.spark.connect import connect_application, roll_calling
 from sparkstrom.spark.connect.connect_application import ConnectApplication
 from sparkstrom.spark.connect.roll_calling import roll_called
-from sparkstrom.spark.driver.cluster import Slots
+from sparkstrom.spark.driver.cluster import Slots, slots_by
 
 
 class Job:
@@ -100,7 +100,19 @@ def test_an_application_counts_once_for_executors_and_cores(
 
     monkeypatch.setattr(connect_application, "roll_called", roll)
     conf = SimpleNamespace(getAll={"spark.master": "spark://h:7077"})
-    session = SimpleNamespace(conf=conf, client=SimpleNamespace(host="gateway:15002"))
+    session = SimpleNamespace(conf=conf, client=SimpleNamespace(host="gateway"))
     monkeypatch.setattr(connect_application, "all_of", lambda session: session.conf.getAll)
     assert ConnectApplication(session).slots(33.0, print) == Slots(2, 2)
-    assert calls == [("gateway:15002", 33.0, print)]
+    assert calls == [("the Spark Connect server gateway", 33.0, print)]
+
+
+@pytest.mark.parametrize("said", ["executor.instances", "dynamicAllocation.initialExecutors"])
+def test_nobody_is_counted_where_the_configuration_says_it(said: str) -> None:
+    dynamic = {"spark.dynamicAllocation.enabled": str("dynamic" in said)}
+    conf = {**dynamic, f"spark.{said}": "3", "spark.executor.cores": "2"}
+
+    def count() -> int:
+        raise AssertionError("a job would wait for slots")
+
+    slots = slots_by(conf, "spark://h:7077", count, count)
+    assert (slots.executors, slots.per_executor) == (3, 2)
