@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
-from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -17,7 +18,8 @@ from sparkstrom.spark.averaging.shipment import Shipment
 from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
 from sparkstrom.spark.driver.pickling import packed
 
-JOBS_MAX = 4  # whose models one Python worker keeps, compiled as they are
+JOBS_MAX = 4  # fits at once whose models one Python worker keeps, compiled as they are
+OVER_MAX = 64  # fits that workers are told of, which have few of them
 PARAMETERS, UPDATER, BUFFERS = "parameters", "updater/", "buffers"
 
 
@@ -62,23 +64,46 @@ class PackedJob:
 
     number: int  # of the fit, random
     content: bytes = field(repr=False)
+    over: tuple[int, ...] = ()  # fits of this driver program that have ended
 
     @classmethod
     def of(cls, job: AveragingJob) -> PackedJob:
         """By Spark's own pickler, which sends what a user's script defines by value."""
         return cls(job.spec.job, packed(job))
 
+    def now(self) -> PackedJob:
+        """The same, with the news of fits that are over."""
+        return replace(self, over=tuple(_over))
+
     def opened(self) -> AveragingJob:
-        """The job, from those that this process has at hand, if it is among them."""
+        """The job, from those that this process has at hand, if it is among them.
+
+        What it has of fits that are over goes before.
+        """
+        _let_go(self.over)
         if self.number not in _opened:
             _opened[self.number] = pickle.loads(self.content)
-            while len(_opened) > JOBS_MAX:
-                _opened.popitem(last=False)
+            _let_go([*_opened][:-JOBS_MAX])
         _opened.move_to_end(self.number)
         return _opened[self.number]
 
 
 _opened: OrderedDict[int, AveragingJob] = OrderedDict()  # of this Python worker
+_over = deque[int](maxlen=OVER_MAX)  # of this driver program
+
+
+def fit_is_over(number: int) -> None:
+    """On the driver: workers hear it with the next fit."""
+    _over.append(number)
+
+
+def _let_go(numbers: Iterable[int]) -> None:
+    """With the memory of their models, which may be cycles that no collection looks at."""
+    gone = [number for number in numbers if _opened.pop(number, None) is not None]
+    if gone:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()  # as ``spare_collections`` had it
 
 
 @dataclass(frozen=True, slots=True)

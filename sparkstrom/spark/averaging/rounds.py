@@ -31,6 +31,7 @@ from sparkstrom.spark.averaging.round_job import (
     RoundInput,
     RoundReport,
     RowFacts,
+    fit_is_over,
 )
 from sparkstrom.spark.averaging.round_results import Results, fetched
 from sparkstrom.spark.averaging.round_tasks import (
@@ -48,9 +49,13 @@ class Rounds:
 
     def __init__(self, engine: RoundEngine, job: AveragingJob, control: RoundsControl) -> None:
         self._engine, self._job, self._control = engine, job, control
-        self._packed = PackedJob.of(job)
+        self._job_packed = PackedJob.of(job)
         self._facts: tuple[RowFacts, ...] = ()
         self._fresh: Shipment | None = None
+
+    @property
+    def _packed(self) -> PackedJob:
+        return self._job_packed.now()
 
     @property
     def _common(self) -> CommonState:
@@ -66,6 +71,8 @@ class Rounds:
         except SparkstromError as error:
             control.fail(error)
             return []
+        finally:
+            fit_is_over(self._job.spec.job)
 
     def _all_epochs(self) -> None:
         try:

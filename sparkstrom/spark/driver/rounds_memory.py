@@ -26,7 +26,11 @@ OUTER_VECTORS = 2  # the way to the mean, and an updater's velocity
 def round_worker_parts(
     demand: Demand, master: ParameterAveragingTrainingMaster, workers: int
 ) -> list[Part]:
-    """What one Python worker holds at most, in a round or where results are added up."""
+    """What one Python worker holds at most, in a round or where results are added up.
+
+    Between rounds, and until a next fit comes, it keeps a part of that and nothing else. Of fits
+    that run at once it keeps what each of them has in use.
+    """
     vector, state = F32 * demand.n_params, OPTIMIZERS[demand.optimizer]
     sizes = PieceSizes()
     return [
