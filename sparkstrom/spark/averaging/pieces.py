@@ -76,21 +76,23 @@ def _shift(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-class Sizes(NamedTuple):
+class CutArray(NamedTuple):
     """Of an array that is cut."""
 
     name: str
-    count: int  # values
+    size: int  # values
     itemsize: int  # bytes of one
 
 
-def bytes_by_target(arrays: Iterable[Sizes], targets: int, piece_bytes: int) -> NDArray[np.int64]:
+def bytes_by_target(
+    arrays: Iterable[CutArray], targets: int, piece_bytes: int
+) -> NDArray[np.int64]:
     """What comes to each target of the arrays' values, once of each of them."""
     found = np.zeros(targets, np.int64)
-    for name, count, itemsize in arrays:
+    for name, size, itemsize in arrays:
         step = max(1, piece_bytes // itemsize)
-        begins = np.arange(0, count, step)
-        values = np.minimum(step, count - begins)
+        begins = np.arange(0, size, step)
+        values = np.minimum(step, size - begins)
         np.add.at(found, (begins // step + _shift(name)) % targets, values * itemsize)
     return found
 

@@ -152,7 +152,7 @@ class RowFacts:
     host: str = ""
 
 
-class Failed(NamedTuple):
+class ModelFailure(NamedTuple):
     """What a user's code raised in a worker."""
 
     reason: str
@@ -180,7 +180,7 @@ class RoundReport:
     doing: str = "reading parameters"
     lines: list[tuple[str, str]] = field(default_factory=list)  # that the model printed
     skipped: int = 0
-    error: Failed | None = None
+    error: ModelFailure | None = None
 
 
 @dataclass(slots=True)
@@ -195,4 +195,4 @@ class Measure:
     doing: str = "measuring"
     lines: list[tuple[str, str]] = field(default_factory=list)  # that the model printed
     skipped: int = 0
-    error: Failed | None = None
+    error: ModelFailure | None = None

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from sparkstrom.spark.averaging.byte_shuffle import groups_of
 from sparkstrom.spark.averaging.pieces import (
     ArrayPiece,
-    Sizes,
+    CutArray,
     Told,
     bytes_by_target,
     groups_in_tree,
@@ -106,10 +106,10 @@ def _by_parts(
     return found
 
 
-def _arrays(reports: Sequence[RoundReport], are_means: bool) -> Iterable[Sizes]:
+def _arrays(reports: Sequence[RoundReport], are_means: bool) -> Iterable[CutArray]:
     """Those that the driver program gets: each as a mean, or every worker's."""
     sizes = [
-        Sizes(name, math.prod(shape), np.dtype(dtype).itemsize)
+        CutArray(name, math.prod(shape), np.dtype(dtype).itemsize)
         for report in reports
         if report.weight
         for name, (shape, dtype) in report.shapes.items()

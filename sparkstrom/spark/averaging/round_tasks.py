@@ -45,8 +45,8 @@ from sparkstrom.spark.averaging.round_job import (
     PARAMETERS,
     UPDATER,
     AveragingJob,
-    Failed,
     Measure,
+    ModelFailure,
     PackedJob,
     RoundInput,
     RoundReport,
@@ -203,7 +203,7 @@ def _telling(report: RoundReport | Measure) -> Iterator[None]:
         raise
     except Exception as error:
         trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
-        report.error = Failed(reason_of(error), trace, isinstance(error, UsageError))
+        report.error = ModelFailure(reason_of(error), trace, isinstance(error, UsageError))
     if said := output.take():
         report.lines, report.skipped = said.lines, said.skipped
 

@@ -14,9 +14,9 @@ from sparkstrom.runtime.averaging import averaged
 from sparkstrom.spark.averaging.byte_shuffle import groups_of
 from sparkstrom.spark.averaging.pieces import (
     ArrayPiece,
+    CutArray,
     RowsMissing,
     SentAll,
-    Sizes,
     Told,
     added,
     bytes_by_target,
@@ -163,7 +163,7 @@ def test_groups_of_partitions() -> None:
 
 
 def test_what_comes_to_each_target_is_known_before_it_comes() -> None:
-    arrays = [Sizes(name, array.size, array.itemsize) for name, array in ARRAYS[0].items()]
+    arrays = [CutArray(name, array.size, array.itemsize) for name, array in ARRAYS[0].items()]
     wanted = [0] * 7
     for piece in pieces_of(0, ARRAYS[0].items(), 1.0, 512):
         wanted[target_of(piece, 7, 512)] += piece.values.nbytes

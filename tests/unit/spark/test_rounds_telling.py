@@ -24,7 +24,7 @@ from sparkstrom.spark.averaging.pieces import RowsMissing, SentAll, Told, packed
 from sparkstrom.spark.averaging.round_job import (
     PARAMETERS,
     AveragingJob,
-    Failed,
+    ModelFailure,
     PackedJob,
     PieceSizes,
     RoundInput,
@@ -138,7 +138,7 @@ def report_of(**said: Any) -> RoundReport:
 
 
 def test_what_was_printed_in_the_round_that_fails_is_heard() -> None:
-    report = report_of(doing="training", error=Failed("ValueError: no", "trace", False))
+    report = report_of(doing="training", error=ModelFailure("ValueError: no", "trace", False))
     control = run_of(Telling([6, 3]), report)
     assert isinstance(control.failure, TrainingError)
     [line] = control.progress.heard
