@@ -8,7 +8,6 @@ longer, until the driver's JVM happens to collect its garbage: whoever needs it 
 
 from __future__ import annotations
 
-import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,7 +94,12 @@ def _as_it_is(items: Iterable[bytes]) -> Iterable[bytes]:
     return items
 
 
-def groups_of(count: int, size: int) -> Iterator[range]:
-    """0 to ``count`` in groups of at most ``size``."""
-    edges = [*range(0, count, max(1, size)), count]
-    yield from (range(first, end) for first, end in itertools.pairwise(edges))
+def groups_of(loads: Iterable[int], most: int) -> Iterator[range]:
+    """Neighbours together, as long as their loads are ``most`` at most; a larger one is alone."""
+    first = end = total = 0
+    for end, load in enumerate(loads):
+        if end > first and total + load > most:
+            yield range(first, end)
+            first, total = end, 0
+        total += load
+    yield range(first, end + 1)

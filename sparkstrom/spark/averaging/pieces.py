@@ -68,7 +68,33 @@ def pieces_of(
 def target_of(piece: ArrayPiece, targets: int, piece_bytes: int) -> int:
     """Where all sources send this piece."""
     step = max(1, piece_bytes // np.dtype(piece.dtype).itemsize)
-    return (piece.begin // step + zlib.crc32(piece.name.encode())) % targets
+    return (piece.begin // step + _shift(piece.name)) % targets
+
+
+def _shift(name: str) -> int:
+    """Arrays do not all begin at the same target."""
+    return zlib.crc32(name.encode())
+
+
+class CutArray(NamedTuple):
+    """Of an array that is cut."""
+
+    name: str
+    size: int  # values
+    itemsize: int  # bytes of one
+
+
+def bytes_by_target(
+    arrays: Iterable[CutArray], targets: int, piece_bytes: int
+) -> NDArray[np.int64]:
+    """What comes to each target of the arrays' values, once of each of them."""
+    found = np.zeros(targets, np.int64)
+    for name, size, itemsize in arrays:
+        step = max(1, piece_bytes // itemsize)
+        begins = np.arange(0, size, step)
+        values = np.minimum(step, size - begins)
+        np.add.at(found, (begins // step + _shift(name)) % targets, values * itemsize)
+    return found
 
 
 def packed_record(record: Record) -> bytes:

@@ -13,7 +13,15 @@ from sparkstrom.spark.averaging.byte_shuffle import (
     shuffled_bytes,
     some_partitions,
 )
-from sparkstrom.spark.averaging.round_engine import Answering, Cutting, Fetch, Looking, Writing
+from sparkstrom.spark.averaging.round_engine import (
+    Answering,
+    Cutting,
+    Fetch,
+    Gone,
+    Looking,
+    Writing,
+    need_waiting,
+)
 from sparkstrom.spark.averaging.round_job import AveragingJob, RoundInput, RowFacts
 from sparkstrom.spark.averaging.round_tasks import EpochCut
 from sparkstrom.spark.averaging.shipment import Broadcasts
@@ -27,20 +35,27 @@ if TYPE_CHECKING:
 class RddRecords:
     """An RDD of them, behind these shuffles; what they have written goes once results are taken."""
 
-    def __init__(self, rdd: RDD[bytes], shuffles: tuple[ByteShuffle, ...] = ()) -> None:
-        self._rdd, self._shuffles = rdd, shuffles
+    def __init__(self, rdd: RDD[bytes], gone: Gone, shuffles: tuple[ByteShuffle, ...] = ()) -> None:
+        self._rdd, self._gone, self._shuffles = rdd, gone, shuffles
 
     def answers(self, run: Answering) -> list[Any]:
+        need_waiting(self._gone)
         return self._rdd.mapPartitionsWithIndex(run).collect()
 
     def shuffled(self, written: Writing, targets: int) -> RddRecords:
         shuffle = shuffled_bytes(self._rdd, written, targets)
-        return RddRecords(shuffle.rdd, (*self._shuffles, shuffle))
+        return RddRecords(shuffle.rdd, self._gone, (*self._shuffles, shuffle))
 
     @contextlib.contextmanager
     def results(self, run: Answering) -> Iterator[Fetch]:
+        rdd = self._rdd.mapPartitionsWithIndex(run)
+
+        def fetch(partitions: Sequence[int]) -> list[bytes]:
+            need_waiting(self._gone)
+            return collected(rdd, partitions)
+
         try:
-            yield partial(collected, self._rdd.mapPartitionsWithIndex(run))
+            yield fetch
         finally:
             for shuffle in self._shuffles:
                 shuffle.remove()
@@ -49,19 +64,19 @@ class RddRecords:
 class RddCut:
     """One shuffle, with a partition for each worker of each round."""
 
-    def __init__(self, rows: RDD[bytes], cut: EpochCut) -> None:
-        self._rows, self._cut = rows, cut
+    def __init__(self, rows: RDD[bytes], cut: EpochCut, gone: Gone) -> None:
+        self._rows, self._cut, self._gone = rows, cut, gone
 
     def of_round(self, number: int, given: RoundInput, *, measures: bool = False) -> RddRecords:
         first = self._cut.first_target(number)
-        return RddRecords(some_partitions(self._rows, first, self._cut.workers))
+        return RddRecords(some_partitions(self._rows, first, self._cut.workers), self._gone)
 
 
 class RddEngine:
     """By a SparkContext in this process."""
 
-    def __init__(self, context: Any, job: AveragingJob, spread: Spread) -> None:
-        self._context, self._job, self._spread = context, job, spread
+    def __init__(self, context: Any, job: AveragingJob, spread: Spread, gone: Gone) -> None:
+        self._context, self._job, self._spread, self._gone = context, job, spread, gone
         self._rdd = spread.rdd
 
     @contextlib.contextmanager
@@ -71,6 +86,7 @@ class RddEngine:
             yield
 
     def look(self, look: Looking) -> list[Any]:
+        need_waiting(self._gone)
         found: list[Any] = self._rdd.mapPartitionsWithIndex(
             partial(look, self._spread.blocks)
         ).collect()
@@ -84,12 +100,19 @@ class RddEngine:
         written = partial(cutting, self._spread.blocks)
         shuffle = shuffled_bytes(self._rdd, written, cut.targets)
         try:
-            yield RddCut(shuffle.rdd, cut)
+            yield RddCut(shuffle.rdd, cut, self._gone)
         finally:
             shuffle.remove()
 
     def sent(self, nbytes: int, parts: Iterator[bytes]) -> Broadcasts:
-        return Broadcasts(tuple(self._context.broadcast(part) for part in parts))
+        with contextlib.ExitStack() as undo:
+            handles = []
+            for part in parts:
+                need_waiting(self._gone)
+                handles.append(self._context.broadcast(part))
+                undo.callback(handles[-1].destroy, blocking=False)
+            undo.pop_all()
+        return Broadcasts(tuple(handles))
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from sparkstrom.spark.averaging.round_job import RoundInput, RowFacts
 from sparkstrom.spark.averaging.round_tasks import EpochCut
 from sparkstrom.spark.averaging.shipment import ShippedParts
 from sparkstrom.spark.data.shuffle_blocks import Blocks
+from sparkstrom.spark.driver.fitting import IS_CANCELLED, FitCancelled
 
 Records = Iterable[bytes]
 Answering = Callable[[int, Records], Iterator[Any]]  # of a partition
@@ -21,6 +22,15 @@ Writing = Callable[[int, Any], Iterator[tuple[int, bytes]]]  # each record to a 
 Looking = Callable[[Blocks, int, Iterable[Any]], Iterator[Any]]
 Cutting = Callable[[Blocks, int, Iterable[Any]], Iterator[tuple[int, bytes]]]
 Fetch = Callable[[Sequence[int]], list[bytes]]  # of neighbouring partitions
+
+
+Gone = Callable[[], bool]  # does nobody wait for the fit any more?
+
+
+def need_waiting(gone: Gone) -> None:
+    """Before Spark is asked for what takes it a while. Raise FitCancelled where nobody waits."""
+    if gone():
+        raise FitCancelled(IS_CANCELLED.format("nobody waits for its rounds"))
 
 
 class RoundRecords(Protocol):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
-from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -17,7 +18,8 @@ from sparkstrom.spark.averaging.shipment import Shipment
 from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
 from sparkstrom.spark.driver.pickling import packed
 
-JOBS_MAX = 4  # whose models one Python worker keeps, compiled as they are
+JOBS_MAX = 4  # fits at once whose models one Python worker keeps, compiled as they are
+OVER_MAX = 64  # fits that workers are told of, which have few of them
 PARAMETERS, UPDATER, BUFFERS = "parameters", "updater/", "buffers"
 
 
@@ -32,6 +34,11 @@ class PieceSizes:
     targets: int = 20_000  # of one shuffle of rows
     at_once: int = 1  # pieces of each worker that one task adds up
 
+    @property
+    def of_target(self) -> int:
+        """What one task has for the driver program; by chance some have several times that."""
+        return self.collected // 8
+
 
 @dataclass(frozen=True, slots=True)
 class AveragingJob:
@@ -43,6 +50,13 @@ class AveragingJob:
     rows: tuple[int, ...]  # per partition, where rows stayed and so were counted
     sizes: PieceSizes
 
+    @property
+    def piece_bytes(self) -> int:
+        """Of an array, at most; the driver program gets the same piece of all workers at once."""
+        adds_up = self.master.aggregation_depth == 1
+        share = max(1, self.sizes.of_target // self.spec.workers)
+        return min(self.sizes.piece, share) if adds_up else self.sizes.piece
+
 
 @dataclass(frozen=True, slots=True)
 class PackedJob:
@@ -50,23 +64,46 @@ class PackedJob:
 
     number: int  # of the fit, random
     content: bytes = field(repr=False)
+    over: tuple[int, ...] = ()  # fits of this driver program that have ended
 
     @classmethod
     def of(cls, job: AveragingJob) -> PackedJob:
         """By Spark's own pickler, which sends what a user's script defines by value."""
         return cls(job.spec.job, packed(job))
 
+    def now(self) -> PackedJob:
+        """The same, with the news of fits that are over."""
+        return replace(self, over=tuple(_over))
+
     def opened(self) -> AveragingJob:
-        """The job, from those that this process has at hand, if it is among them."""
+        """The job, from those that this process has at hand, if it is among them.
+
+        What it has of fits that are over goes before.
+        """
+        _let_go(self.over)
         if self.number not in _opened:
             _opened[self.number] = pickle.loads(self.content)
-            while len(_opened) > JOBS_MAX:
-                _opened.popitem(last=False)
+            _let_go([*_opened][:-JOBS_MAX])
         _opened.move_to_end(self.number)
         return _opened[self.number]
 
 
 _opened: OrderedDict[int, AveragingJob] = OrderedDict()  # of this Python worker
+_over = deque[int](maxlen=OVER_MAX)  # of this driver program
+
+
+def fit_is_over(number: int) -> None:
+    """On the driver: workers hear it with the next fit."""
+    _over.append(number)
+
+
+def _let_go(numbers: Iterable[int]) -> None:
+    """With the memory of their models, which may be cycles that no collection looks at."""
+    gone = [number for number in numbers if _opened.pop(number, None) is not None]
+    if gone:
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()  # as ``spare_collections`` had it
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +152,14 @@ class RowFacts:
     host: str = ""
 
 
+class ModelFailure(NamedTuple):
+    """What a user's code raised in a worker."""
+
+    reason: str
+    trace: str
+    is_usage: bool
+
+
 @dataclass(slots=True)
 class RoundReport:
     """What a worker says at its round's end, beside its arrays."""
@@ -132,16 +177,22 @@ class RoundReport:
     rest: State = field(default_factory=dict)  # of the updater's state: what is no array of floats
     shapes: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)  # of arrays sent
     seconds: dict[str, float] = field(default_factory=dict)  # by activity
+    doing: str = "reading parameters"
     lines: list[tuple[str, str]] = field(default_factory=list)  # that the model printed
     skipped: int = 0
-    error: tuple[str, str, str, bool] | None = None  # reason, trace, doing, is it usage
+    error: ModelFailure | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Measure:
     """What a worker's held-out rows say."""
 
     partition: int
-    total: float
-    weight: float
-    seconds: float
+    total: float = 0.0
+    weight: float = 0.0
+    seconds: float = 0.0
+    host: str = ""
+    doing: str = "measuring"
+    lines: list[tuple[str, str]] = field(default_factory=list)  # that the model printed
+    skipped: int = 0
+    error: ModelFailure | None = None

@@ -8,8 +8,9 @@ result, closure or broadcast holds a whole vector. What a stage has computed Spa
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,7 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.spark.averaging.byte_shuffle import groups_of
-from sparkstrom.spark.averaging.pieces import ArrayPiece, Told, groups_in_tree, means, whole_records
+from sparkstrom.spark.averaging.pieces import (
+    ArrayPiece,
+    CutArray,
+    Told,
+    bytes_by_target,
+    groups_in_tree,
+    means,
+    whole_records,
+)
 from sparkstrom.spark.averaging.round_engine import RoundRecords
 from sparkstrom.spark.averaging.round_job import AveragingJob, PackedJob, RoundInput, RoundReport
 from sparkstrom.spark.averaging.round_tasks import (
@@ -27,7 +36,8 @@ from sparkstrom.spark.averaging.round_tasks import (
     SummedRound,
     direct_round,
 )
-from sparkstrom.spark.driver.memory_parts import F32, OPTIMIZERS, demand_of
+from sparkstrom.spark.driver.memory_parts import demand_of
+from sparkstrom.spark.driver.rounds_memory import result_bytes, sent_bytes
 
 
 @dataclass(slots=True)
@@ -56,13 +66,13 @@ class Results:
 
 def fetched(rows: RoundRecords, packed: PackedJob, job: AveragingJob, given: RoundInput) -> Results:
     """Run a round on these rows, one partition for each worker."""
-    workers = job.spec.workers
-    vectors = 1 + (OPTIMIZERS[demand_of(job.model).optimizer] if job.master.save_updater else 0)
-    size = vectors * F32 * job.spec.n_params
-    if workers * size <= job.sizes.direct:
+    workers, sizes, demand = job.spec.workers, job.sizes, demand_of(job.model)
+    size = sent_bytes(demand, job.master)
+    if workers * size <= sizes.direct:
         return _direct(rows, packed, given, workers)
-    targets = -(-size // (job.sizes.piece * job.sizes.at_once))
-    return _by_parts(rows, packed, job, given, targets)
+    by_sum = -(-size // (sizes.piece * sizes.at_once))
+    by_results = -(-result_bytes(demand, job.master, workers) // sizes.of_target)
+    return _by_parts(rows, packed, job, given, max(by_sum, by_results))
 
 
 def _direct(rows: RoundRecords, packed: PackedJob, given: RoundInput, workers: int) -> Results:
@@ -81,18 +91,30 @@ def _by_parts(
     written = ShuffledRound(packed, given, levels[0], workers, targets)
     summed, sources = rows.shuffled(written, levels[0] * (targets + 1)), workers
     for groups, following in itertools.pairwise(levels):
-        level = SummedRound(sources, groups, following, targets, sizes.piece)
+        level = SummedRound(sources, groups, following, targets, job.piece_bytes)
         summed, sources = summed.shuffled(level, following * (targets + 1)), groups
     found = Results()
     with summed.results(MeanRound(sources, depth > 1)) as fetch:
         found.report(_opened(fetch([targets])))
         if any(report.error is not None for report in found.reports):
             return found
-        each = sizes.piece * sizes.at_once * (1 if depth > 1 else workers)
-        for group in groups_of(targets, sizes.collected // each):
+        coming = _arrays(found.reports, depth > 1)
+        loads = bytes_by_target(coming, targets, job.piece_bytes)
+        for group in groups_of(loads.tolist(), sizes.collected):
             records = _opened(fetch(group))
             found.fill(records if depth > 1 else means(records))
     return found
+
+
+def _arrays(reports: Sequence[RoundReport], are_means: bool) -> Iterable[CutArray]:
+    """Those that the driver program gets: each as a mean, or every worker's."""
+    sizes = [
+        CutArray(name, math.prod(shape), np.dtype(dtype).itemsize)
+        for report in reports
+        if report.weight
+        for name, (shape, dtype) in report.shapes.items()
+    ]
+    return dict.fromkeys(sizes) if are_means else sizes
 
 
 def _opened(records: Iterable[bytes]) -> list[ArrayPiece | Told]:

@@ -6,6 +6,7 @@ they travel. What a model raises is an answer: Spark would try a task that fails
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pickle
 import time
@@ -45,6 +46,7 @@ from sparkstrom.spark.averaging.round_job import (
     UPDATER,
     AveragingJob,
     Measure,
+    ModelFailure,
     PackedJob,
     RoundInput,
     RoundReport,
@@ -178,25 +180,32 @@ def step_round(
 ) -> Iterator[ArrayPiece | Told]:
     """One worker's round: its report, and pieces of what it came to."""
     report = RoundReport(place.partition, place.host, f"{place.host}/{place.jvm}", again())
-    output, doing = WorkerOutput(SystemClock()), "reading parameters"
-    output.phase = lambda: doing
     source, pieces, records = place.partition, list[ArrayPiece](), iter(records)
-    with captured(output):
-        try:
-            _settle(job, given, place)
-            beginning = _beginning(given, report, records)
-            doing = "training"
-            pieces = _trained(job, beginning, report, _timed(job, records, report))
-        except RowsMissing:
-            raise
-        except Exception as error:
-            trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
-            report.error = reason_of(error), trace, doing, isinstance(error, UsageError)
-    if said := output.take():
-        report.lines, report.skipped = said.lines, said.skipped
+    with _telling(report):
+        _settle(job, given, place)
+        beginning = _beginning(given, report, records)
+        report.doing = "training"
+        pieces = _trained(job, beginning, report, _timed(job, records, report))
     yield Told(source, report)
     if report.error is None and report.weight:
         yield from pieces
+
+
+@contextlib.contextmanager
+def _telling(report: RoundReport | Measure) -> Iterator[None]:
+    """What a user's code says in the block, and what it raises, goes into the report."""
+    output = WorkerOutput(SystemClock())
+    output.phase = lambda: report.doing
+    try:
+        with captured(output):
+            yield
+    except RowsMissing:
+        raise
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error))[-TRACE_CHARS_MAX:]
+        report.error = ModelFailure(reason_of(error), trace, isinstance(error, UsageError))
+    if said := output.take():
+        report.lines, report.skipped = said.lines, said.skipped
 
 
 def _settle(job: AveragingJob, given: RoundInput, place: TaskPlace) -> None:
@@ -243,7 +252,7 @@ def _trained(
     report.shapes = {name: (array.shape, array.dtype.str) for name, array in arrays.items()}
     if alone.weight:
         report.sent_bytes = sum(array.nbytes for array in arrays.values()) + len(alone.buffers)
-    return pieces_of(report.partition, arrays.items(), alone.weight, job.sizes.piece)
+    return pieces_of(report.partition, arrays.items(), alone.weight, job.piece_bytes)
 
 
 def direct_round(
@@ -277,7 +286,7 @@ class ShuffledRound:
         job = self._packed.opened()
         base = group_of(index, self._workers, self._groups) * (self._targets + 1)
         found = step_round(job, self._given, here(), records)
-        yield from addressed(found, index, base, self._targets, job.sizes.piece)
+        yield from addressed(found, index, base, self._targets, job.piece_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,20 +361,19 @@ def addressed(
 
 def measure_round(
     packed: PackedJob, given: RoundInput, index: int, records: Iterable[bytes]
-) -> Iterator[Measure | UsageError]:
+) -> Iterator[Measure]:
     """How the parameters do on one worker's held-out rows; what is wrong with them is an answer."""
     keep_unchanged_archives()
     job, place, began_s = packed.opened(), here(), time.monotonic()
-    records = iter(records)
-    model, arrays = job.model, given.parameters.unpacked(records)
-    _settle(job, given, place)
-    model.bind(arrays[PARAMETERS])
-    if isinstance(model, Buffered) and BUFFERS in arrays:
-        model.load_buffers_bytes(arrays[BUFFERS].tobytes())
-    try:
+    measure, records = Measure(index, host=place.host), iter(records)
+    with _telling(measure):
+        model, arrays = job.model, given.parameters.unpacked(records)
+        _settle(job, given, place)
+        model.bind(arrays[PARAMETERS])
+        if isinstance(model, Buffered) and BUFFERS in arrays:
+            model.load_buffers_bytes(arrays[BUFFERS].tobytes())
         figures = [measured(model, turn.batch, job.spec.metric) for turn in turns_of(records)]
-    except UsageError as error:
-        yield error
-        return
-    sums, weights = zip(*figures, strict=True) if figures else ((), ())
-    yield Measure(index, math.fsum(sums), math.fsum(weights), time.monotonic() - began_s)
+        sums, weights = zip(*figures, strict=True) if figures else ((), ())
+        measure.total, measure.weight = math.fsum(sums), math.fsum(weights)
+    measure.seconds = time.monotonic() - began_s
+    yield measure

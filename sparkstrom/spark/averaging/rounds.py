@@ -7,7 +7,8 @@ dies costs what Spark makes again: a round gives the same bits whoever makes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,9 @@ from sparkstrom.spark.averaging.round_job import (
     Measure,
     PackedJob,
     RoundInput,
+    RoundReport,
     RowFacts,
+    fit_is_over,
 )
 from sparkstrom.spark.averaging.round_results import Results, fetched
 from sparkstrom.spark.averaging.round_tasks import (
@@ -46,9 +49,13 @@ class Rounds:
 
     def __init__(self, engine: RoundEngine, job: AveragingJob, control: RoundsControl) -> None:
         self._engine, self._job, self._control = engine, job, control
-        self._packed = PackedJob.of(job)
+        self._job_packed = PackedJob.of(job)
         self._facts: tuple[RowFacts, ...] = ()
         self._fresh: Shipment | None = None
+
+    @property
+    def _packed(self) -> PackedJob:
+        return self._job_packed.now()
 
     @property
     def _common(self) -> CommonState:
@@ -64,6 +71,8 @@ class Rounds:
         except SparkstromError as error:
             control.fail(error)
             return []
+        finally:
+            fit_is_over(self._job.spec.job)
 
     def _all_epochs(self) -> None:
         try:
@@ -143,26 +152,16 @@ class Rounds:
         return ends
 
     def _round(self, rows: CutRows, cut: EpochCut, number: int) -> None:
-        shipments = self._ship()
-        try:
-            steps, (parameters, updater, *own) = self._common.steps, shipments
+        with contextlib.ExitStack() as sent:
+            steps, (parameters, updater, *own) = self._common.steps, self._ship(sent)
             whose = dict(zip(sorted(self._common.own), own, strict=True))
             given = RoundInput(steps, cut.epoch, steps, parameters, updater, whose)
             records = rows.of_round(number, given)
             found = fetched(records, self._packed, self._job, given)
-        finally:
-            for shipment in shipments:
-                if shipment is not self._fresh:
-                    shipment.destroy()
         self._take(found, self._ends(cut, number))
 
     def _take(self, found: Results, ends: dict[int, Position]) -> None:
-        for report in found.reports:
-            if report.error is not None:
-                reason, trace, doing, is_usage = report.error
-                if is_usage:
-                    raise UsageError(reason)
-                raise TrainingError(reason, report.host, report.partition, trace, doing)
+        self._hear(found.reports)
         if PARAMETERS not in found.arrays:
             self._control.skip(ends)
             return
@@ -172,17 +171,30 @@ class Rounds:
             sums.setdefault(owner, {})[own_name] = array
         self._control.advance(mean, found.reports, sums, ends)
 
+    def _hear(self, reports: Sequence[RoundReport | Measure]) -> None:
+        """What workers' code has said. Raise what it failed of."""
+        self._control.hear(reports)
+        for one in reports:
+            if one.error is not None:
+                reason, trace, is_usage = one.error
+                if is_usage:
+                    raise UsageError(reason)
+                raise TrainingError(reason, one.host, one.partition, trace, one.doing)
+
     # -- what travels ----------------------------------------------------------------------------
 
-    def _ship(self) -> list[Shipment]:
+    def _ship(self, sent: contextlib.ExitStack) -> list[Shipment]:
         """Parameters and buffers, the updater's state for all, and those of each."""
         common = self._common
-        states = [common.own[index] for index in sorted(common.own)]
-        made = [self._ship_parameters(), self._ship_common()]
-        made += [self._ship_state(state) for state in states]
         everybody = max(1, len({one.host for one in self._facts}))
-        sent = [one for one in made if one is not self._fresh]
-        self._control.traffic.by_kind[DOWN] += everybody * sum(one.nbytes for one in sent)
+        ways = [self._ship_parameters, self._ship_common]
+        ways += [partial(self._ship_state, common.own[index]) for index in sorted(common.own)]
+        made = []
+        for ship in ways:
+            made.append(one := ship())
+            if one is not self._fresh:  # which goes once
+                sent.callback(one.destroy)
+                self._control.traffic.by_kind[DOWN] += everybody * one.nbytes
         return made
 
     def _ship_parameters(self) -> Shipment:
@@ -218,7 +230,5 @@ class Rounds:
             found = records.answers(partial(measure_round, self._packed, given))
         finally:
             sent.destroy()
-        for one in found:
-            if not isinstance(one, Measure):
-                raise one
+        self._hear(sorted(found, key=lambda one: one.partition))
         return {one.partition: one for one in found}

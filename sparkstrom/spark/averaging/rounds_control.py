@@ -219,18 +219,25 @@ class RoundsControl:
         with self._there:
             self.common.advance(mean, reports, sums)
             for report in reports:
-                self._hear(report)
+                self._count(report)
             for index, position in ends.items():
                 self.partitions[index].advance(position)
             self._progress = self._look()
 
-    def _hear(self, report: RoundReport) -> None:
+    def hear(self, reports: Sequence[RoundReport | Measure]) -> None:
+        """What their models printed, whatever else there is to tell."""
+        with self._there:
+            for one in reports:
+                lines, skipped = one.lines, one.skipped
+                said = Says(host=one.host, partition=one.partition, lines=lines, skipped=skipped)
+                self._heard.take(said, time.monotonic())
+            self._progress = self._look()
+
+    def _count(self, report: RoundReport) -> None:
         now_s, index = time.monotonic(), report.partition
         self._tallies[index].add(report)
         self._executors.add(report.executor)
         self.traffic.by_kind[UP] += report.sent_bytes
-        said = Says(host=report.host, partition=index, lines=report.lines, skipped=report.skipped)
-        self._heard.take(said, now_s)
         if report.attempt:
             why = TRIED_AGAIN.format(report.attempt)
             self._departures.append(Departure(NodeId(index + 1), index, report.host, why, now_s))

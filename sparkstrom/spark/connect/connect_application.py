@@ -31,6 +31,7 @@ from sparkstrom.spark.connect.connect_spread import (
 )
 from sparkstrom.spark.connect.connect_tasks import roll_call, run_task, run_worker
 from sparkstrom.spark.connect.refusals import check_options, need_frame, refuse
+from sparkstrom.spark.connect.roll_calling import roll_called
 from sparkstrom.spark.connect.uploads import Uploads
 from sparkstrom.spark.controller.control_words import LineOrder
 from sparkstrom.spark.data.columns import Chosen
@@ -85,7 +86,7 @@ class ConnectApplication:
 
     def slots(self, seconds: float, say: Say) -> Slots:
         conf = self.conf()
-        roll = partial(_once, self._roll)
+        roll = partial(_once, partial(self._roll, seconds, say))
         there: list[list[str]] = []
         self._slots = slots_by(
             conf,
@@ -95,9 +96,12 @@ class ConnectApplication:
         )
         return self._slots
 
-    def _roll(self) -> list[str]:
+    def _roll(self, seconds: float, say: Say) -> list[str]:
         """The executors of as many tasks as Spark begins by itself: one for each core."""
-        return self._answers(roll_call, self._session.range(1 << 20), "counting executors")
+        run = partial(self._answers, roll_call, None, "counting executors")
+        job = ConnectJob(self._session, f"sparkstrom-{secrets.token_hex(8)}", run)
+        server = f"the Spark Connect server {self._session.client.host}"
+        return roll_called(job, server, seconds, say)
 
     def settled(self, master: SharedTrainingMaster, slots: Slots, say: Say) -> SharedTrainingMaster:
         """In a task: nobody knows where this program is."""
@@ -152,11 +156,8 @@ class ConnectApplication:
         return ConnectJob(self._session, f"sparkstrom-{job.spec.job:016x}", runner)
 
     def rounds(self, job: AveragingJob, spread: Spread, control: RoundsControl) -> ConnectJob:
-        def gone() -> bool:
-            return control.given_up
-
         ours = replace(job, sizes=frame_engine.SIZES)
-        engine = frame_engine.FrameEngine(self._session, ours, spread, gone)
+        engine = frame_engine.FrameEngine(self._session, ours, spread, lambda: control.given_up)
         group = f"sparkstrom-{job.spec.job:016x}"
         return ConnectJob(self._session, group, Rounds(engine, ours, control).run)
 
@@ -181,10 +182,11 @@ class ConnectApplication:
 
     def forget(self, network: str) -> None:
         slots = self._slots.total if self._slots is not None else 1
-        rows = self._session.range(0, slots, 1, slots)
-        self._answers(partial(forget_kept, network), rows, "removing what workers kept")
+        self._answers(partial(forget_kept, network), slots, "removing what workers kept")
 
-    def _answers(self, task: Any, rows: Any, doing: str) -> list[Any]:
+    def _answers(self, task: Any, tasks: int | None, doing: str) -> list[Any]:
+        """Of so many tasks; None: of as many as Spark begins by itself."""
+        rows = self._session.range(0, tasks or 1 << 20, 1, tasks)
         return answers_of(rows.mapInArrow(partial(run_task, task), SCHEMA), doing)
 
 

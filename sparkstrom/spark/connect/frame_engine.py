@@ -11,12 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.spark.averaging.round_engine import Answering, Cutting, Fetch, Looking, Writing
+from sparkstrom.spark.averaging.round_engine import (
+    Answering,
+    Cutting,
+    Fetch,
+    Gone,
+    Looking,
+    Writing,
+    need_waiting,
+)
 from sparkstrom.spark.averaging.round_job import AveragingJob, PieceSizes, RoundInput, RowFacts
 from sparkstrom.spark.averaging.round_tasks import EpochCut
 from sparkstrom.spark.averaging.shipment import ShippedParts
@@ -48,7 +56,6 @@ from sparkstrom.spark.connect.record_frames import (
 )
 from sparkstrom.spark.connect.uploads import INLINE_MAX
 from sparkstrom.spark.data.partitioning import Spread
-from sparkstrom.spark.driver.fitting import IS_CANCELLED, FitCancelled
 
 SIZES = PieceSizes(piece=ROW_BYTES >> 1, part=ROW_BYTES, direct=8 << 20, at_once=8)
 IN_PLAN_MAX = INLINE_MAX  # of all shipments of a round that are not rows
@@ -125,11 +132,9 @@ class FrameCut:
 
 
 class FrameEngine:
-    """By a session of Spark Connect. ``gone``: does nobody wait for the fit any more?"""
+    """By a session of Spark Connect."""
 
-    def __init__(
-        self, session: Any, job: AveragingJob, spread: Spread, gone: Callable[[], bool]
-    ) -> None:
+    def __init__(self, session: Any, job: AveragingJob, spread: Spread, gone: Gone) -> None:
         self._session, self._job, self._gone = session, job, gone
         self._made: FrameOfBlocks = spread.rdd
         self._frame, self._blocks = self._made.frame, spread.blocks
@@ -233,8 +238,7 @@ class FrameEngine:
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:
         """What takes the server a while is asked for as long as somebody waits for the fit."""
-        if self._gone():
-            raise FitCancelled(IS_CANCELLED.format("nobody waits for its rounds"))
+        need_waiting(self._gone)
         try:
             yield
         except Exception as error:

@@ -110,11 +110,12 @@ class ClassicApplication:
         return SparkJob(self._context, f"sparkstrom-{job.spec.job:016x}", runner, memory)
 
     def rounds(self, job: AveragingJob, spread: Spread, control: RoundsControl) -> SparkJob:
-        rounds, words = Rounds(RddEngine(self._context, job, spread), job, control), "averaging"
+        engine = RddEngine(self._context, job, spread, lambda: control.given_up)
         group = f"sparkstrom-{job.spec.job:016x}"
         need = Need.of(self.live_conf, spread.workers, demand_of(job.model), job.master)
         memory = ContainerMemory(self.live_conf, need)
-        return SparkJob(self._context, group, rounds.run, memory, f"sparkstrom {words}")
+        run = Rounds(engine, job, control).run
+        return SparkJob(self._context, group, run, memory, "sparkstrom averaging")
 
     def watches(self, job: SparkJob, warn: Say) -> list[FitListener]:
         return [MemoryWatch(job, warn), DecommissionWatch(job, warn)]

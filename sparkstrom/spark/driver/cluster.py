@@ -16,6 +16,7 @@ from sparkstrom.spark.driver.common_options import ALL_SLOTS
 from sparkstrom.spark.driver.container_memory import Need, check_overhead
 from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.dynamic_allocation import (
+    IN_A_ROUND,
     check_allocation,
     executors_wanted,
     is_dynamic,
@@ -66,7 +67,7 @@ def slots_by(
         return Slots(int(cluster.group(1)), max(1, int(cluster.group(2)) // cpus))
     dynamic = is_dynamic(conf)
     if dynamic:
-        executors = executors_wanted(conf, registered())
+        executors = executors_wanted(conf, registered() if wish_of(conf) is None else 0)
     else:
         executors = int(conf.get("spark.executor.instances", "0")) or registered()
     if executors < 1:
@@ -163,7 +164,8 @@ def check_rounds(
     conf: Mapping[str, str], workers: int, demand: Demand, master: ParameterAveragingTrainingMaster
 ) -> list[str]:
     """The same of a fit in rounds, which are ordinary jobs."""
-    return check_failures(conf) + check_overhead(conf, Need.of(conf, workers, demand, master))
+    warnings = check_allocation(conf, IN_A_ROUND) + check_failures(conf)
+    return warnings + check_overhead(conf, Need.of(conf, workers, demand, master))
 
 
 def check_scheduling(conf: Mapping[str, str]) -> list[str]:

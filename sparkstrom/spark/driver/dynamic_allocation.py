@@ -2,13 +2,17 @@
 
 A fit has a fixed number of tasks, one per worker, all in one stage. Spark asks for executors until
 each has a slot; those that come late join in mid-training, and none with a worker is idle. So all
-that a fit must know is how many executors to count on.
+that a fit must know is how many executors to count on. A fit in rounds has that many tasks in each
+of its jobs, which are ordinary ones: fewer executors take longer, and are idle between two jobs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from sparkstrom.spark.driver.averaging_master import TrainingMaster
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
 ENABLED = "spark.dynamicAllocation.enabled"
 INITIAL = "spark.dynamicAllocation.initialExecutors"
@@ -24,9 +28,20 @@ UNSAID = (
     " spark.dynamicAllocation.initialExecutors=N"
 )
 FEW = (
-    "spark.stage.maxConsecutiveAttempts={attempts}: the {ordinal} executor that is taken away while"
-    " a fit trains ends it, because the rows it had shuffled must be made again, and with dynamic"
+    "spark.stage.maxConsecutiveAttempts={attempts}: the {ordinal} executor that is taken away"
+    " {when} ends the fit, because the rows it had shuffled must be made again, and with dynamic"
     " allocation executors are taken away: set --conf spark.stage.maxConsecutiveAttempts=100"
+)
+
+
+IN_A_FIT, IN_A_ROUND = "while a fit trains", "while one round is made"
+ONE_JOB = (
+    "who comes late joins in mid-training, who is taken away is replaced, and no executor with a"
+    " worker is idle"
+)
+ROUNDS = (
+    "with fewer a round takes longer, who comes late has tasks of the next job, and what is lost"
+    " with an executor that is taken away, as idle ones between two jobs may be, Spark makes again"
 )
 
 
@@ -52,8 +67,11 @@ def executors_wanted(conf: Any, registered: int) -> int:
     return min(wanted, most)
 
 
-def check_allocation(conf: Mapping[str, str]) -> list[str]:
-    """Warnings of what is not said, or ends a fit early; none without dynamic allocation."""
+def check_allocation(conf: Mapping[str, str], when: str = IN_A_FIT) -> list[str]:
+    """Warnings of what is not said, or ends a fit early; none without dynamic allocation.
+
+    ``when``: in which time Spark counts the executors that are taken away.
+    """
     if not is_dynamic(conf):
         return []
     out = []
@@ -63,15 +81,15 @@ def check_allocation(conf: Mapping[str, str]) -> list[str]:
     attempts = int(conf.get(ATTEMPTS, "4"))
     if attempts < FEW_ATTEMPTS and not served:
         ordinal = {1: "first", 2: "second", 3: "third"}.get(attempts, f"{attempts}th")
-        out.append(FEW.format(attempts=attempts, ordinal=ordinal))
+        out.append(FEW.format(attempts=attempts, ordinal=ordinal, when=when))
     return out
 
 
-def allocation_note(workers: int, slots: int) -> str:
+def allocation_note(workers: int, slots: int, master: TrainingMaster) -> str:
     """What a fit does about it, for people; ``slots``: of one executor."""
     executors = -(-workers // slots)
+    shares = isinstance(master, SharedTrainingMaster)
     return (
         f"{ENABLED}=true: this fit has {workers} workers, for which Spark needs {executors}"
-        " executors or more and asks for those that are missing; who comes late joins in"
-        " mid-training, who is taken away is replaced, and no executor with a worker is idle"
+        f" executors or more and asks for those that are missing; {ONE_JOB if shares else ROUNDS}"
     )

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.1
 END_S = 15.0  # how long finished tasks may take to return
+CANCELS_MAX = 15  # in END_S
 FAILURE_GRACE_S = 2.0  # a worker's own words may be on their way when Spark reports its task
 FAREWELL_S = 0.5  # workers that Spark does not end hear from the master that it is over
 SETTLE_S = 90.0  # a controller elsewhere may take so long to end, once all tasks have returned
@@ -78,6 +79,14 @@ class FitJob(Protocol):
         ...
 
 
+def end_job(job: FitJob) -> None:
+    """Cancel it, and again: what Spark is being asked for now it knows only in the next moment."""
+    for _ in range(CANCELS_MAX):
+        job.cancel()
+        if job.wait(END_S / CANCELS_MAX):
+            return
+
+
 class Fitting:
     """Runs a fit to its end, good or bad; afterwards nothing of it runs any more."""
 
@@ -94,8 +103,7 @@ class Fitting:
             self._end()
         except BaseException as error:
             self._master.give_up(type(error).__name__)
-            self._job.cancel()
-            self._job.wait(END_S)
+            end_job(self._job)
             time.sleep(FAREWELL_S)
             raise
         finally:
@@ -153,5 +161,4 @@ class Fitting:
         """Tasks return by themselves; those that do not are ended, and failures do not count."""
         if not self._job.wait(END_S):
             log.warning("some tasks did not return within %g s; ending them", END_S)
-            self._job.cancel()
-            self._job.wait(END_S)
+            end_job(self._job)

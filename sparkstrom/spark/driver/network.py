@@ -135,7 +135,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
                 return done
             workers = workers_again(slots, workers, len(goes_on.starts) if goes_on else None)
             if slots.is_dynamic:
-                progress.say(f"sparkstrom notes: {allocation_note(workers, slots.per_executor)}")
+                note = allocation_note(workers, slots.per_executor, self._master)
+                progress.say(f"sparkstrom notes: {note}")
             call = FitCall(epochs, chosen, rule, tuple(listeners), run_log, key, goes_on, ends)
             with self._application.interrupts():
                 with self._checkpoints.kept_if_it_fails():

@@ -26,7 +26,11 @@ OUTER_VECTORS = 2  # the way to the mean, and an updater's velocity
 def round_worker_parts(
     demand: Demand, master: ParameterAveragingTrainingMaster, workers: int
 ) -> list[Part]:
-    """What one Python worker holds at most, in a round or where results are added up."""
+    """What one Python worker holds at most, in a round or where results are added up.
+
+    Between rounds, and until a next fit comes, it keeps a part of that and nothing else. Of fits
+    that run at once it keeps what each of them has in use.
+    """
     vector, state = F32 * demand.n_params, OPTIMIZERS[demand.optimizer]
     sizes = PieceSizes()
     return [
@@ -48,6 +52,7 @@ def round_driver_parts(
     """What the driver program's Python holds at most."""
     vector, state = F32 * demand.n_params, OPTIMIZERS[demand.optimizer]
     copies = {OWN: 2 * workers, True: 2, False: 0}[master.save_updater]  # of now, and the next
+    coming = result_bytes(demand, master, workers)
     return [
         Part("Python, pyspark, numpy, llvmlite, pyarrow", DRIVER_PYTHON_BYTES),
         *([Part(demand.library, size)] if (size := LIBRARY_BYTES[demand.library]) else []),
@@ -57,9 +62,24 @@ def round_driver_parts(
         Part("optimizers' states (save_updater)", copies * state * vector),
         *([Part("the outer step", OUTER_VECTORS * vector)] if master.outer is not None else []),
         *([Part("buffers", (3 + workers) * demand.buffers_bytes)] if demand.buffers_bytes else []),
-        Part("results of one job", min(PieceSizes().collected, vector)),
+        Part("results of one job", min(PieceSizes().collected, coming)),
         *checkpoint_parts(demand, master, workers),
     ]
+
+
+def sent_bytes(demand: Demand, master: ParameterAveragingTrainingMaster) -> int:
+    """What each worker sends at a round's end: parameters, and its optimizer's state."""
+    states = OPTIMIZERS[demand.optimizer] if master.save_updater else 0
+    return (1 + states) * F32 * demand.n_params
+
+
+def result_bytes(demand: Demand, master: ParameterAveragingTrainingMaster, workers: int) -> int:
+    """What the driver program gets of a round: means, states of each worker's own, or all."""
+    of_each, vector = sent_bytes(demand, master), F32 * demand.n_params
+    if master.aggregation_depth == 1:
+        return workers * of_each
+    copies = workers if master.save_updater == OWN else 1
+    return vector + copies * (of_each - vector)
 
 
 def round_overhead(

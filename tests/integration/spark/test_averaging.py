@@ -132,11 +132,12 @@ def test_an_executor_that_dies_changes_no_bit(spark, data, parts, victims, monke
     assert summary.minibatches == summary.minibatches_expected == 45
 
 
-@pytest.mark.parametrize("depth", [1, 3])
-def test_the_depth_of_the_sums_is_only_a_way(spark, data, parts, monkeypatch, depth):
+@pytest.mark.parametrize(("depth", "save_updater"), [(1, True), (3, True), (1, "own"), (2, "own")])
+def test_the_depth_of_the_sums_is_only_a_way(spark, data, parts, monkeypatch, depth, save_updater):
     monkeypatch.setattr(averaging_run, "SIZES", SMALL)
     model = DenseNetwork([64, 32, 10], updater=Nesterov(0.1), seed=1)
-    master = master_of(averaging_frequency=5, aggregation_depth=depth)
+    options = {"aggregation_depth": depth, "save_updater": save_updater}
+    master = master_of(averaging_frequency=5, **options)
     network = SparkNetwork(spark, model, master, progress=False)
     network.fit(data)
     assert np.allclose(
@@ -234,6 +235,11 @@ def test_early_stopping_delivers_the_best_epoch_s_parameters(spark, digits):
     assert summary.best.commit == summary.best.epoch * (summary.updates // max(losses))
 
 
+class FailsWhenMeasured(DenseNetwork):
+    def loss(self, batch):
+        raise ValueError("no loss")
+
+
 def test_what_is_wrong_is_said_once_and_by_its_place(spark, data, digits):
     master = master_of(averaging_frequency=2)
     wide = DenseNetwork([63, 10], seed=1)
@@ -242,6 +248,11 @@ def test_what_is_wrong_is_said_once_and_by_its_place(spark, data, digits):
     wild = DenseNetwork([64, 32, 10], updater=Sgd(1e30), seed=1)
     with pytest.raises(TrainingError, match=r"the loss is .* \(partition \d on .*, training\)"):
         SparkNetwork(spark, wild, master, progress=False).fit(data, epochs=3)
+    sorry = FailsWhenMeasured([64, 32, 10], seed=1)
+    with pytest.raises(
+        TrainingError, match=r"^ValueError: no loss \(partition 0 on .*, measuring\)"
+    ):
+        SparkNetwork(spark, sorry, master, progress=False).fit(data, validation=0.3)
     with pytest.raises(UsageError, match="partitions are empty"):
         SparkNetwork(spark, wild, master, progress=False).fit(data.filter(lambda row: False))
 

@@ -14,10 +14,12 @@ from sparkstrom.runtime.averaging import averaged
 from sparkstrom.spark.averaging.byte_shuffle import groups_of
 from sparkstrom.spark.averaging.pieces import (
     ArrayPiece,
+    CutArray,
     RowsMissing,
     SentAll,
     Told,
     added,
+    bytes_by_target,
     means,
     packed_record,
     pieces_of,
@@ -154,5 +156,15 @@ def test_a_shipment_is_cut_and_put_together(part_bytes: int) -> None:
 
 
 def test_groups_of_partitions() -> None:
-    assert [list(group) for group in groups_of(5, 2)] == [[0, 1], [2, 3], [4]]
-    assert [list(group) for group in groups_of(2, 0)] == [[0], [1]]
+    assert [list(group) for group in groups_of([1] * 5, 2)] == [[0, 1], [2, 3], [4]]
+    assert [list(group) for group in groups_of([1, 1], 0)] == [[0], [1]]
+    assert [list(group) for group in groups_of([3, 9, 0, 1, 5, 4], 6)] == [[0], [1], [2, 3, 4], [5]]
+    assert list(groups_of([7], 6)) == [range(1)]
+
+
+def test_what_comes_to_each_target_is_known_before_it_comes() -> None:
+    arrays = [CutArray(name, array.size, array.itemsize) for name, array in ARRAYS[0].items()]
+    wanted = [0] * 7
+    for piece in pieces_of(0, ARRAYS[0].items(), 1.0, 512):
+        wanted[target_of(piece, 7, 512)] += piece.values.nbytes
+    assert bytes_by_target(arrays, 7, 512).tolist() == wanted

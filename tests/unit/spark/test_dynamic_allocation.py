@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from sparkstrom.spark.driver.cluster import Slots, check_scheduling, slots_of, workers_again
+from sparkstrom import ParameterAveragingTrainingMaster, SharedTrainingMaster
+from sparkstrom.spark.driver.cluster import (
+    Slots,
+    check_rounds,
+    check_scheduling,
+    slots_of,
+    workers_again,
+)
 from sparkstrom.spark.driver.dynamic_allocation import ENABLED, allocation_note, executors_wanted
+from sparkstrom.spark.driver.memory_parts import Demand
 from sparkstrom.spark.driver.summary_warnings import skew_warnings
 from tests.unit.spark.test_cluster import FakeContext
 
@@ -76,7 +84,25 @@ def test_what_is_not_said_and_what_ends_a_fit_early_is_warned_of() -> None:
     assert check_scheduling({}) == []
 
 
-def test_the_note_says_how_many_it_takes() -> None:
-    assert "this fit has 5 workers, for which Spark needs 3 executors or more" in allocation_note(
-        5, 2
-    )
+def test_rounds_are_warned_of_the_same_in_words_of_their_own() -> None:
+    def warned(conf: dict[str, str]) -> list[str]:
+        return check_rounds(conf, 4, Demand(1000), ParameterAveragingTrainingMaster())
+
+    unsaid, few = warned(conf_of())
+    assert "set --conf spark.dynamicAllocation.initialExecutors=N" in unsaid
+    assert "the 4th executor that is taken away while one round is made" in few
+    assert few.endswith("set --conf spark.stage.maxConsecutiveAttempts=100")
+    assert warned(conf_of(instances="2") | {"spark.stage.maxConsecutiveAttempts": "100"}) == []
+    assert warned({"spark.speculation": "true"}) == []  # tasks of rounds are ordinary ones
+
+
+def test_the_note_says_how_many_it_takes_and_what_comes_of_fewer() -> None:
+    sharing = allocation_note(5, 2, SharedTrainingMaster())
+    rounds = allocation_note(5, 2, ParameterAveragingTrainingMaster())
+    for note in (sharing, rounds):
+        assert "this fit has 5 workers, for which Spark needs 3 executors or more" in note
+    assert "who comes late joins in mid-training" in sharing
+    assert "no executor with a worker is idle" in sharing
+    for of_others in ("mid-training", "is idle", "replaced"):
+        assert of_others not in rounds
+    assert "with fewer a round takes longer" in rounds

@@ -1,0 +1,37 @@
+"""What ends a fit early ends its job, also one that was being asked for at that moment."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkstrom.spark.driver import fitting
+from sparkstrom.spark.driver.fitting import Fitting
+
+
+class Late:
+    """A job that Spark can cancel from the third time on: it was not there before."""
+
+    def __init__(self) -> None:
+        self.cancelled = 0
+
+    def start(self) -> None:
+        raise KeyboardInterrupt
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+    def wait(self, seconds: float) -> bool:
+        return self.cancelled >= 3
+
+
+def test_a_job_that_was_not_there_yet_is_cancelled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "FAREWELL_S", 0.0)
+    job, said = Late(), list[str]()
+    master: Any = SimpleNamespace(start=lambda: None, give_up=said.append, end=lambda: None)
+    events: Any = SimpleNamespace(begin=lambda: None)
+    with pytest.raises(KeyboardInterrupt):
+        Fitting(master, job, events).run()  # type: ignore[arg-type]
+    assert (job.cancelled, said) == (3, ["KeyboardInterrupt"])

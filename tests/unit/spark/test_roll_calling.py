@@ -1,0 +1,118 @@
+"""A client of Spark Connect waits for executors so long, and says so; in time that is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.errors import SetupError, TrainingError
+from sparkstrom.spark.connect import connect_application, roll_calling
+from sparkstrom.spark.connect.connect_application import ConnectApplication
+from sparkstrom.spark.connect.roll_calling import roll_called
+from sparkstrom.spark.driver.cluster import Slots, slots_by
+
+
+class Job:
+    """One that takes so long, if anybody waits for it; time passes in waiting."""
+
+    now_s = 100.0
+
+    def __init__(self, takes_s: float, error: Exception | None = None) -> None:
+        self._until_s, self.error = self.now_s + takes_s, error
+        self.reports = ["1", "1", "2"]
+        self.cancelled = 0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def start(self) -> None:
+        assert self.now_s == 100.0
+
+    def wait(self, seconds: float) -> bool:
+        if not self.cancelled:
+            self.now_s = min(self.now_s + seconds, max(self._until_s, self.now_s))
+        return self.cancelled > 0 or self.now_s >= self._until_s
+
+    def cancel(self) -> None:
+        self.cancelled += 1
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[Any], list[str]]]:
+    """Whom a job has counted, and what was said meanwhile."""
+
+    def call(job: Job, seconds: float = 60.0) -> tuple[list[Any], list[str]]:
+        monkeypatch.setattr(roll_calling, "time", job)
+        said: list[str] = []
+        return roll_called(job, "gateway:15002", seconds, said.append), said  # type: ignore[arg-type]
+
+    return call
+
+
+def test_who_is_there_is_counted_without_a_word(called: Any) -> None:
+    assert called(Job(0.5)) == (["1", "1", "2"], [])
+
+
+def test_it_says_that_it_waits(called: Any) -> None:
+    _, said = called(Job(7.5))
+    assert said == ["sparkstrom waits: for executors of gateway:15002, which a job counts"] * 2
+
+
+def test_the_wait_has_an_end_and_the_job_too(called: Any) -> None:
+    job = Job(1e9)
+    with pytest.raises(SetupError, match=r"of gateway:15002 has run a task within 20 s \(start_t"):
+        called(job, 20.0)
+    assert job.now_s == pytest.approx(120, abs=0.3)
+    assert job.cancelled == 1
+
+
+def test_ctrl_c_ends_the_job_on_the_server(called: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(1e9)
+    waits = job.wait
+
+    def interrupted(seconds: float) -> bool:
+        if job.now_s > 103 and not job.cancelled:
+            raise KeyboardInterrupt
+        return waits(seconds)
+
+    monkeypatch.setattr(job, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        called(job)
+    assert job.cancelled == 1
+
+
+def test_what_the_job_fails_of_is_raised(called: Any) -> None:
+    with pytest.raises(TrainingError, match="counting executors failed"):
+        called(Job(2.0, TrainingError("counting executors failed: no")))
+
+
+def test_an_application_counts_once_for_executors_and_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[Any] = []
+
+    def roll(job: Any, server: str, seconds: float, say: Any) -> list[str]:
+        calls.append((server, seconds, say))
+        return ["1", "1", "2", "2"]
+
+    monkeypatch.setattr(connect_application, "roll_called", roll)
+    conf = SimpleNamespace(getAll={"spark.master": "spark://h:7077"})
+    session = SimpleNamespace(conf=conf, client=SimpleNamespace(host="gateway"))
+    monkeypatch.setattr(connect_application, "all_of", lambda session: session.conf.getAll)
+    assert ConnectApplication(session).slots(33.0, print) == Slots(2, 2)
+    assert calls == [("the Spark Connect server gateway", 33.0, print)]
+
+
+@pytest.mark.parametrize("said", ["executor.instances", "dynamicAllocation.initialExecutors"])
+def test_nobody_is_counted_where_the_configuration_says_it(said: str) -> None:
+    dynamic = {"spark.dynamicAllocation.enabled": str("dynamic" in said)}
+    conf = {**dynamic, f"spark.{said}": "3", "spark.executor.cores": "2"}
+
+    def count() -> int:
+        raise AssertionError("a job would wait for slots")
+
+    slots = slots_by(conf, "spark://h:7077", count, count)
+    assert (slots.executors, slots.per_executor) == (3, 2)
