@@ -235,11 +235,6 @@ def test_early_stopping_delivers_the_best_epoch_s_parameters(spark, digits):
     assert summary.best.commit == summary.best.epoch * (summary.updates // max(losses))
 
 
-class FailsWhenMeasured(DenseNetwork):
-    def loss(self, batch):
-        raise ValueError("no loss")
-
-
 def test_what_is_wrong_is_said_once_and_by_its_place(spark, data, digits):
     master = master_of(averaging_frequency=2)
     wide = DenseNetwork([63, 10], seed=1)
@@ -248,6 +243,11 @@ def test_what_is_wrong_is_said_once_and_by_its_place(spark, data, digits):
     wild = DenseNetwork([64, 32, 10], updater=Sgd(1e30), seed=1)
     with pytest.raises(TrainingError, match=r"the loss is .* \(partition \d on .*, training\)"):
         SparkNetwork(spark, wild, master, progress=False).fit(data, epochs=3)
+
+    class FailsWhenMeasured(DenseNetwork):  # executors cannot import tests
+        def loss(self, batch):
+            raise ValueError("no loss")
+
     sorry = FailsWhenMeasured([64, 32, 10], seed=1)
     with pytest.raises(
         TrainingError, match=r"^ValueError: no loss \(partition 0 on .*, measuring\)"
