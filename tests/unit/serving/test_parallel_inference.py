@@ -300,6 +300,17 @@ def test_several_inputs_and_outputs() -> None:
     assert found["a"].shape == (3, WIDTH)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
+def test_what_is_asked_may_be_changed_afterwards(watch: Watch, dtype: Any) -> None:
+    held = HeldUp(watch)
+    asked = rows(1).astype(dtype)
+    waiting = held.inference.submit({"a": asked}), held.inference.submit(asked)
+    asked[:] = 100
+    held.go_on()
+    assert [one.result(DEADLINE_S)[0, 0] for one in waiting] == [1, 1]
+    held.inference.close()
+
+
 def test_a_model_that_loses_rows_is_found() -> None:
     class Mean(Probe):
         def predict(self, features: Any) -> Any:
