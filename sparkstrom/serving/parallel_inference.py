@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import logging
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -20,6 +21,8 @@ from sparkstrom.serving.generations import Generation
 from sparkstrom.serving.waiting_requests import CLOSED, Request, WaitingRequests, refuse
 from sparkstrom.spark.driver.options import need_whole, options
 from sparkstrom.spark.executor.inference import features_of
+
+log = logging.getLogger(__name__)
 
 FEW_ROWS = 32  # up to there a batch is filled up to a power of two, beyond to a multiple of it
 
@@ -113,7 +116,7 @@ class ParallelInference:
             except Exception as error:  # the model's own, which belongs to this request
                 request.answer.set_exception(error)
         else:
-            self._need_threads()
+            self._need_this_process()
             self._waiting.put(request)
         return request.answer
 
@@ -124,6 +127,7 @@ class ParallelInference:
         one's, each as a whole; none is lost. When this returns, all that is asked is answered by
         the new one.
         """
+        self._need_this_process()
         if self._closed:
             raise UsageError(CLOSED)
         with self._updating:
@@ -159,15 +163,16 @@ class ParallelInference:
             if wanted:
                 _answer(self._generation.models[worker], wanted)
 
-    def _need_threads(self) -> None:
-        """A forked process has none: its requests would wait for ever."""
+    def _need_this_process(self) -> None:
+        """A forked one has no workers, nor gets back what threads had borrowed: it would wait."""
         if os.getpid() != self._owner:
             raise UsageError(
-                f"this ParallelInference was made in process {self._owner}, and a forked process"
-                " has none of its threads: make one here, or take inference_mode='inplace'"
+                f"this ParallelInference was made in process {self._owner}, and this one was forked"
+                " from it: make another one here"
             )
 
     def _answered_here(self, request: Request) -> Any:
+        self._need_this_process()
         if self._closed:
             raise UsageError(CLOSED)
         if not self._in_place.acquire(blocking=False):
@@ -185,13 +190,25 @@ def _answer(model: FlatModel, requests: Sequence[Request]) -> None:
         answers = outputs_of(model, requests)
     except BaseException as error:  # whatever a model raises: SystemExit would end this thread
         if len(requests) == 1:
-            requests[0].answer.set_exception(error)
+            _tell(requests[0].answer.set_exception, error)
             return
         for request in requests:
             _answer(model, [request])
         return
     for request, outputs in zip(requests, answers, strict=True):
-        request.answer.set_result(outputs)
+        _tell(request.answer.set_result, outputs)
+
+
+def _tell(put: Callable[[Any], None], answer: Any) -> None:
+    """Put an answer into its future, whose callbacks run here.
+
+    Future itself logs what else they raise. SystemExit would end this thread; and Ctrl-C, which
+    goes to the main thread, is none of its business.
+    """
+    try:
+        put(answer)
+    except BaseException:
+        log.exception("a callback of an answer wants to end the program; the worker goes on")
 
 
 def outputs_of(model: FlatModel, requests: Sequence[Request]) -> list[Any]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -252,23 +253,51 @@ def test_a_model_that_wants_to_end_the_program_ends_no_worker(error: type[BaseEx
         assert inference.submit(rows(1)).result(DEADLINE_S)[0, 0] == 1
 
 
-def test_a_forked_process_is_told_that_it_has_no_workers(watch: Watch) -> None:
-    with serving(1.0) as inference, warnings.catch_warnings():
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("value", [1, -1])
+def test_a_callback_that_wants_to_end_the_program_ends_no_worker(
+    watch: Watch, error: type[BaseException], value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave(_: Any) -> None:
+        raise error(3)
+
+    held = HeldUp(watch)
+    held.inference.submit(rows(value)).add_done_callback(leave)
+    beside = held.inference.submit(rows(2))  # answered in the same call
+    held.go_on()
+    assert beside.result(5)[0, 0] == 2
+    assert held.inference.submit(rows(3)).result(5)[0, 0] == 3
+    held.inference.close()
+    assert error.__name__ in caplog.text
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_forked_process_is_told_that_it_has_none(watch: Watch, mode: InferenceMode) -> None:
+    """Also in place: what another thread had borrowed would never come back there."""
+    with (
+        serving(1.0, inference_mode=mode, workers=1) as inference,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: a fork beside threads
         ours, theirs = os.pipe()
-        if not (child := os.fork()):
-            try:
-                answer = inference.submit(rows(1)).result(5)
-            except BaseException as error:
-                answer = error
-            inference.close()
-            os.write(theirs, repr(answer).encode())
-            os._exit(0)
+        with inference._generation.borrowed():
+            if not (child := os.fork()):
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(10)  # ends it if it waits
+                for ask in (inference.output, inference.submit, inference.update_model):
+                    try:
+                        answer = ask(rows(1))
+                    except BaseException as error:
+                        answer = error
+                    os.write(theirs, f"{answer!r}\n".encode())
+                inference.close()
+                os._exit(0)
         os.close(theirs)
-        with open(ours, "rb") as heard:
-            assert b"UsageError" in (said := heard.read()), said
+        with open(ours, encoding="utf-8") as heard:
+            said = heard.read().splitlines()
         os.waitpid(child, 0)
-        assert b"a forked process has none of its threads" in said
+        assert len(said) == 3
+        assert all("UsageError" in line and "forked from it" in line for line in said), said
         assert inference.output(rows(1))[0, 0] == 2
 
 
