@@ -317,6 +317,19 @@ def test_who_does_not_want_it_any_more_is_left_out(watch: Watch) -> None:
     assert held.calls() == [1]
 
 
+def test_who_does_not_want_it_any_more_takes_no_place(watch: Watch) -> None:
+    held = HeldUp(watch, queue_limit=2)
+    gone, stays = held.inference.submit(rows(1)), held.inference.submit(rows(2))
+    assert gone.cancel()
+    also = held.inference.submit(rows(3))
+    assert gone in wait([gone], timeout=0).done  # who waits for it with others is told
+    with pytest.raises(QueueFull):
+        held.inference.submit(rows(4))
+    held.go_on()
+    assert [one.result(DEADLINE_S)[0, 0] for one in (stays, also)] == [2, 3]
+    held.inference.close()
+
+
 def test_several_inputs_and_outputs() -> None:
     class Both(Probe):
         def predict(self, features: Any) -> Any:
