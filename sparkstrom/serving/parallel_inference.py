@@ -6,8 +6,9 @@ import enum
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.base.errors import QueueFull, UsageError
+from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Columns, Flat, FlatModel, arrays_of
 from sparkstrom.serving.generations import Generation
 from sparkstrom.serving.waiting_requests import CLOSED, Request, WaitingRequests, refuse
@@ -101,23 +102,27 @@ class ParallelInference:
         back. Raises QueueFull at once where ``queue_limit`` requests wait, UsageError after
         ``close``, and what the model raises for these features, to nobody else.
         """
-        if self._mode is InferenceMode.INPLACE:
-            return self._answered_here(Request.of(features_of(features)))
-        return self.submit(features).result()
+        if self._mode is not InferenceMode.INPLACE:
+            return self.submit(features).result()
+        request = Request.of(features_of(features))
+        with self._place():
+            return self._answered_here(request)
 
     def submit(self, features: Any) -> Future[Any]:
-        """The same, without waiting. With INPLACE the answer is there when this returns."""
+        """The same, without waiting: what the model raises is in the future.
+
+        With INPLACE the answer is there when this returns.
+        """
         request = Request.of(features_of(features))
-        if self._mode is InferenceMode.INPLACE:
-            try:
-                request.answer.set_result(self._answered_here(request))
-            except (QueueFull, UsageError):
-                raise
-            except Exception as error:  # the model's own, which belongs to this request
-                request.answer.set_exception(error)
-        else:
+        if self._mode is not InferenceMode.INPLACE:
             self._need_this_process()
             self._waiting.put(request)
+            return request.answer
+        with self._place():
+            try:
+                request.answer.set_result(self._answered_here(request))
+            except Exception as error:
+                request.answer.set_exception(error)
         return request.answer
 
     def update_model(self, model: Any, *, parameters: Flat | None = None) -> None:
@@ -171,17 +176,25 @@ class ParallelInference:
                 " from it: make another one here"
             )
 
-    def _answered_here(self, request: Request) -> Any:
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """One among those who wait or are answered in place. Raises what is refused."""
         self._need_this_process()
         if self._closed:
             raise UsageError(CLOSED)
         if not self._in_place.acquire(blocking=False):
             refuse(self._queue_limit)
         try:
-            with self._generation.borrowed() as model:
-                return outputs_of(model, [request])[0]
+            yield
         finally:
             self._in_place.release()
+
+    def _answered_here(self, request: Request) -> Any:
+        while True:
+            generation = self._generation
+            with generation.borrowed() as model:
+                if generation is self._generation:  # not replaced while this one waited
+                    return outputs_of(model, [request])[0]
 
 
 def _answer(model: FlatModel, requests: Sequence[Request]) -> None:

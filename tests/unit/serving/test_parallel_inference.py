@@ -15,7 +15,7 @@ import pytest
 from sparkstrom import InferenceMode, ParallelInference
 from sparkstrom.base.errors import QueueFull, UsageError
 from sparkstrom.models import DenseNetwork
-from tests.unit.serving.conftest import DEADLINE_S, WIDTH, Probe, Watch, probe
+from tests.unit.serving.conftest import DEADLINE_S, WIDTH, Probe, Watch, probe, wait_for_waiting
 
 MODES = list(InferenceMode)
 QUEUED = [InferenceMode.SEQUENTIAL, InferenceMode.BATCHED]
@@ -205,6 +205,23 @@ def test_what_waits_is_answered_by_the_new_model(watch: Watch) -> None:
     assert held.first.result(DEADLINE_S)[0, 0] == 0
     assert waiting.result(DEADLINE_S)[0, 0] == 11
     held.inference.close()
+
+
+def test_who_waits_in_place_is_answered_by_the_new_model(watch: Watch) -> None:
+    watch.gate.clear()
+    with (
+        serving(inference_mode="inplace", workers=1) as inference,
+        ThreadPoolExecutor(2) as clients,
+    ):
+        first = clients.submit(inference.output, rows(0))
+        assert watch.entered.acquire(timeout=DEADLINE_S)
+        waiting = clients.submit(inference.output, rows(1))
+        wait_for_waiting(inference._generation, 1)
+        model, parameters = probe(10.0)
+        inference.update_model(model, parameters=parameters)
+        watch.gate.set()
+        assert first.result(DEADLINE_S)[0, 0] == 0
+        assert waiting.result(DEADLINE_S)[0, 0] == 11
 
 
 def test_a_refused_replacement_changes_nothing(watch: Watch) -> None:
@@ -401,6 +418,13 @@ def test_features_that_do_not_fit_are_named(features: Any, words: str) -> None:
         pytest.raises(UsageError, match=words),
     ):
         inference.output(features)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_the_model_refuses_is_the_answer(mode: InferenceMode) -> None:
+    with ParallelInference(DenseNetwork([8, 4]), inference_mode=mode) as inference:
+        answer = inference.submit(np.zeros((2, 3), np.float32))
+        assert isinstance(answer.exception(DEADLINE_S), UsageError)
 
 
 def test_options_of_dl4j_are_told_as_this_classes() -> None:
