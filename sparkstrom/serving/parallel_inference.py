@@ -6,6 +6,7 @@ import enum
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Columns, Flat, FlatModel, arrays_of
 from sparkstrom.serving.generations import Generation
 from sparkstrom.serving.waiting_requests import CLOSED, Request, WaitingRequests, refuse
-from sparkstrom.spark.driver.options import need_whole, options
+from sparkstrom.spark.driver.options import need_seconds, need_whole, options
 from sparkstrom.spark.executor.inference import features_of
 
 log = logging.getLogger(__name__)
@@ -138,14 +139,28 @@ class ParallelInference:
         with self._updating:
             self._generation = Generation(model, parameters, self._workers)
 
-    def close(self) -> None:
-        """Take no more requests, answer those that wait, and end the threads. Idempotent."""
+    def close(self, timeout: float | None = None) -> bool:
+        """Take no more requests, answer those that wait, and end the threads. Idempotent.
+
+        ``timeout``: seconds that this may take, None: as long as the model takes. False: they are
+        over, and the model has not come back from a call. Who still waits is refused then; who is
+        in that call is answered if it ends, and its thread ends with the program at the latest.
+        """
+        if timeout is not None:
+            need_seconds("timeout", timeout)
         self._closed = True
         if os.getpid() != self._owner:
-            return  # the threads, and what waits, are the other process'
+            return True  # the threads, and what waits, are the other process'
         self._waiting.close()
+        until_s = None if timeout is None else time.monotonic() + timeout
         for thread in self._threads:
-            thread.join()
+            thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            return True
+        for request in self._waiting.take_all():
+            if request.answer.set_running_or_notify_cancel():
+                _tell(request.answer.set_exception, UsageError(CLOSED))
+        return False
 
     shutdown = close  # DL4J's name
 
@@ -221,7 +236,7 @@ def _tell(put: Callable[[Any], None], answer: Any) -> None:
     try:
         put(answer)
     except BaseException:
-        log.exception("a callback of an answer wants to end the program; the worker goes on")
+        log.exception("a callback of an answer wants to end the program; this thread goes on")
 
 
 def outputs_of(model: FlatModel, requests: Sequence[Request]) -> list[Any]:

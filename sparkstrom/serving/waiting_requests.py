@@ -101,6 +101,13 @@ class WaitingRequests:
                 self._changed.notify()
             return taken
 
+    def take_all(self) -> list[Request]:
+        """All that wait now, perhaps none."""
+        with self._changed:
+            taken = list(self._waiting)
+            self._waiting.clear()
+            return taken
+
     def close(self) -> None:
         """No more come in; those that wait can still be taken."""
         with self._changed:

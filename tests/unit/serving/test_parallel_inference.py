@@ -249,6 +249,26 @@ def test_closing_answers_what_waits_and_takes_no_more(watch: Watch) -> None:
     held.inference.shutdown()  # once more
 
 
+def test_closing_waits_no_longer_than_it_is_told(watch: Watch) -> None:
+    """Who waits is refused then; whom the model is about to answer is answered."""
+    held = HeldUp(watch)
+    waiting = held.inference.submit(rows(1))
+    assert not held.inference.close(timeout=0.001)
+    with pytest.raises(UsageError, match="is closed"):
+        waiting.result(0)
+    held.go_on()
+    assert held.first.result(DEADLINE_S)[0, 0] == 0
+    assert held.inference.close(timeout=DEADLINE_S)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "5", float("nan")])
+def test_a_deadline_is_looked_at(timeout: Any) -> None:
+    with serving() as inference:
+        with pytest.raises(UsageError, match=f"timeout={timeout!r}"):
+            inference.close(timeout=timeout)
+        assert inference.output(rows(1))[0, 0] == 1
+
+
 def test_in_place_is_closed_too(watch: Watch) -> None:
     inference = serving(inference_mode="inplace")
     inference.close()

@@ -36,7 +36,7 @@ def test_each_fit_has_a_file_in_the_working_directory() -> None:
 
 @pytest.mark.parametrize("wrong", [5, True, b"runs.jsonl", ["runs.jsonl"]])
 def test_what_is_no_path_is_refused_before_any_work(wrong: Any) -> None:
-    with pytest.raises(UsageError, match="run_log=.*: give the path of a file"):
+    with pytest.raises(UsageError, match=r"run_log=.*: give the path of a file"):
         check_call(DenseNetwork([2, 2]), 1, Chosen(), None, (), wrong)
     for right in (None, "", "runs.jsonl", Path("runs.jsonl")):
         check_call(DenseNetwork([2, 2]), 1, Chosen(), None, (), right)
