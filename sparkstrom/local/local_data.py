@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import UsageError, first_line
 from sparkstrom.local.arrow_columns import reading_of
 from sparkstrom.runtime.records import Records, RowFormat, width_of
 from sparkstrom.spark.data.arrow import parts_of
-from sparkstrom.spark.data.columns import Chosen, check_chosen
+from sparkstrom.spark.data.columns import Chosen, check_chosen, wanted_by_role
 from sparkstrom.spark.data.row_blocks import (
     BLOCK_BYTES,
     Block,
@@ -36,12 +36,16 @@ from sparkstrom.spark.data.row_blocks import (
     short,
 )
 
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
 WHERE = "the data"  # in "row 17 of the data"
 
 
 def blocks_of_data(data: Any, chosen: Chosen) -> Iterator[Block]:
     """All rows, each with its number from 0. Raise UsageError for data that are none of these."""
-    source = _arrow_source(data)
+    source = _arrow_source(data, chosen)
     check_chosen(chosen, source is not None, "this kind of data")
     if source is not None:
         reading, batches = reading_of(*source, chosen)
@@ -54,7 +58,7 @@ def blocks_of_data(data: Any, chosen: Chosen) -> Iterator[Block]:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def _arrow_source(data: Any) -> tuple[Any, Any] | None:
+def _arrow_source(data: Any, chosen: Chosen) -> tuple[Any, Any] | None:
     """A schema, and a function of column names that gives record batches; None: no table."""
     if isinstance(data, str | os.PathLike) or _is_paths(data):
         return _parquet(data)
@@ -66,16 +70,58 @@ def _arrow_source(data: Any) -> tuple[Any, Any] | None:
     import pyarrow as pa
 
     if module == "pandas":
-        data = pa.Table.from_pandas(data, preserve_index=False)
+        data = _table_of(data, chosen)
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
     if isinstance(data, pa.Table):
         return data.schema, lambda names: data.select(names).to_batches()
     if hasattr(data, "schema_arrow"):  # pyarrow.parquet.ParquetFile
-        return data.schema_arrow, lambda names: data.iter_batches(columns=names)
+        return data.schema_arrow, lambda names: _read(data, data.iter_batches(columns=names))
     if isinstance(data, pa.RecordBatchReader):
         return data.schema, lambda names: (batch.select(names) for batch in data)
-    return data.schema, lambda names: data.to_batches(columns=names)  # a dataset
+    return data.schema, lambda names: _read(data, data.to_batches(columns=names))  # a dataset
+
+
+def _table_of(frame: pd.DataFrame, chosen: Chosen) -> pa.Table:
+    """All of its columns by name; those that nobody wants are empty: they may hold anything."""
+    import pyarrow as pa
+
+    wanted = [
+        name
+        for _, one in wanted_by_role(chosen)
+        for name in (one if isinstance(one, list) else [one])
+    ]
+    names = [str(name) for name in frame.columns]
+    columns = [
+        _arrow_column(frame.iloc[:, i], name) if name in wanted else pa.nulls(len(frame))
+        for i, name in enumerate(names)
+    ]
+    return pa.Table.from_arrays(columns, names)
+
+
+def _arrow_column(column: pd.Series[Any], name: str) -> Any:
+    import pyarrow as pa
+
+    try:
+        return pa.array(column, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise UsageError(
+            f"column {name!r} of the DataFrame cannot be read: {first_line(error)}; make it numbers"
+            ", or arrays of them"
+        ) from error
+
+
+def _read(data: Any, batches: Iterable[Any]) -> Iterator[Any]:
+    """Files are opened by their footers; their pages may be damaged all the same."""
+    import pyarrow as pa
+
+    try:
+        yield from batches
+    except (OSError, pa.ArrowException) as error:
+        raise UsageError(
+            f"data={short(data)} cannot be read on: {first_line(error)}; look at the file, or write"
+            " it again"
+        ) from error
 
 
 def _is_paths(data: Any) -> bool:
@@ -95,7 +141,7 @@ def _parquet(paths: Any) -> tuple[Any, Any]:
         raise UsageError(f"data={paths!r}: there is no {missing[0]}; name a Parquet file or folder")
     try:
         found = dataset.dataset([dataset.dataset(path, format="parquet") for path in named])
-        return found.schema, lambda names: found.to_batches(columns=names)
+        return found.schema, lambda names: _read(paths, found.to_batches(columns=names))
     except (OSError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise UsageError(f"data={paths!r} cannot be read as Parquet: {error}") from error
 
@@ -121,25 +167,38 @@ def _parts_of_arrays(data: tuple[Any, ...]) -> Iterator[tuple[RowFormat, Records
     label = several(no_labels if data[1] is None else data[1])
     n_features, n_labels = width_of(features[0]), width_of(label[0])
     given = [*features[1], *label[1], *data[2:]]
+    label_places = range(n_features, n_features + n_labels)
     arrays = []
     for i, value in enumerate(given):
-        is_label = n_features <= i < n_features + n_labels
         try:
-            arrays.append(as_array(_on_host(value), is_label=is_label))
+            arrays.append(_sliceable(_on_host(value), is_label=i in label_places))
         except (TypeError, ValueError) as error:
             raise UsageError(f"array {i} of the data is {short(value)}: {error}") from None
     counts = [len(array) if array.ndim else -1 for array in arrays]
     if len(set(counts)) != 1:
         raise UsageError(f"the arrays of the data have {counts} rows: all need the same number")
     if len(data) == 3:
+        arrays[-1] = as_array(arrays[-1])
         _check_weights(arrays[-1])
     if not counts[0]:
         return
-    first = [array[0] for array in arrays]
+
+    def rows_at(part: slice) -> list[NDArray[Any]]:
+        return [as_array(a[part], is_label=i in label_places) for i, a in enumerate(arrays)]
+
+    first = [array[0] for array in rows_at(slice(1))]
     form = form_of_row(Row(features[0], label[0], len(data) == 3, first))
     count = max(1, BLOCK_BYTES // max(1, form.row_bytes))
     for begin in range(0, counts[0], count):
-        yield form, form.pack([array[begin : begin + count] for array in arrays])
+        yield form, form.pack(rows_at(slice(begin, begin + count)))
+
+
+def _sliceable(value: Any, *, is_label: bool) -> NDArray[Any]:
+    """An array as it is, however large: its slices are made numbers. Else as ``as_array``."""
+    if not isinstance(value, np.ndarray):
+        return as_array(value, is_label=is_label)
+    as_array(np.empty(0, value.dtype))  # refuses what are no numbers
+    return value
 
 
 def _check_weights(weights: NDArray[Any]) -> None:
@@ -157,6 +216,11 @@ def _rows(data: Any) -> Iterable[Any]:
         raise UsageError(
             f"a {type(data).__name__} was given as data: pass its dataset; workers make"
             " minibatches of batch_size_per_worker rows, and shuffle them by rng_seed"
+        )
+    if isinstance(data, tuple) and len(data) in (2, 3) and isinstance(data[0], list):
+        raise UsageError(
+            "data is a tuple of lists: make arrays of them, (numpy.array(features),"
+            " numpy.array(labels)); of rows make a list, [(features, label), ...]"
         )
     if hasattr(data, "__iter__"):
         rows: Iterable[Any] = data

@@ -123,7 +123,7 @@ class ParallelWrapper(TrainedNetwork):
             raise UsageError("this ParallelWrapper is closed: make another one")
         record = FitRecord()
         chosen = Chosen(features, label, weight, validation)
-        rule = check_call(self._model, epochs, chosen, early_stopping, listeners)
+        rule = check_call(self._model, epochs, chosen, early_stopping, listeners, run_log)
         epochs, ends = epochs_of(rule, epochs)
         need_picklable(self._model, packed_by_value)
         need_library()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import enum
+import logging
 import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -14,12 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.base.errors import QueueFull, UsageError
+from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Columns, Flat, FlatModel, arrays_of
 from sparkstrom.serving.generations import Generation
 from sparkstrom.serving.waiting_requests import CLOSED, Request, WaitingRequests, refuse
-from sparkstrom.spark.driver.options import need_whole, options
+from sparkstrom.spark.driver.options import need_seconds, need_whole, options
 from sparkstrom.spark.executor.inference import features_of
+
+log = logging.getLogger(__name__)
 
 FEW_ROWS = 32  # up to there a batch is filled up to a power of two, beyond to a multiple of it
 
@@ -98,23 +103,27 @@ class ParallelInference:
         back. Raises QueueFull at once where ``queue_limit`` requests wait, UsageError after
         ``close``, and what the model raises for these features, to nobody else.
         """
-        if self._mode is InferenceMode.INPLACE:
-            return self._answered_here(Request.of(features_of(features)))
-        return self.submit(features).result()
+        if self._mode is not InferenceMode.INPLACE:
+            return self.submit(features).result()
+        request = Request.of(features_of(features))
+        with self._place():
+            return self._answered_here(request)
 
     def submit(self, features: Any) -> Future[Any]:
-        """The same, without waiting. With INPLACE the answer is there when this returns."""
+        """The same, without waiting: what the model raises is in the future.
+
+        With INPLACE the answer is there when this returns.
+        """
         request = Request.of(features_of(features))
-        if self._mode is InferenceMode.INPLACE:
+        if self._mode is not InferenceMode.INPLACE:
+            self._need_this_process()
+            self._waiting.put(request)
+            return request.answer
+        with self._place():
             try:
                 request.answer.set_result(self._answered_here(request))
-            except (QueueFull, UsageError):
-                raise
-            except Exception as error:  # the model's own, which belongs to this request
+            except Exception as error:
                 request.answer.set_exception(error)
-        else:
-            self._need_threads()
-            self._waiting.put(request)
         return request.answer
 
     def update_model(self, model: Any, *, parameters: Flat | None = None) -> None:
@@ -124,19 +133,34 @@ class ParallelInference:
         one's, each as a whole; none is lost. When this returns, all that is asked is answered by
         the new one.
         """
+        self._need_this_process()
         if self._closed:
             raise UsageError(CLOSED)
         with self._updating:
             self._generation = Generation(model, parameters, self._workers)
 
-    def close(self) -> None:
-        """Take no more requests, answer those that wait, and end the threads. Idempotent."""
+    def close(self, timeout: float | None = None) -> bool:
+        """Take no more requests, answer those that wait, and end the threads. Idempotent.
+
+        ``timeout``: seconds that this may take, None: as long as the model takes. False: they are
+        over, and the model has not come back from a call. Who still waits is refused then; who is
+        in that call is answered if it ends, and its thread ends with the program at the latest.
+        """
+        if timeout is not None:
+            need_seconds("timeout", timeout)
         self._closed = True
         if os.getpid() != self._owner:
-            return  # the threads, and what waits, are the other process'
+            return True  # the threads, and what waits, are the other process'
         self._waiting.close()
+        until_s = None if timeout is None else time.monotonic() + timeout
         for thread in self._threads:
-            thread.join()
+            thread.join(None if until_s is None else max(0.0, until_s - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            return True
+        for request in self._waiting.take_all():
+            if request.answer.set_running_or_notify_cancel():
+                _tell(request.answer.set_exception, UsageError(CLOSED))
+        return False
 
     shutdown = close  # DL4J's name
 
@@ -159,24 +183,33 @@ class ParallelInference:
             if wanted:
                 _answer(self._generation.models[worker], wanted)
 
-    def _need_threads(self) -> None:
-        """A forked process has none: its requests would wait for ever."""
+    def _need_this_process(self) -> None:
+        """A forked one has no workers, nor gets back what threads had borrowed: it would wait."""
         if os.getpid() != self._owner:
             raise UsageError(
-                f"this ParallelInference was made in process {self._owner}, and a forked process"
-                " has none of its threads: make one here, or take inference_mode='inplace'"
+                f"this ParallelInference was made in process {self._owner}, and this one was forked"
+                " from it: make another one here"
             )
 
-    def _answered_here(self, request: Request) -> Any:
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """One among those who wait or are answered in place. Raises what is refused."""
+        self._need_this_process()
         if self._closed:
             raise UsageError(CLOSED)
         if not self._in_place.acquire(blocking=False):
             refuse(self._queue_limit)
         try:
-            with self._generation.borrowed() as model:
-                return outputs_of(model, [request])[0]
+            yield
         finally:
             self._in_place.release()
+
+    def _answered_here(self, request: Request) -> Any:
+        while True:
+            generation = self._generation
+            with generation.borrowed() as model:
+                if generation is self._generation:  # not replaced while this one waited
+                    return outputs_of(model, [request])[0]
 
 
 def _answer(model: FlatModel, requests: Sequence[Request]) -> None:
@@ -185,13 +218,25 @@ def _answer(model: FlatModel, requests: Sequence[Request]) -> None:
         answers = outputs_of(model, requests)
     except BaseException as error:  # whatever a model raises: SystemExit would end this thread
         if len(requests) == 1:
-            requests[0].answer.set_exception(error)
+            _tell(requests[0].answer.set_exception, error)
             return
         for request in requests:
             _answer(model, [request])
         return
     for request, outputs in zip(requests, answers, strict=True):
-        request.answer.set_result(outputs)
+        _tell(request.answer.set_result, outputs)
+
+
+def _tell(put: Callable[[Any], None], answer: Any) -> None:
+    """Put an answer into its future, whose callbacks run here.
+
+    Future itself logs what else they raise. SystemExit would end this thread; and Ctrl-C, which
+    goes to the main thread, is none of its business.
+    """
+    try:
+        put(answer)
+    except BaseException:
+        log.exception("a callback of an answer wants to end the program; this thread goes on")
 
 
 def outputs_of(model: FlatModel, requests: Sequence[Request]) -> list[Any]:

@@ -64,9 +64,17 @@ class WaitingRequests:
             if self._closed:
                 raise UsageError(CLOSED)
             if len(self._waiting) >= self._limit:
+                self._leave_out_cancelled()
+            if len(self._waiting) >= self._limit:
                 refuse(self._limit)
             self._waiting.append(request)
             self._changed.notify()
+
+    def _leave_out_cancelled(self) -> None:
+        gone = {one for one in self._waiting if one.answer.cancelled()}
+        for one in gone:
+            one.answer.set_running_or_notify_cancel()  # tells ``concurrent.futures.wait``
+        self._waiting = deque(one for one in self._waiting if one not in gone)
 
     def take(self, rows_max: int) -> list[Request]:
         """The oldest, and others of its kind with at most ``rows_max`` rows in all; none: closed.
@@ -91,6 +99,13 @@ class WaitingRequests:
             self._waiting.extendleft(reversed(left))
             if self._waiting:
                 self._changed.notify()
+            return taken
+
+    def take_all(self) -> list[Request]:
+        """All that wait now, perhaps none."""
+        with self._changed:
+            taken = list(self._waiting)
+            self._waiting.clear()
             return taken
 
     def close(self) -> None:

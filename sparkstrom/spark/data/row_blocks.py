@@ -218,13 +218,17 @@ def several(value: Any) -> tuple[Nest, list[Any]]:
     return (len(value), list(value)) if many else (None, [value])
 
 
-def as_array(value: Any, *, is_label: bool = False) -> NDArray[Any]:
-    """Lists and floats as f32; arrays of whole numbers, and whole labels, as they are."""
+def as_array(value: Any, *, is_label: bool = False, own: bool = False) -> NDArray[Any]:
+    """Lists and floats as f32; arrays of whole numbers, and whole labels, as they are.
+
+    The same memory where it need not be changed, unless it is to be the array's ``own``.
+    """
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise ValueError("not a number")
     whole = array.dtype.kind in "biu" and (is_label or isinstance(value, np.ndarray | np.generic))
-    return array if whole else array.astype(np.float32)
+    made = array if whole else array.astype(np.float32, copy=False)
+    return made.copy() if own and made is array else made
 
 
 def form_of_row(row: Row) -> RowFormat:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from sparkstrom.observe.termination import TerminationCondition
 from sparkstrom.spark.data.columns import Chosen
 from sparkstrom.spark.driver.epoch_watch import check_validation
 from sparkstrom.spark.driver.listener_thread import check_listeners
+from sparkstrom.spark.driver.run_log import check_run_log
 
 
 def check_call(
@@ -20,6 +22,7 @@ def check_call(
     chosen: Chosen,
     early_stopping: EarlyStopping | Sequence[TerminationCondition] | None,
     listeners: Sequence[Any],
+    run_log: str | os.PathLike[str] | None,
 ) -> EarlyStopping | None:
     """The rule to stop by. Raise UsageError for arguments that cannot be meant."""
     if not (isinstance(epochs, int) and epochs >= 1):
@@ -27,4 +30,5 @@ def check_call(
     rule: EarlyStopping | None = rule_of(early_stopping)
     check_validation(model, chosen.validation, rule, chosen.label)
     check_listeners(listeners)
+    check_run_log(run_log)
     return rule

@@ -117,7 +117,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         """
         record = FitRecord()
         chosen = Chosen(features, label, weight, validation)
-        rule = check_call(self._model, epochs, chosen, early_stopping, listeners)
+        rule = check_call(self._model, epochs, chosen, early_stopping, listeners, run_log)
         epochs, ends = epochs_of(rule, epochs)
         need_picklable(self._model)  # it may have been changed since the network was made
         self._application.check_data(data)

@@ -6,11 +6,21 @@ import os
 from datetime import datetime
 from pathlib import Path
 
+from sparkstrom.base.errors import UsageError
 from sparkstrom.observe.listening.json_lines import JsonLines
 from sparkstrom.protocol.common.fit_spec import FitSpec
 
 DIRECTORY = "sparkstrom-runs"  # in the driver program's working directory
 VARIABLE = "SPARKSTROM_RUNS"  # names another one; empty: no run logs
+
+
+def check_run_log(run_log: object) -> None:
+    """Raise UsageError for what cannot name a file."""
+    if not isinstance(run_log, str | os.PathLike | None):
+        raise UsageError(
+            f"run_log={run_log!r}: give the path of a file, None for a new one in {DIRECTORY}, or "
+            '"" for none'
+        )
 
 
 def run_log_of(run_log: str | os.PathLike[str] | None, spec: FitSpec) -> JsonLines | None:

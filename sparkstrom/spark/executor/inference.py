@@ -114,7 +114,11 @@ def opened(trained: TrainedModel) -> FlatModel:
 
 
 def features_of(data: Any) -> Columns:
-    """What a user passes to ``predict`` in one process, with the dtypes that training gives it."""
+    """What a user passes to ``predict`` in one process, with the dtypes that training gives it.
+
+    As memory of its own: a module may change it in place, and who asks may while the answer is
+    waited for.
+    """
     if isinstance(data, dict):
         return {name: _numbers(array) for name, array in data.items()}
     if isinstance(data, tuple):
@@ -124,7 +128,7 @@ def features_of(data: Any) -> Columns:
 
 def _numbers(values: Any) -> NDArray[Any]:
     try:
-        return as_array(values)
+        return as_array(values, own=True)
     except (TypeError, ValueError) as error:  # other kinds, and rows of several lengths
         raise UsageError(
             f"features are {short(values)}: give an array of numbers [rows, ...], or a tuple or "

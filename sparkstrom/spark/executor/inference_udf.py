@@ -6,6 +6,7 @@ A pandas UDF gets some thousand rows at a time, so its memory is bounded whateve
 from __future__ import annotations
 
 import importlib.util
+import numbers
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from sparkstrom.base.errors import SetupError, UsageError, first_line
 from sparkstrom.models.base import Columns, Flat, FlatModel, arrays_of
 from sparkstrom.models.outputs import predict_in_blocks, rows_at
+from sparkstrom.spark.data.row_blocks import given_dtype
 from sparkstrom.spark.executor.inference import (
     Outputs,
     SideBySide,
@@ -67,8 +69,18 @@ def check_inputs(inputs: Inputs, shapes: Shapes) -> None:
             "model that takes a dictionary, a number for one that takes a tuple"
         )
     wanted = 1 if inputs is None else len(inputs) if isinstance(inputs, tuple) else inputs
-    if shapes is not None and len(shapes) != wanted:
-        raise UsageError(f"shapes={shapes!r}: give one shape, without rows, for each of {wanted}")
+    listed = isinstance(shapes, Sequence) and all(map(_is_shape, shapes))
+    if shapes is not None and not (listed and len(shapes) == wanted):
+        raise UsageError(
+            f"shapes={shapes!r}: give one shape, without rows, for each of {wanted}, as whole "
+            "numbers, such as [(1, 28, 28)]"
+        )
+
+
+def _is_shape(shape: object) -> bool:
+    return isinstance(shape, Sequence) and all(
+        isinstance(size, numbers.Integral) and not isinstance(size, bool) for size in shape
+    )
 
 
 def predict_series(
@@ -112,12 +124,13 @@ def outputs_of_features(model: FlatModel, features: Columns) -> Outputs:
 
 
 def features_of_series(given: Sequence[Any], inputs: Inputs, shapes: Shapes) -> Columns:
-    """One array of all columns side by side, or one for each of the model's inputs."""
+    """One array of all columns side by side, f32 of several, or one for each of the inputs."""
     if inputs is None:
         wide = [_array(i, column) for i, column in enumerate(given)]
+        if len(wide) == 1:
+            return _shaped(wide[0], shapes, 0)
         flat = [array.reshape(len(array), -1) for array in wide]
-        joined = wide[0] if len(wide) == 1 else np.concatenate(flat, axis=1)
-        return _shaped(joined, shapes, 0)
+        return _shaped(np.concatenate(flat, axis=1, dtype=np.float32), shapes, 0)
     count = inputs if isinstance(inputs, int) else len(inputs)
     if len(given) != count:
         raise UsageError(f"inputs={inputs!r}: the function got {len(given)} columns; give {count}")
@@ -126,24 +139,54 @@ def features_of_series(given: Sequence[Any], inputs: Inputs, shapes: Shapes) -> 
 
 
 def _array(place: int, column: Any) -> NDArray[Any]:
-    """[rows] of numbers, or [rows, ...] of arrays; floats and lists of them as f32."""
-    if column.isna().any():
-        row = int(np.flatnonzero(column.isna().to_numpy())[0])
-        raise UsageError(f"column {place} has a null, in row {row} of its batch: fill or drop it")
-    values: NDArray[Any] = column.to_numpy()
-    if values.dtype == object:
-        try:
-            values = np.stack([np.asarray(row) for row in values])
-        except ValueError as error:
-            raise UsageError(
-                f"column {place} has arrays of different lengths ({first_line(error)}): make them "
-                "equally long"
-            ) from None
-    if values.dtype.kind not in "biuf":
+    """[rows] of numbers, or [rows, ...] of arrays, of the dtypes that training gives them."""
+    if hasattr(column, "columns"):
         raise UsageError(
-            f"column {place} has {values.dtype} values: give numbers or arrays of them"
+            f"column {place} is a struct of {list(column.columns)}: give its fields as columns, "
+            "or an array: pyspark.ml.functions.vector_to_array makes one of a vector"
         )
-    return values.astype(np.float32) if values.dtype.kind == "f" else values
+    values: NDArray[Any] = column.to_numpy()
+    shape = values.shape
+    while values.dtype == object and values.size:  # arrays, or arrays of arrays
+        _refuse_missing(place, values, shape[0])
+        inner = _stacked(place, values)
+        shape += inner.shape[1:]
+        if inner.ndim == 1:  # no arrays
+            values = inner
+            break
+        values = inner.reshape(-1) if inner.dtype == object else inner
+    if values.size and values.dtype.kind not in "biuf":
+        raise UsageError(
+            f"column {place} has {type(values.item(0)).__name__} values: give numbers or arrays of "
+            "them"
+        )
+    if values.dtype.kind != "f":
+        return values.astype(given_dtype(values.dtype.str), copy=False).reshape(shape)
+    values = values.astype(np.float32)
+    _refuse_missing(place, values, shape[0])
+    return values.reshape(shape)
+
+
+def _stacked(place: int, values: NDArray[Any]) -> NDArray[Any]:
+    try:
+        return np.stack([np.asarray(one) for one in values])
+    except ValueError as error:
+        raise UsageError(
+            f"column {place} has arrays of different lengths ({first_line(error)}): make them "
+            "equally long"
+        ) from None
+
+
+def _refuse_missing(place: int, values: NDArray[Any], rows: int) -> None:
+    """A null among floats has become NaN on the way; training takes neither."""
+    import pandas as pd
+
+    missing = pd.isna(values)
+    if missing.any():
+        row = int(np.flatnonzero(missing)[0]) // (values.size // rows)
+        raise UsageError(
+            f"column {place} has a null or NaN, in row {row} of its batch: fill or drop it"
+        )
 
 
 def _shaped(array: NDArray[Any], shapes: Shapes, place: int) -> NDArray[Any]:

@@ -90,6 +90,32 @@ def test_a_function_of_columns_predicts(spark, make_network, digits, frame):
         assert np.array(row.p, np.float32).tobytes() == wanted.tobytes()
 
 
+class OnlyFloats(DenseNetwork):
+    """As strict as a torch module."""
+
+    def predict(self, features):
+        assert features.dtype == np.float32
+        return super().predict(features)
+
+
+@pytest.mark.usefixtures("by_value")
+def test_a_function_of_columns_reads_them_as_training_does(spark, make_network):
+    network = make_network(OnlyFloats([4, 3], seed=1))
+    udf, rows = network.udf(), [(i, i + 1, [[float(i), 1.0], [2.0, 3.0]]) for i in range(5)]
+    schema = "a int, b short, nested array<array<float>>"
+    frame = spark.createDataFrame(rows, schema).withColumn("place", sql.struct("a", "b"))
+    flat = network.udf(shapes=[(4,)])  # the nested ones as this network wants them
+    made = frame.select("a", "b", udf("a", "b", "a", "b").alias("p"), flat("nested").alias("q"))
+    for row in made.collect():
+        for found, given in [(row.p, [row.a, row.b] * 2), (row.q, [row.a, 1, 2, 3])]:
+            wanted = predict_in_blocks(network.model, np.array([given], np.float32))
+            assert np.array(found, np.float32).tobytes() == wanted.tobytes()
+    lost = sql.array(sql.array(sql.lit(1.0), sql.lit(None).cast("double")))
+    for wrong, words in [(lost, "column 0 has a null or NaN, in row 0"), ("place", "is a struct")]:
+        with pytest.raises(PythonException, match=words):
+            frame.select(udf(wrong)).collect()
+
+
 class TwoInputs(DenseNetwork):
     """Inputs and outputs by name."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import dataset, parquet
 
 from sparkstrom import UsageError
 from sparkstrom.local.dealt_rows import dealt
 from sparkstrom.local.local_data import blocks_of_data
 from sparkstrom.models.base import Batch
 from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.spark.data.row_blocks import BLOCK_BYTES
 
 ROWS, WIDTH = 50, 3
 CHANCE = np.random.default_rng(1)
@@ -119,6 +121,57 @@ def test_the_same_rows_from(kind: str, tmp_path: Path) -> None:
     assert numbers == list(range(ROWS))
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_arrays_are_read_some_at_a_time(dtype: Any) -> None:
+    """As memory-mapped files they may be larger than the memory."""
+    features, labels = np.zeros((1 << 20, 8), dtype), np.zeros(1 << 20, np.int64)
+    tracemalloc.start()
+    try:
+        count = sum(len(block.records) for block in blocks_of_data((features, labels), Chosen()))
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert count == 1 << 20
+    assert peak_bytes < 10 * BLOCK_BYTES < features.nbytes
+
+
+def test_a_list_beside_arrays_is_an_array() -> None:
+    (block,) = blocks_of_data(({"x": X, "n": list(range(ROWS))}, Y.tolist()), Chosen())
+    batch = block.form.batch(block.records)
+    assert batch.features["n"].dtype == np.float32
+    np.testing.assert_array_equal(batch.features["n"], np.arange(ROWS))
+    np.testing.assert_array_equal(batch.labels, Y)
+
+
+def test_columns_that_nobody_wants_are_not_looked_at() -> None:
+    frame = table().to_pandas().assign(junk=[1, *["a"] * (ROWS - 1)])
+    frame[7] = frame["w"]
+    frame.insert(0, "junk", frame["junk"], allow_duplicates=True)
+    batch, _ = rows_of(frame, TABLE)
+    np.testing.assert_array_equal(batch.features, X)
+    batch, _ = rows_of(frame, Chosen(["w", "7"], "digit", "w"))
+    np.testing.assert_array_equal(batch.features, np.stack([W, W], axis=1))
+    with pytest.raises(UsageError, match=r"no column 'x' for features, .*the table has .*'7'"):
+        rows_of(frame, Chosen("x", "digit"))
+    with pytest.raises(UsageError, match="column 'junk' of the DataFrame cannot be read: Could"):
+        rows_of(frame, Chosen("junk", "digit"))
+
+
+def damaged(directory: Path) -> Path:
+    """Its footer is whole, its pages are not."""
+    path = files(directory)[1]
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + bytes(60) + content[64:])
+    return path
+
+
+@pytest.mark.parametrize("opened", [str, parquet.ParquetFile, dataset.dataset])
+def test_a_file_that_is_damaged_inside_is_named(opened: Any, tmp_path: Path) -> None:
+    data = opened(damaged(tmp_path))
+    with pytest.raises(UsageError, match=r"data=.* cannot be read on: "):
+        rows_of(data, TABLE)
+
+
 def test_several_arrays_by_name_and_no_label() -> None:
     (block,) = blocks_of_data(({"ids": Y, "x": X}, None), Chosen())
     batch = block.form.batch(block.records)
@@ -164,6 +217,8 @@ def test_dealt_rows_are_all_there_once_and_the_same_again(tmp_path: Path) -> Non
         ((X, Y), Chosen("pixels"), "features='pixels': there are no columns in this kind of data"),
         ((X, Y), Chosen(weight="w"), "weight='w': there are no columns in this kind of data"),
         ([(X[0], 1), (X[1],)], Chosen(), "row 1 of the data is"),
+        (([[1, 2], [3, 4]], [[5, 6], [7, 8]]), Chosen(), "data is a tuple of lists: make arrays"),
+        (([[1, 2], [3, 4]], Y[:2], W[:2]), Chosen(), "data is a tuple of lists: make arrays"),
         ("nowhere.parquet", TABLE, "data='nowhere.parquet': there is no nowhere.parquet"),
         ([__file__], TABLE, "cannot be read as Parquet"),
         (table(), Chosen("pixel", "digit"), "there is no column 'pixel' for features"),

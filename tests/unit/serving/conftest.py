@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Columns, arrays_of
+from sparkstrom.serving.generations import Generation
 
 WIDTH = 3
 DEADLINE_S = 60.0
@@ -45,6 +47,13 @@ def probe(value: float) -> tuple[Probe, Any]:
     """A probe, and parameters that make it add ``value``."""
     model = Probe([WIDTH, WIDTH])
     return model, np.full(model.n_params, value, np.float32)
+
+
+def wait_for_waiting(generation: Generation, count: int) -> None:
+    """Until so many wait for an instance."""
+    until_s = time.monotonic() + DEADLINE_S
+    while len(generation._waiting) < count:
+        assert time.monotonic() < until_s, "nobody waits"
 
 
 @pytest.fixture

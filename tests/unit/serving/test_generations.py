@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
 
 from sparkstrom.models import DenseNetwork
 from sparkstrom.serving.generations import Generation
-from tests.unit.serving.conftest import DEADLINE_S
+from tests.unit.serving.conftest import DEADLINE_S, wait_for_waiting
 
 
 @pytest.fixture
 def generation() -> Generation:
     return Generation(DenseNetwork([3, 2], seed=1), None, 1)
-
-
-def wait_for_waiting(generation: Generation, count: int) -> None:
-    until_s = time.monotonic() + DEADLINE_S
-    while len(generation._waiting) < count:
-        assert time.monotonic() < until_s, "nobody waits"
 
 
 def test_who_waits_longest_is_next(generation: Generation) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from sparkstrom.base.errors import UsageError
@@ -50,6 +52,36 @@ def test_whole_numbers_stay_whole() -> None:
     assert tokens.dtype == np.int64  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("second", [[3, 4], [0.5, 1.5], [True, False]])
+def test_columns_side_by_side_are_floats_as_in_training(second: list[Any]) -> None:
+    found = features_of_series([pd.Series([1, 2]), pd.Series(second)], None, None)
+    assert isinstance(found, np.ndarray)
+    assert found.dtype == np.float32
+    assert found.tolist() == [[1, second[0]], [2, second[1]]]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16, np.int32])
+def test_whole_numbers_are_as_wide_as_in_training(dtype: Any) -> None:
+    """torch.gather, for one, takes int64 alone."""
+    given = pd.Series([np.array([1, 2], dtype)]), pd.Series([3], dtype=dtype)
+    assert [array.dtype for array in features_of_series(given, 2, None)] == [np.int64] * 2
+
+
+def nested(values: list[Any], kind: Any) -> Any:
+    """As Spark hands an array of arrays over."""
+    return pa.array(values, pa.list_(pa.list_(kind))).to_pandas()
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.int16()])
+def test_arrays_of_arrays_are_stacked(kind: Any) -> None:
+    values = [[[1, 2], [3, 4], [5, 6]], [[7, 8], [9, 10], [11, 12]]]
+    found = features_of_series([nested(values, kind)], None, None)
+    assert isinstance(found, np.ndarray)
+    assert found.tolist() == values
+    deep = pa.array([values, values]).to_pandas()
+    assert features_of_series([deep], None, None).tolist() == [values, values]  # type: ignore[union-attr]
+
+
 def test_outputs_are_those_of_predict() -> None:
     model = DenseNetwork([4, 8, 3], seed=1)
     model.bind(model.initial())
@@ -62,9 +94,21 @@ def test_outputs_are_those_of_predict() -> None:
     ("given", "inputs", "shapes", "words"),
     [
         ([arrays([1, 2], [3])], None, None, "different lengths"),
-        ([pd.Series([1.0, None])], None, None, "column 0 has a null, in row 1"),
+        ([pd.Series([1.0, None])], None, None, "column 0 has a null or NaN, in row 1"),
         ([pd.Series([np.array([1]), None])], None, None, "has a null"),
         ([pd.Series(["a"])], None, None, "give numbers"),
+        ([pd.Series([Decimal(1)])], None, None, "column 0 has Decimal values: give numbers"),
+        ([pd.Series([{"a": 1}])], None, None, "column 0 has dict values: give numbers"),
+        ([pd.Series([np.array(["a"], object)])], None, None, "has str values: give numbers"),
+        ([arrays([1, 2], [3, np.nan])], None, None, "column 0 has a null or NaN, in row 1"),
+        ([pa.array([[1, 2], [None, 3]]).to_pandas()], None, None, "a null or NaN, in row 1"),
+        ([pa.array([[True], [None]]).to_pandas()], None, None, "a null or NaN, in row 1"),
+        ([pd.Series([1, 2]), arrays([1], [np.nan])], ("a", "b"), None, "column 1 .* row 1"),
+        ([nested([[[1]], [[None]]], pa.int8())], None, None, "a null or NaN, in row 1"),
+        ([nested([[[1], [2]], [[1], None]], pa.int8())], None, None, "a null or NaN, in row 1"),
+        ([nested([[[1], [2]], [[1], [1, 2]]], pa.int8())], None, None, "different lengths"),
+        ([nested([[[1], [2]], [[1]]], pa.int8())], None, None, "different lengths"),
+        ([pd.DataFrame({"a": [1]})], None, None, r"column 0 is a struct of \['a'\]: give its"),
         ([arrays([1, 2])], 2, None, "got 1 columns; give 2"),
         ([arrays([1, 2, 3])], None, [(2, 2)], r"shapes\[0\]=\(2, 2\): rows have \[3\]"),
     ],
@@ -82,8 +126,18 @@ def test_a_model_that_fails_says_where_to_look() -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "shapes"), [(0, None), (True, None), ((), None), ("a", None), (2, [(1,)])]
+    ("inputs", "shapes"),
+    [
+        *[(0, None), (True, None), ((), None), ("a", None), (2, [(1,)])],
+        *[(None, 5), (None, [784]), (None, [(2.0, 2)]), (None, [(True,)]), (None, ["28"])],
+        *[(None, "2"), (2, {1: (1,), 2: (1,)}), (2, [(1,), None])],
+    ],
 )
 def test_inputs_and_shapes_are_looked_at(inputs: Any, shapes: Any) -> None:
     with pytest.raises(UsageError, match=r"inputs=|shapes="):
         check_inputs(inputs, shapes)
+
+
+def test_shapes_are_sequences_of_whole_numbers() -> None:
+    check_inputs(2, [(1, 28, 28), [np.int64(4)]])
+    check_inputs(("a", "b"), ((-1, 2), ()))

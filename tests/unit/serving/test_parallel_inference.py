@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pytest
 from sparkstrom import InferenceMode, ParallelInference
 from sparkstrom.base.errors import QueueFull, UsageError
 from sparkstrom.models import DenseNetwork
-from tests.unit.serving.conftest import DEADLINE_S, WIDTH, Probe, Watch, probe
+from tests.unit.serving.conftest import DEADLINE_S, WIDTH, Probe, Watch, probe, wait_for_waiting
 
 MODES = list(InferenceMode)
 QUEUED = [InferenceMode.SEQUENTIAL, InferenceMode.BATCHED]
@@ -206,6 +207,23 @@ def test_what_waits_is_answered_by_the_new_model(watch: Watch) -> None:
     held.inference.close()
 
 
+def test_who_waits_in_place_is_answered_by_the_new_model(watch: Watch) -> None:
+    watch.gate.clear()
+    with (
+        serving(inference_mode="inplace", workers=1) as inference,
+        ThreadPoolExecutor(2) as clients,
+    ):
+        first = clients.submit(inference.output, rows(0))
+        assert watch.entered.acquire(timeout=DEADLINE_S)
+        waiting = clients.submit(inference.output, rows(1))
+        wait_for_waiting(inference._generation, 1)
+        model, parameters = probe(10.0)
+        inference.update_model(model, parameters=parameters)
+        watch.gate.set()
+        assert first.result(DEADLINE_S)[0, 0] == 0
+        assert waiting.result(DEADLINE_S)[0, 0] == 11
+
+
 def test_a_refused_replacement_changes_nothing(watch: Watch) -> None:
     with serving(2.0) as inference:
         with pytest.raises(UsageError, match="this model has float32"):
@@ -231,6 +249,26 @@ def test_closing_answers_what_waits_and_takes_no_more(watch: Watch) -> None:
     held.inference.shutdown()  # once more
 
 
+def test_closing_waits_no_longer_than_it_is_told(watch: Watch) -> None:
+    """Who waits is refused then; whom the model is about to answer is answered."""
+    held = HeldUp(watch)
+    waiting = held.inference.submit(rows(1))
+    assert not held.inference.close(timeout=0.001)
+    with pytest.raises(UsageError, match="is closed"):
+        waiting.result(0)
+    held.go_on()
+    assert held.first.result(DEADLINE_S)[0, 0] == 0
+    assert held.inference.close(timeout=DEADLINE_S)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "5", float("nan")])
+def test_a_deadline_is_looked_at(timeout: Any) -> None:
+    with serving() as inference:
+        with pytest.raises(UsageError, match=f"timeout={timeout!r}"):
+            inference.close(timeout=timeout)
+        assert inference.output(rows(1))[0, 0] == 1
+
+
 def test_in_place_is_closed_too(watch: Watch) -> None:
     inference = serving(inference_mode="inplace")
     inference.close()
@@ -252,23 +290,51 @@ def test_a_model_that_wants_to_end_the_program_ends_no_worker(error: type[BaseEx
         assert inference.submit(rows(1)).result(DEADLINE_S)[0, 0] == 1
 
 
-def test_a_forked_process_is_told_that_it_has_no_workers(watch: Watch) -> None:
-    with serving(1.0) as inference, warnings.catch_warnings():
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("value", [1, -1])
+def test_a_callback_that_wants_to_end_the_program_ends_no_worker(
+    watch: Watch, error: type[BaseException], value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave(_: Any) -> None:
+        raise error(3)
+
+    held = HeldUp(watch)
+    held.inference.submit(rows(value)).add_done_callback(leave)
+    beside = held.inference.submit(rows(2))  # answered in the same call
+    held.go_on()
+    assert beside.result(5)[0, 0] == 2
+    assert held.inference.submit(rows(3)).result(5)[0, 0] == 3
+    held.inference.close()
+    assert error.__name__ in caplog.text
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_forked_process_is_told_that_it_has_none(watch: Watch, mode: InferenceMode) -> None:
+    """Also in place: what another thread had borrowed would never come back there."""
+    with (
+        serving(1.0, inference_mode=mode, workers=1) as inference,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: a fork beside threads
         ours, theirs = os.pipe()
-        if not (child := os.fork()):
-            try:
-                answer = inference.submit(rows(1)).result(5)
-            except BaseException as error:
-                answer = error
-            inference.close()
-            os.write(theirs, repr(answer).encode())
-            os._exit(0)
+        with inference._generation.borrowed():
+            if not (child := os.fork()):
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(10)  # ends it if it waits
+                for ask in (inference.output, inference.submit, inference.update_model):
+                    try:
+                        answer = ask(rows(1))
+                    except BaseException as error:
+                        answer = error
+                    os.write(theirs, f"{answer!r}\n".encode())
+                inference.close()
+                os._exit(0)
         os.close(theirs)
-        with open(ours, "rb") as heard:
-            assert b"UsageError" in (said := heard.read()), said
+        with open(ours, encoding="utf-8") as heard:
+            said = heard.read().splitlines()
         os.waitpid(child, 0)
-        assert b"a forked process has none of its threads" in said
+        assert len(said) == 3
+        assert all("UsageError" in line and "forked from it" in line for line in said), said
         assert inference.output(rows(1))[0, 0] == 2
 
 
@@ -288,6 +354,19 @@ def test_who_does_not_want_it_any_more_is_left_out(watch: Watch) -> None:
     assert held.calls() == [1]
 
 
+def test_who_does_not_want_it_any_more_takes_no_place(watch: Watch) -> None:
+    held = HeldUp(watch, queue_limit=2)
+    gone, stays = held.inference.submit(rows(1)), held.inference.submit(rows(2))
+    assert gone.cancel()
+    also = held.inference.submit(rows(3))
+    assert gone in wait([gone], timeout=0).done  # who waits for it with others is told
+    with pytest.raises(QueueFull):
+        held.inference.submit(rows(4))
+    held.go_on()
+    assert [one.result(DEADLINE_S)[0, 0] for one in (stays, also)] == [2, 3]
+    held.inference.close()
+
+
 def test_several_inputs_and_outputs() -> None:
     class Both(Probe):
         def predict(self, features: Any) -> Any:
@@ -298,6 +377,17 @@ def test_several_inputs_and_outputs() -> None:
         found = inference.output(asked)
     assert found["sum"].tolist() == rows(3, 3).tolist()
     assert found["a"].shape == (3, WIDTH)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int64, np.uint8])
+def test_what_is_asked_may_be_changed_afterwards(watch: Watch, dtype: Any) -> None:
+    held = HeldUp(watch)
+    asked = rows(1).astype(dtype)
+    waiting = held.inference.submit({"a": asked}), held.inference.submit(asked)
+    asked[:] = 100
+    held.go_on()
+    assert [one.result(DEADLINE_S)[0, 0] for one in waiting] == [1, 1]
+    held.inference.close()
 
 
 def test_a_model_that_loses_rows_is_found() -> None:
@@ -348,6 +438,13 @@ def test_features_that_do_not_fit_are_named(features: Any, words: str) -> None:
         pytest.raises(UsageError, match=words),
     ):
         inference.output(features)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_the_model_refuses_is_the_answer(mode: InferenceMode) -> None:
+    with ParallelInference(DenseNetwork([8, 4]), inference_mode=mode) as inference:
+        answer = inference.submit(np.zeros((2, 3), np.float32))
+        assert isinstance(answer.exception(DEADLINE_S), UsageError)
 
 
 def test_options_of_dl4j_are_told_as_this_classes() -> None:

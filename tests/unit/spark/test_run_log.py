@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from sparkstrom import ParallelWrapper, UsageError
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.fit_state import Snapshot
+from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.spark.driver.call_checks import check_call
 from sparkstrom.spark.driver.listener_setup import Judging
 from sparkstrom.spark.driver.run_log import run_log_of
 
@@ -28,6 +32,24 @@ def test_each_fit_has_a_file_in_the_working_directory() -> None:
     assert log.path.parent == Path("sparkstrom-runs")
     assert log.path.name.endswith("-0000000000000abc.jsonl")
     assert not log.path.parent.exists()  # until there is something to write
+
+
+@pytest.mark.parametrize("wrong", [5, True, b"runs.jsonl", ["runs.jsonl"]])
+def test_what_is_no_path_is_refused_before_any_work(wrong: Any) -> None:
+    with pytest.raises(UsageError, match=r"run_log=.*: give the path of a file"):
+        check_call(DenseNetwork([2, 2]), 1, Chosen(), None, (), wrong)
+    for right in (None, "", "runs.jsonl", Path("runs.jsonl")):
+        check_call(DenseNetwork([2, 2]), 1, Chosen(), None, (), right)
+
+
+def test_no_row_is_drawn_for_a_log_that_cannot_be() -> None:
+    drawn = iter([(np.ones(2, np.float32), 1)])
+    with (
+        ParallelWrapper(DenseNetwork([2, 2]), 1, progress=False) as wrapper,
+        pytest.raises(UsageError, match="run_log=5: give the path of a file"),
+    ):
+        wrapper.fit(drawn, run_log=5)  # type: ignore[arg-type]
+    assert next(drawn)[1] == 1
 
 
 @pytest.mark.parametrize(("value", "parent"), [("elsewhere/runs", "elsewhere/runs"), ("", None)])
