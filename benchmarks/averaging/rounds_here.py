@@ -93,7 +93,8 @@ class Rounds:
         if self._recipe.is_diloco:
             self._states = [copy.deepcopy(one.updater) for one in done]
         else:
-            self._states = [averaged_states([one.updater for one in done], weights)] * len(done)
+            states, steps = [one.updater for one in done], [one.steps for one in done]
+            self._states = [averaged_states(states, weights, steps)] * len(done)
 
 
 def train(trial: Trial, name: str) -> Outcome:

@@ -222,7 +222,7 @@ class RoundsMaster(threading.Thread):
             said = Says(host=HOST, partition=partition, lines=lines, skipped=skipped)
             self._told.heard.take(said, time.monotonic())
         with self._lock:
-            self._combine(brought)
+            self._combine(brought, [orders[p].count for p in sorted(brought)])
             ended = []
             for p in there:
                 whole = orders[p.index].first + orders[p.index].count == p.batches
@@ -239,8 +239,11 @@ class RoundsMaster(threading.Thread):
         count = min(self._rounds.frequency, batches - first)
         return TrainRound(epoch, first, count, self._rounds.averages_state, self._steps)
 
-    def _combine(self, brought: Mapping[int, list[float]]) -> None:
-        """What all begin the next round with. ``brought``: rows and their weight, by partition."""
+    def _combine(self, brought: Mapping[int, list[float]], steps: Sequence[int]) -> None:
+        """What all begin the next round with.
+
+        ``brought``: rows and their weight, by partition; ``steps`` of each of these, in order.
+        """
         rounds, directory = self._rounds, self._rounds.directory
         partitions = sorted(brought)
         rows, weights = zip(*(brought[p] for p in partitions), strict=True)
@@ -269,9 +272,11 @@ class RoundsMaster(threading.Thread):
             reports = [(directory / left(BUFFERS, p)).read_bytes() for p in partitions]
             self._theta.buffers = rounds.model.average_buffers(reports)
             (directory / BUFFERS).write_bytes(self._theta.buffers)
-        self._keep_states(partitions, weights)
+        self._keep_states(partitions, weights, steps)
 
-    def _keep_states(self, partitions: list[int], weights: Sequence[float]) -> None:
+    def _keep_states(
+        self, partitions: list[int], weights: Sequence[float], steps: Sequence[int]
+    ) -> None:
         """What the optimizers go on with: the mean, or each with its own."""
         directory = self._rounds.directory
         if not self._rounds.averages_state:
@@ -280,7 +285,8 @@ class RoundsMaster(threading.Thread):
             return
         contents = [(directory / left(STATE, p)).read_bytes() for p in partitions]
         states = [decode_state_untrusted(content) for content in contents]
-        (directory / STATE).write_bytes(encode_state(averaged_states(states, weights)))
+        state = averaged_states(states, weights, steps)
+        (directory / STATE).write_bytes(encode_state(state))
 
     # -- asking ----------------------------------------------------------------------------------
 

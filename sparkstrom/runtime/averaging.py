@@ -59,29 +59,39 @@ def averaged(vectors: Sequence[NDArray[Any]], weights: Sequence[float]) -> NDArr
     return total.mean(vectors[0].dtype).reshape(vectors[0].shape)
 
 
-def averaged_states(states: Sequence[State], weights: Sequence[float]) -> State:
-    """The mean of optimizers' states: a name that not all have is of those who have it."""
+def averaged_states(
+    states: Sequence[State], weights: Sequence[float], steps: Sequence[int]
+) -> State:
+    """The mean of optimizers' states: a name that not all have is of those who have it.
+
+    ``steps`` of each in this round.
+    """
     made: State = {}
     for name in dict.fromkeys(name for state in states for name in state):
-        having = [(s[name], w) for s, w in zip(states, weights, strict=True) if name in s]
-        values, of = zip(*having, strict=True)
-        made[name] = averaged(values, of) if is_summed(values[0]) else agreed(values, of)
+        counts = zip(states, weights, steps, strict=True)
+        having = [(s[name], weight, taken) for s, weight, taken in counts if name in s]
+        values, of, taken = zip(*having, strict=True)
+        made[name] = averaged(values, of) if is_summed(values[0]) else agreed(values, of, taken)
     return made
 
 
-def agreed(values: Sequence[Any], weights: Sequence[float]) -> Any:
-    """One for what is no array of floats: what all have; of whole numbers the largest, or else the
-    mean.
+def agreed(values: Sequence[Any], weights: Sequence[float], steps: Sequence[int]) -> Any:
+    """One for what is no array of floats; of other arrays the largest, element by element.
+
+    Of numbers what those have who took the most steps: a schedule is at one place, and makes its
+    next rate of this one. Where they differ, of whole numbers the largest, or else the mean.
     """
-    first = values[0]
-    if isinstance(first, np.ndarray):
+    if isinstance(values[0], np.ndarray):
         return np.maximum.reduce(values)
-    if all(value == first for value in values):
+    most = max(steps)
+    furthest = [(v, w) for v, w, n in zip(values, weights, steps, strict=True) if n == most]
+    first = furthest[0][0]
+    if all(value == first for value, _ in furthest):
         return first
-    if all(float(value).is_integer() for value in values):
-        return max(values)
-    total = sum(float(v) * w for v, w in zip(values, weights, strict=True))
-    return total / sum(weights)
+    if all(float(value).is_integer() for value, _ in furthest):
+        return max(value for value, _ in furthest)
+    total = sum(float(value) * weight for value, weight in furthest)
+    return total / sum(weight for _, weight in furthest)
 
 
 @dataclass(slots=True)

@@ -65,7 +65,8 @@ def in_one_process(
             for worker, one in alone.items():
                 states[worker] = copy.deepcopy(one.updater)
         elif save_updater:
-            state = averaged_states([one.updater for one in alone.values()], weights)
+            taken = [one.steps for one in alone.values()]
+            state = averaged_states([one.updater for one in alone.values()], weights, taken)
             states = [state for _ in each]
         steps += max(one.steps for one in alone.values())
     made: Flat = np.array(common)

@@ -82,7 +82,8 @@ class CommonState:
             for name in names:
                 having = [one for one in trained if name in one.rest]
                 values = [one.rest[name] for one in having]
-                rest[name] = agreed(values, [one.weight for one in having])
+                weights = [one.weight for one in having]
+                rest[name] = agreed(values, weights, [one.steps for one in having])
             self.updater = {**rest, **sums.get("", {})}
         self.steps += max(report.steps for report in trained)
         self.rounds += 1

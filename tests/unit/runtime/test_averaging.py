@@ -105,15 +105,23 @@ def test_a_loss_that_is_no_number_names_its_minibatch() -> None:
 def test_states_average_arrays_and_agree_on_the_rest() -> None:
     one = {"mean": np.array([0, 2], np.float32), "steps": 5, "rate": 0.1, "flag": True}
     two = {"mean": np.array([3, 2], np.float32), "steps": 4, "rate": 0.1, "flag": True}
-    made = averaged_states([one, two], [1.0, 2.0])
+    made = averaged_states([one, two], [1.0, 2.0], [3, 3])
     assert made["mean"].tolist() == [2, 2]
     assert made["mean"].dtype == np.float32
     assert (made["steps"], made["rate"], made["flag"]) == (5, 0.1, True)
-    assert averaged_states([{"rate": 0.5}, {"rate": 1.25}], [1.0, 2.0]) == {"rate": 1.0}
+    assert averaged_states([{"rate": 0.5}, {"rate": 1.25}], [1.0, 2.0], [3, 3]) == {"rate": 1.0}
     counts = [{"seen": np.array([1, 9])}, {"seen": np.array([3, 2])}]
-    assert averaged_states(counts, [1, 1])["seen"].tolist() == [3, 9]
-    late = averaged_states([{}, {"mean": np.array([3.0])}], [1, 1])  # a parameter not reached yet
-    assert late["mean"].tolist() == [3.0]
+    assert averaged_states(counts, [1, 1], [1, 2])["seen"].tolist() == [3, 9]
+    late = [{}, {"mean": np.array([3.0])}]  # a parameter not reached yet
+    assert averaged_states(late, [1, 1], [1, 1])["mean"].tolist() == [3.0]
+
+
+def test_what_no_mean_is_made_of_is_of_those_who_took_the_most_steps() -> None:
+    """Where a schedule stands, and the rate that it has come to, belong together."""
+    short, most, also = {"at": 9, "rate": 0.5}, {"at": 7, "rate": 0.1}, {"at": 7, "rate": 0.2}
+    made = averaged_states([short, most, also], [98.0, 1.0, 1.0], [2, 4, 4])
+    assert made == {"at": 7, "rate": pytest.approx(0.15)}
+    assert averaged_states([{"only": 5}, most], [1, 1], [2, 4]) == {"only": 5, **most}
 
 
 def test_the_outer_step_is_diloco_s() -> None:
