@@ -59,7 +59,8 @@ class CommonState:
         if self._save:
             self.updater = updater_in(states.one)
         if self._save == OWN:
-            self.own = {index: updater_in(state) for index, state in states.own.items()}
+            own = states.own.items()  # older files have one of -1
+            self.own = {index: updater_in(state) for index, state in own if index >= 0}
 
     def advance(
         self, mean: Flat, reports: Sequence[RoundReport], sums: Mapping[str, State]

@@ -19,7 +19,7 @@ from sparkstrom.observe.epochs import Epoch, EpochBook
 from sparkstrom.observe.listening.fit_events import CheckpointWritten
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.fit_state import Progress, Snapshot
-from sparkstrom.runtime.lent_state import LentStates, partition_in
+from sparkstrom.runtime.lent_state import LentStates
 from sparkstrom.runtime.master_control import MasterControl
 from sparkstrom.spark.driver.checkpoint_content import FitKey, FitToSave, checkpoint_of
 from sparkstrom.spark.driver.epoch_watch import EpochWatch
@@ -111,9 +111,8 @@ class CheckpointKeeper(FitListener):
             return before
         if self._kept.updaters == ONE:
             return LentStates(copies[0])
-        found = {partition_in(state): state for state in copies}
-        own = {index: state for index, state in found.items() if index is not None}
-        return LentStates(copies[0], {**before.own, **own})
+        found = LentStates.of(copies)
+        return LentStates(found.one, {**before.own, **found.own})
 
     def _progressed(self, snapshot: Snapshot) -> FitToSave:
         assert self._spec is not None, "it has begun"

@@ -208,6 +208,16 @@ def test_what_the_end_of_a_fit_cuts_short_is_filled_up_with_the_last_ones(tmp_pa
     assert steps(bench) == (9, {0: 9, 1: 2})
 
 
+def test_what_is_nobody_s_own_is_for_all(tmp_path: Path) -> None:
+    """As rounds have it before the first one is over."""
+    bench = Bench(tmp_path, updaters="all")
+    bench.keeper.on_phase(Phase.RUNNING)
+    bench.look(2)
+    bench.master.states[-1].set_result((of_partition(-1, 2),))
+    bench.wait()
+    assert steps(bench) == (2, {})
+
+
 def test_of_one_it_is_for_all(bench: Bench) -> None:
     bench.keeper.on_phase(Phase.RUNNING)
     bench.look(2)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sparkstrom import ParameterAveragingTrainingMaster
+from sparkstrom.models import Adam, DenseNetwork
 from sparkstrom.models.base import Batch
 from sparkstrom.runtime.averaging import averaged, is_summed
 from sparkstrom.runtime.lent_state import LentStates
@@ -19,6 +20,10 @@ from sparkstrom.spark.averaging.common_state import CommonState
 from sparkstrom.spark.averaging.round_job import RoundReport
 
 CHANCE = np.random.default_rng(0)
+
+
+def master_of(**options: Any) -> ParameterAveragingTrainingMaster:
+    return ParameterAveragingTrainingMaster(**options)
 
 
 def turns(count: int) -> Iterator[Turn]:
@@ -64,9 +69,7 @@ def test_a_schedule_is_where_one_that_is_stepped_alone_is(scheduler: str, option
     make = partial(getattr(torch.optim.lr_scheduler, scheduler), **options)
     sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     model = TorchModel(torch.nn.Linear(4, 2), torch.nn.CrossEntropyLoss(), sgd, scheduler=make)
-    common = CommonState(
-        model, ParameterAveragingTrainingMaster(), model.initial(), LentStates(), 0
-    )
+    common = CommonState(model, master_of(), model.initial(), LentStates(), 0)
     alone = sgd([torch.nn.Parameter(torch.zeros(1))])
     schedule = make(alone)
     for each in ((4, 3), (2, 4), (4, 4), (3, 4)):
@@ -76,3 +79,11 @@ def test_a_schedule_is_where_one_that_is_stepped_alone_is(scheduler: str, option
             schedule.step()
         assert common.updater["scheduler/last_epoch"] == schedule.last_epoch
         assert common.updater["groups/0/lr"] == pytest.approx(alone.param_groups[0]["lr"])
+
+
+def test_a_saved_state_that_is_no_worker_s_own_is_nobody_s() -> None:
+    """Files of before have one of partition -1; it would stay for ever."""
+    model, master = DenseNetwork([4, 2], updater=Adam()), master_of(save_updater="own")
+    (fresh,) = CommonState(model, master, model.initial(), LentStates(), 0).copies()
+    saved = LentStates(fresh, {-1: fresh, 1: fresh})
+    assert [*CommonState(model, master, model.initial(), saved, 0).own] == [1]
