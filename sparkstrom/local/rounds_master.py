@@ -197,6 +197,7 @@ class RoundsMaster(threading.Thread):
         everybody = self._workers.begin()
         self._begin(everybody)
         self._enter(Phase.RUNNING)
+        self._end_epochs()  # which the fit before had trained and not measured
         while not (self._cancelled.is_set() or self._stop_reason) and self._round():
             self.progress = self._look()
         for phase in (Phase.DRAINING, Phase.AUDIT):
@@ -223,16 +224,22 @@ class RoundsMaster(threading.Thread):
             self._told.heard.take(said, time.monotonic())
         with self._lock:
             self._combine(brought, [orders[p].count for p in sorted(brought)])
-            ended = []
             for p in there:
-                whole = orders[p.index].first + orders[p.index].count == p.batches
-                ended += [p.index] if whole else []
-                after = p.position.batch + orders[p.index].count
-                p.advance(Position(epoch + 1, 0) if whole else Position(epoch, after))
+                p.advance(Position(epoch, p.position.batch + orders[p.index].count))
             self._steps += max(order.count for order in orders.values())
-        for partition, report in self._ask({p: EndEpoch(epoch) for p in ended}).items():
-            self._told.stats[self._nodes[partition]] = from_wire(json.loads(report))
+        self._end_epochs()
         return True
+
+    def _end_epochs(self) -> None:
+        """Of those who have trained theirs. It is behind them once what was measured is here."""
+        whole = [p for p in self._partitions if p.rows > 0 and p.position.batch == p.batches]
+        reports = self._ask({p.index: EndEpoch(p.position.epoch) for p in whole})
+        with self._lock:
+            for partition, report in reports.items():
+                self._told.stats[self._nodes[partition]] = from_wire(json.loads(report))
+            self.progress = self._look()
+            for p in whole:
+                p.advance(Position(p.position.epoch + 1, 0))
 
     def _order(self, position: Position, batches: int) -> TrainRound:
         epoch, first = position

@@ -112,7 +112,8 @@ class Rounds:
         rounds, most = -(-left // each), self._engine.rounds_at_once(self._facts)
         checksums = tuple(one.checksum for one in self._facts)
         held_out = any(one.held_out for one in self._facts)
-        for first in range(0, rounds, most):
+        # where all is trained and the fit before had not measured it yet, that alone is left
+        for first in range(0, max(rounds, held_out), most):
             end = min(rounds, first + most)
             last = held_out and end == rounds
             yield EpochCut(epoch, range(first, end), firsts, checksums, last)
@@ -132,13 +133,12 @@ class Rounds:
         self._control.end_epoch(epoch, measures)
 
     def _ends(self, cut: EpochCut, number: int) -> dict[int, Position]:
-        """How far each partition is after this round."""
+        """How far each partition is after this round; whole epochs end when they are measured."""
         each, ends = self._job.master.averaging_frequency, dict[int, Position]()
         for index, one in enumerate(self._facts):
             batch = cut.firsts[index] + (number + 1) * each
             if one.rows:
-                whole = batch >= one.batches
-                ends[index] = Position(cut.epoch + 1, 0) if whole else Position(cut.epoch, batch)
+                ends[index] = Position(cut.epoch, min(batch, one.batches))
         return ends
 
     def _round(self, rows: CutRows, cut: EpochCut, number: int) -> None:

@@ -111,6 +111,7 @@ class RoundsControl:
         self._heard = HeardLines()
         self._phase, self._began_s = Phase.GATHERING, dict[Phase, float]()
         self._copies: tuple[bytes, ...] = ()  # as of the newest snapshot
+        self._ended = dict[int, Position]()  # with an epoch whose figures nobody has looked at
         self._unchanged = common.parameters
         self._progress = self._look()
 
@@ -118,8 +119,13 @@ class RoundsControl:
 
     @property
     def progress(self) -> Progress:
-        """The newest look. Who asks again has done what followed from the one before."""
+        """The newest look. Who asks again has done what followed from the one before.
+
+        An epoch is behind the partitions from the look on that has its figures: a checkpoint has
+        both, or goes on with measuring.
+        """
         with self._there:
+            self._leave_epoch()
             self._looks += 1
             self._there.notify_all()
             return self._progress
@@ -248,12 +254,18 @@ class RoundsControl:
             for index, tally in self._tallies.items():
                 if tally.facts.rows:
                     tally.end_epoch(epoch, measures.get(index))
+                    self._ended[index] = Position(epoch + 1, 0)
             self._progress = self._look()
             if self._judged:
                 wanted = self._looks + 2  # a look, and what follows from it
                 self._there.wait_for(
                     lambda: self._looks >= wanted or self.given_up, timeout=JUDGED_S
                 )
+
+    def _leave_epoch(self) -> None:
+        for index, position in self._ended.items():
+            self.partitions[index].advance(position)
+        self._ended.clear()
 
     def _enter(self, phase: Phase) -> None:
         self._phase, self._began_s[phase] = phase, time.monotonic()
@@ -267,6 +279,7 @@ class RoundsControl:
     def finish(self) -> list[str]:
         """All rounds are done; return the workers' last words."""
         with self._there:
+            self._leave_epoch()
             for phase in (Phase.DRAINING, Phase.AUDIT, Phase.DONE):
                 self._enter(phase)
         self.finished.set()
