@@ -99,7 +99,7 @@ class RoundsMaster(threading.Thread):
         self._partitions = Partitions.of(rounds.spec, time.monotonic())
         self._nodes = list(range(1, rounds.spec.workers + 1))  # by partition, the newest
         self._steps = rounds.steps_before
-        self._copies: tuple[bytes, ...] = ()  # of optimizers' states, as of the newest snapshot
+        self._copies: tuple[bytes, ...] = ()  # of optimizers' states, set aside for who asks next
         self._told, self._phase, self._count = RoundsTold(), Phase.GATHERING, 0
         self._lock = threading.Lock()  # theta and the partitions' positions change together
         self._stop_reason: str | None = None
@@ -124,23 +124,25 @@ class RoundsMaster(threading.Thread):
         if self.is_alive():
             self.join()
 
-    def snapshot(self) -> Snapshot:
-        """As of the newest round; the optimizers' states of that round are set aside."""
+    def snapshot(self, *, updaters: bool = False) -> Snapshot:
+        """As of the newest round; ``updaters``: optimizers' states of it are set aside."""
         with self._lock:
-            self._copies = self._states()
+            if updaters:
+                self._copies = self._states()
             starts = tuple(partition.as_start() for partition in self._partitions)
             theta = self._theta
             return Snapshot(self._count, theta.to_host(), theta.buffers, starts)
 
     def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
-        """Those of the newest snapshot, so that both belong together."""
+        """Those that are set aside."""
         answer: Future[tuple[bytes, ...]] = Future()
-        answer.set_result(self._copies if everybody else self._copies[:1])
+        copies, self._copies = self._copies, ()
+        answer.set_result(copies if everybody else copies[:1])
         return answer
 
     @property
     def updater_copies(self) -> tuple[bytes, ...]:
-        """Those of the newest snapshot."""
+        """Those that are set aside."""
         return self._copies
 
     def outcome(self) -> Outcome:

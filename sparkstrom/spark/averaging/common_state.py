@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -89,19 +90,38 @@ class CommonState:
         self.steps += max(report.steps for report in trained)
         self.rounds += 1
 
+    def held(self) -> HeldStates:
+        """Of this moment. Only what the next rounds change in place is copied."""
+        outer = copy.deepcopy(self.outer.state)
+        return HeldStates(self.updater, dict(self.own), outer, self.steps)
+
     def copies(self) -> tuple[bytes, ...]:
+        """As checkpoints and later fits have them."""
+        return self.held().encoded()
+
+    def digest(self) -> str:
+        """SHA-256 of parameters and buffers, as hex."""
+        return hashlib.sha256(self.parameters.tobytes() + self.buffers).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStates:
+    """Optimizers' states of one moment."""
+
+    updater: State
+    own: Mapping[int, State]
+    outer: State
+    steps: int
+
+    def encoded(self, *, everybody: bool = True) -> tuple[bytes, ...]:
         """As checkpoints and later fits have them; the first one has the outer step's, too."""
-        more: State = {OUTER + name: value for name, value in self.outer.state.items()}
+        more: State = {OUTER + name: value for name, value in self.outer.items()}
         more[STEPS] = self.steps
         if not self.own:
             return (_encoded(self.updater, -1, more),)
         first, *others = sorted(self.own)
         one = _encoded(self.own[first], first, more)
-        return (one, *(_encoded(self.own[index], index, {}) for index in others))
-
-    def digest(self) -> str:
-        """SHA-256 of parameters and buffers, as hex."""
-        return hashlib.sha256(self.parameters.tobytes() + self.buffers).hexdigest()
+        return (one, *(_encoded(self.own[index], index, {}) for index in others if everybody))
 
 
 def _encoded(updater: State, partition: int, more: State) -> bytes:

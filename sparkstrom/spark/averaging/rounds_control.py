@@ -25,7 +25,7 @@ from sparkstrom.protocol.master.partitions import Partitions
 from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
 from sparkstrom.runtime.heard_lines import HeardLines
 from sparkstrom.runtime.traffic import Traffic
-from sparkstrom.spark.averaging.common_state import CommonState
+from sparkstrom.spark.averaging.common_state import CommonState, HeldStates
 from sparkstrom.spark.averaging.round_job import Measure, RoundReport, RowFacts
 
 JUDGED_S = 30.0  # how long a fit waits at an epoch's end for who may end it
@@ -110,7 +110,7 @@ class RoundsControl:
         self._departures: list[Departure] = []
         self._heard = HeardLines()
         self._phase, self._began_s = Phase.GATHERING, dict[Phase, float]()
-        self._copies: tuple[bytes, ...] = ()  # as of the newest snapshot
+        self._held: HeldStates | None = None  # as of the newest snapshot that is to have them
         self._ended = dict[int, Position]()  # with an epoch whose figures nobody has looked at
         self._unchanged = common.parameters
         self._progress = self._look()
@@ -144,24 +144,26 @@ class RoundsControl:
             self.given_up = True
             self._there.notify_all()
 
-    def snapshot(self) -> Snapshot:
-        """A copy, as of the newest round; the optimizers' states of that round are set aside."""
+    def snapshot(self, *, updaters: bool = False) -> Snapshot:
+        """A copy, as of the newest round; ``updaters``: optimizers' states of it are set aside."""
         with self._there:
-            self._copies = self.common.copies()
+            if updaters:
+                self._held = self.common.held()
             starts = tuple(partition.as_start() for partition in self.partitions)
             copied = self.common.parameters.copy()
             return Snapshot(self.common.rounds, copied, self.common.buffers, starts)
 
     def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
-        """Those of the newest snapshot, so that both belong together."""
+        """Those that are set aside, encoded in the thread that asks: rounds go on meanwhile."""
         done: Future[tuple[bytes, ...]] = Future()
-        done.set_result(self._copies if everybody else self._copies[:1])
+        held, self._held = self._held, None
+        done.set_result(() if held is None else held.encoded(everybody=everybody))
         return done
 
     @property
     def updater_copies(self) -> tuple[bytes, ...]:
-        """Those of the newest snapshot."""
-        return self._copies
+        """Those that are set aside."""
+        return () if self._held is None else self._held.encoded()
 
     def end(self) -> None:
         """Its thread is the Spark job's."""

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkstrom.local.rounds_session import EndEpoch
+from sparkstrom.codec.states import decode_state_untrusted
+from sparkstrom.local.rounds_session import EndEpoch, TrainRound
 from sparkstrom.local.wrapper_options import RoundRule
 from sparkstrom.models import DenseNetwork, Nesterov
 from sparkstrom.observe.epochs import Epoch, EpochBook
@@ -42,7 +43,7 @@ def saved_at(directory: Path, epoch: int, asked: int) -> Any:
     def look(partition: int, order: Any) -> None:
         book.follow(fit.master.progress.stats.values())
         if isinstance(order, EndEpoch) and (partition, order.epoch) == (asked, epoch):
-            snapshot = fit.master.snapshot()
+            snapshot = fit.master.snapshot(updaters=True)
             states = LentStates.of(fit.master.updater_copies)
             at = {index: one.position.epoch for index, one in enumerate(snapshot.partitions)}
             saved.append((snapshot, states, json.loads(json.dumps(book.report(at)))))
@@ -77,3 +78,22 @@ def test_an_epoch_that_is_trained_and_not_measured_is_measured_when_it_goes_on(
     assert outcome.minibatches == outcome.minibatches_expected == 13 * EPOCHS
     trained = sum(one.training.steps for one in outcome.stats.values() if one.training)
     assert trained == outcome.minibatches - outcome.minibatches_resumed
+
+
+def test_who_wants_parameters_alone_changes_no_states_that_are_set_aside(tmp_path: Path) -> None:
+    """A listener's snapshot between a checkpoint's and its states would have them of a later round."""
+    fit, taken = Fit(DATA, network(), RULE, tmp_path / "fit", epochs=1), list[tuple[bytes, ...]]()
+
+    def look(partition: int, order: Any) -> None:
+        taken.append(fit.master.updater_copies)
+        if isinstance(order, TrainRound) and order.steps_before == 2:
+            fit.master.snapshot(updaters=True)
+        fit.master.snapshot()
+
+    fit.workers.before = look
+    fit.run()
+    assert len(set(taken)) == 2
+    assert taken[0] == ()
+    (of_round_1,) = fit.master.copy_updaters(everybody=True).result()
+    assert decode_state_untrusted(of_round_1)["round/steps"] == 2
+    assert fit.master.updater_copies == ()

@@ -39,7 +39,7 @@ class Master:
         self.states: list[Future[tuple[bytes, ...]]] = []
         self.updater_copies: tuple[bytes, ...] = ()  # the newest that have come
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, *, updaters: bool = False) -> Snapshot:
         parameters = np.full(MODEL.n_params, self.commit, np.float32)
         start = PartitionStart(Position(0, self.commit), 64, 1, 100)
         return Snapshot(self.commit, parameters, b"", (start, start))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,20 @@ import pytest
 
 from sparkstrom import ParameterAveragingTrainingMaster
 from sparkstrom.base.identity import Position
+from sparkstrom.checkpoint.cadence import parse_every
+from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
+from sparkstrom.codec.messages import Phase
+from sparkstrom.codec.states import decode_state_untrusted
 from sparkstrom.models import DenseNetwork, Nesterov
 from sparkstrom.observe.epochs import Epoch, EpochBook
+from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.lent_state import LentStates
+from sparkstrom.spark.averaging import common_state
+from sparkstrom.spark.averaging.common_state import CommonState
+from sparkstrom.spark.averaging.round_job import RoundReport, RowFacts
+from sparkstrom.spark.averaging.rounds_control import RoundsControl
+from sparkstrom.spark.driver.checkpoint_content import FitKey, resumption_of
+from sparkstrom.spark.driver.checkpoint_keeper import CheckpointKeeper, Kept
 from tests.unit.spark.rounds_here import Engine, Fit, Rows
 
 EPOCHS, WORKERS = 3, 2
@@ -53,7 +66,7 @@ def saved_at(engine: Engine, epoch: int) -> Any:
     def look(measured: int) -> None:
         book.follow(fit.control.progress.stats.values())
         if measured == epoch:
-            snapshot = fit.control.snapshot()
+            snapshot = fit.control.snapshot(updaters=True)
             states = LentStates.of(fit.control.copy_updaters(everybody=False).result())
             at = {index: one.position.epoch for index, one in enumerate(snapshot.partitions)}
             saved.append((snapshot, states, json.loads(json.dumps(book.report(at)))))
@@ -119,3 +132,59 @@ def test_without_held_out_rows_epochs_end_all_the_same(engine: Engine) -> None:
     found = history(fit, EpochBook())
     assert [one.examples for one in found] == [75, 75]
     assert [one.position for one in fit.control.partitions] == [Position(2, 0)] * WORKERS
+
+
+class Advancing(RoundsControl):
+    """One round further, and asked by a listener, whenever somebody wants optimizers' states."""
+
+    def round(self) -> None:
+        number = self.common.rounds + 1.0
+        model = network()
+        values = {"velocity": np.full(model.n_params, number, np.float32)}
+        report = RoundReport(0, "h", "e", 0, steps=1, weight=1.0)
+        mean = np.full(model.n_params, number, np.float32)
+        self.advance(mean, [report], {"0/": values, "": values}, {})
+
+    def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
+        self.round()
+        self.snapshot()
+        return super().copy_updaters(everybody=everybody)
+
+
+@pytest.mark.parametrize("save_updater", [True, "own"])
+def test_a_checkpoint_has_the_states_of_its_own_round(tmp_path: Path, save_updater: Any) -> None:
+    """Whatever rounds end and whoever takes snapshots meanwhile; of the outer step, too."""
+    model, outer = network(), Nesterov(0.7, 0.9)
+    master = ParameterAveragingTrainingMaster(save_updater=save_updater, outer=outer)
+    spec = FitSpec(1, 1, model.n_params, "test")
+    common = CommonState(model, master, model.initial(), LentStates(), 0)
+    control = Advancing(spec, common, judged=False)
+    control.begin([RowFacts(0, 10, 0, 1, 10, 0, "h")])
+    directory = CheckpointDirectory(str(tmp_path), 9)
+    due, updaters = parse_every("1 updates"), master.checkpoint_updaters
+    kept = Kept(directory, due, FitKey(1), model, "None", 20, LentStates(), {}, updaters)
+    watch: Any = SimpleNamespace(best=None, copy=None)
+    keeper = CheckpointKeeper(kept, control, book=EpochBook(), watch=watch, tell=print, say=print)
+    keeper.on_fit_begin(spec)
+    keeper.on_phase(Phase.RUNNING)
+    control.round()
+    velocity = common.outer.state["velocity"].copy()
+    keeper.on_progress(control.progress)
+    keeper.failed()  # once it is written
+    found = resumption_of(*directory.newest(pytest.fail), model)
+    told = decode_state_untrusted(found.states.one)
+    assert (found.commit, told["round/steps"], told["updater/velocity"][0]) == (1, 1, 1.0)
+    assert (told["outer/velocity"] == velocity).all()
+    assert common.rounds == 2
+
+
+def test_who_wants_parameters_alone_has_no_states_encoded(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rounds wait meanwhile: early stopping takes a snapshot of each better epoch."""
+    fit = Fit(engine, network(), MASTER)
+    fit.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(common_state, "encode_state", lambda state: pytest.fail("encoded"))
+        assert (fit.control.snapshot().parameters == fit.common.parameters).all()
+    assert fit.control.copy_updaters(everybody=True).result() == ()
