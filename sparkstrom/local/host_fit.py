@@ -97,6 +97,7 @@ class HostFit(TellingRun):
     ) -> None:
         warm_up()
         warm_up_transport()
+        spec = spec.by_minibatches()
         self._site, self.spec, self.theta, self._dealt = site, spec, theta, dealt
         self.states = states
         self.book = EpochBook(spec.first_epoch)

@@ -103,8 +103,8 @@ class RoundsFit(TellingRun):
 
     @property
     def states_after(self) -> LentStates:
-        """As of the newest snapshot: the fit is over, so of its end."""
-        self.master.snapshot()
+        """The fit is over, so these are of its end."""
+        self.master.snapshot(updaters=True)
         return LentStates.of(self.master.updater_copies)
 
     def run(self, showing: Showing, watch: EpochWatch, *others: FitListener) -> None:

@@ -40,7 +40,7 @@ from sparkstrom.local.workers_at_work import WorkersAtWork
 from sparkstrom.models.base import Buffered
 from sparkstrom.observe.telemetry import NO_BYTES, from_wire
 from sparkstrom.protocol.master.members import Departure
-from sparkstrom.protocol.master.partitions import Partition, Partitions
+from sparkstrom.protocol.master.partitions import Partitions
 from sparkstrom.protocol.master.phases import NO_ROWS
 from sparkstrom.runtime.averaging import averaged, averaged_states, need_finite
 from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
@@ -71,11 +71,11 @@ class RoundsMaster(threading.Thread):
         self._rounds, self._theta = rounds, theta
         self._workers = WorkersAtWork(pool)
         self._shared = parameters_in(rounds.directory, theta.n_params, writable=True)
-        self._partitions = Partitions.of(rounds.spec, time.monotonic(), measures=True)
+        self._partitions = Partitions.of(rounds.spec, time.monotonic())
         self._nodes = list(range(1, rounds.spec.workers + 1))  # by partition, the newest
         self._epochs_whole = min(partition.position.epoch for partition in self._partitions)
         self._steps = rounds.steps_before
-        self._copies: tuple[bytes, ...] = ()  # of optimizers' states, as of the newest snapshot
+        self._copies: tuple[bytes, ...] = ()  # of optimizers' states, set aside for who asks next
         self._told, self._phase, self._count = RoundsTold(), Phase.GATHERING, 0
         self._lock = threading.Lock()  # theta and the partitions' positions change together
         self._stop_reason: str | None = None
@@ -107,23 +107,25 @@ class RoundsMaster(threading.Thread):
         if self.is_alive():
             self.join()
 
-    def snapshot(self) -> Snapshot:
-        """As of the newest round; the optimizers' states of that round are set aside."""
+    def snapshot(self, *, updaters: bool = False) -> Snapshot:
+        """As of the newest round; ``updaters``: optimizers' states of it are set aside."""
         with self._lock:
-            self._copies = self._states()
+            if updaters:
+                self._copies = self._states()
             starts = tuple(partition.as_start() for partition in self._partitions)
             theta = self._theta
             return Snapshot(self._count, theta.to_host(), theta.buffers, starts)
 
     def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
-        """Those of the newest snapshot, so that both belong together."""
+        """Those that are set aside."""
         answer: Future[tuple[bytes, ...]] = Future()
-        answer.set_result(self._copies if everybody else self._copies[:1])
+        copies, self._copies = self._copies, ()
+        answer.set_result(copies if everybody else copies[:1])
         return answer
 
     @property
     def updater_copies(self) -> tuple[bytes, ...]:
-        """Those of the newest snapshot."""
+        """Those that are set aside."""
         return self._copies
 
     def outcome(self) -> Outcome:
@@ -182,6 +184,7 @@ class RoundsMaster(threading.Thread):
         if not any(partition.rows for partition in self._partitions):
             raise UsageError(NO_ROWS.format(len(everybody)))
         self._enter(Phase.RUNNING)
+        self._end_epochs()  # which the fit before had trained and not measured
         while not (self._cancelled.is_set() or self._stop_reason) and self._round():
             self._tell_round()
         for phase in (Phase.DRAINING, Phase.AUDIT):
@@ -207,36 +210,31 @@ class RoundsMaster(threading.Thread):
             return False
         epoch = min(p.position.epoch for p in left)
         there = [p for p in left if p.position.epoch == epoch]
-        step = [p for p in there if p.position.batch < p.batches]
-        if step:
-            self._step(step)
-        self._end_epoch(epoch, [p for p in there if p.position.batch == p.batches])
-        return True
-
-    def _step(self, there: Sequence[Partition]) -> None:
-        """These partitions train, and all are where their mean is."""
         orders = {p.index: self._order(p.position, p.batches) for p in there}
-        brought: dict[int, list[float]] = {}
+        brought = {}
         for partition, report in sorted(self._ask(orders).items()):
             *brought[partition], counters, (lines, skipped) = json.loads(report)
             self._told.stats[self._nodes[partition]] = from_wire(counters)
             said = Says(host=HOST, partition=partition, lines=lines, skipped=skipped)
             self._told.heard.take(said, time.monotonic())
         with self._lock:
-            self._combine(brought, [orders[partition].count for partition in sorted(orders)])
+            self._combine(brought, [orders[p].count for p in sorted(brought)])
             for p in there:
-                epoch, batch = p.position
-                p.advance(Position(epoch, batch + orders[p.index].count))
+                p.advance(Position(epoch, p.position.batch + orders[p.index].count))
             self._steps += max(order.count for order in orders.values())
+        self._end_epochs()
+        return True
 
-    def _end_epoch(self, epoch: int, ended: Sequence[Partition]) -> None:
-        """Have it measured there; positions go on with its figures: a copy has both or neither."""
-        reports = self._ask({p.index: EndEpoch(epoch) for p in ended})
+    def _end_epochs(self) -> None:
+        """Of those who have trained theirs. It is behind them once what was measured is here."""
+        whole = [p for p in self._partitions if p.rows > 0 and p.position.batch == p.batches]
+        reports = self._ask({p.index: EndEpoch(p.position.epoch) for p in whole})
         with self._lock:
-            for p in ended:
-                counters = from_wire(json.loads(reports[p.index]))
-                self._told.stats[self._nodes[p.index]] = counters
-                p.advance(Position(epoch + 1, 0))
+            for partition, report in reports.items():
+                self._told.stats[self._nodes[partition]] = from_wire(json.loads(report))
+            self._progress = self._look()
+            for p in whole:
+                p.advance(Position(p.position.epoch + 1, 0))
 
     def _order(self, position: Position, batches: int) -> TrainRound:
         epoch, first = position

@@ -57,12 +57,18 @@ class MasterControl(Protocol):
     def give_up(self, reason: str) -> None:
         """The fit has failed outside the mesh: tell the workers to end."""
 
-    def snapshot(self) -> Snapshot:
-        """A copy of theta; raise SparkstromError where there is none to be had."""
+    def snapshot(self, *, updaters: bool = False) -> Snapshot:
+        """A copy of theta; raise SparkstromError where there is none to be had.
+
+        ``updaters``: workers' states are asked for next; who has them sets those of now aside.
+        """
         ...
 
     def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
-        """Some worker's updater and encoder state, or each's; (): nobody lent one in time."""
+        """Some worker's updater and encoder state, or each's; (): nobody lent one in time.
+
+        What a snapshot has set aside is of that snapshot, and is given out once.
+        """
         ...
 
     def end(self) -> None:

@@ -134,7 +134,7 @@ class MasterThread(threading.Thread):
         self._wishes.put(event)
         self._mail.wake()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, *, updaters: bool = False) -> Snapshot:
         """A copy of theta, with the model's buffers, as of the newest commit in it.
 
         Raise what the fit failed of, or TrainingError where the thread does not answer.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sparkstrom.base.identity import Position
 from sparkstrom.observe.stopping import LOSS
@@ -12,7 +12,7 @@ from sparkstrom.observe.stopping import LOSS
 class PartitionStart:
     """How far a partition was trained before, and what its rows were then."""
 
-    position: Position
+    position: Position  # of rounds' it may be behind an epoch's last minibatch: not measured yet
     rows: int = -1  # unknown: whatever the first attempt reads
     checksum: int = 0
     batches: int = 0  # minibatches per epoch
@@ -21,6 +21,13 @@ class PartitionStart:
     def minibatches(self) -> int:
         """So many are not trained again."""
         return self.position.epoch * self.batches + self.position.batch
+
+    @property
+    def past_whole_epoch(self) -> PartitionStart:
+        """The same where an epoch is over with its last minibatch."""
+        epoch, batch = self.position
+        whole = self.batches > 0 and batch == self.batches
+        return replace(self, position=Position(epoch + 1, 0)) if whole else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +48,10 @@ class FitSpec:
     def start_of(self, partition: int) -> Position:
         """Where this fit began with it."""
         return self.starts[partition].position if self.starts else Position(0, 0)
+
+    def by_minibatches(self) -> FitSpec:
+        """For gradient sharing, where an epoch is over with its last minibatch.
+
+        Rounds measure it afterwards, and may have been saved in between.
+        """
+        return replace(self, starts=tuple(start.past_whole_epoch for start in self.starts))

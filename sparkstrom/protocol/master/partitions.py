@@ -30,15 +30,10 @@ class Partition:
     last_owner: NodeId | None = None
     unowned_s: float = 0.0  # since when nobody owns it
 
-    def begin(self, start: PartitionStart, *, measures: bool = False) -> None:
-        """Go on from there, with the same rows; beyond the last epoch there is nothing to do.
-
-        ``measures``: an epoch whose minibatches are all trained still has its end to come.
-        """
+    def begin(self, start: PartitionStart) -> None:
+        """Go on from there, with the same rows; beyond the last epoch there is nothing to do."""
+        self.start = self.position = min(start.position, self.end)
         self.rows, self.checksum, self.batches = start.rows, start.checksum, start.batches
-        whole = 0 < start.batches <= start.position.batch
-        position = Position(start.position.epoch + 1, 0) if whole else start.position
-        self.start = self.position = min(start.position if measures else position, self.end)
         self.is_resumed = True
 
     def as_start(self) -> PartitionStart:
@@ -85,11 +80,11 @@ class Partitions(tuple[Partition, ...]):
     __slots__ = ()
 
     @classmethod
-    def of(cls, spec: FitSpec, now_s: float, *, measures: bool = False) -> Partitions:
-        """That nobody has read, or that the fit goes on with. ``measures``: see ``begin``."""
+    def of(cls, spec: FitSpec, now_s: float) -> Partitions:
+        """That nobody has read, or that the fit goes on with."""
         made = cls(Partition(i, spec.epochs, unowned_s=now_s) for i in range(spec.workers))
         for partition, start in zip(made, spec.starts, strict=bool(spec.starts)):
-            partition.begin(start, measures=measures)
+            partition.begin(start)
         return made
 
     def as_starts(self) -> tuple[PartitionStart, ...]:

@@ -48,7 +48,7 @@ class AveragingRun(TellingRun):
         """What a next fit goes on with."""
         if not self._site.keep:
             return LentStates()
-        return LentStates.of(self.master.common.states().copies())
+        return LentStates.of(self.master.common.copies())
 
     def run(self, showing: Showing, watch: EpochWatch, *others: FitListener) -> None:
         """To its end, good or bad; raise what ended it early."""

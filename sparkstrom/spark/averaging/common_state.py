@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,26 +25,6 @@ from sparkstrom.spark.driver.averaging_master import OWN, ParameterAveragingTrai
 
 OUTER = "outer/"
 NOBODY = -1  # whose state the one for all is
-
-
-@dataclass(frozen=True, slots=True)
-class RoundStates:
-    """Optimizers' states as of one round."""
-
-    updater: State = field(default_factory=dict)  # of all
-    own: Mapping[int, State] = field(default_factory=dict)  # by partition
-    outer: State = field(default_factory=dict)
-    steps: int = 0
-
-    def copies(self) -> tuple[bytes, ...]:
-        """As checkpoints and later fits have them; the first one has the outer step's, too."""
-        more: State = {OUTER + name: value for name, value in self.outer.items()}
-        more[STEPS] = self.steps
-        if not self.own:
-            return (_encoded(self.updater, NOBODY, more),)
-        first, *others = sorted(self.own)
-        one = _encoded(self.own[first], first, more)
-        return (one, *(_encoded(self.own[index], index, {}) for index in others))
 
 
 class CommonState:
@@ -81,8 +61,8 @@ class CommonState:
         if self._save:
             self.updater = updater_in(states.one)
         if self._save == OWN:
-            own = {index: updater_in(state) for index, state in states.own.items()}
-            self.own = {index: state for index, state in own.items() if index != NOBODY}
+            own = states.own.items()  # older files have one of nobody
+            self.own = {index: updater_in(state) for index, state in own if index != NOBODY}
 
     def advance(
         self, mean: Flat, reports: Sequence[RoundReport], sums: Mapping[str, State]
@@ -104,21 +84,45 @@ class CommonState:
                     **sums.get(f"{report.partition}/", {}),
                 }
         elif self._save:
-            rests, weights, steps = zip(
-                *((r.rest, r.weight, r.steps) for r in trained), strict=True
-            )
-            self.updater = {**agreed(rests, weights, steps), **sums.get("", {})}
+            rests = [report.rest for report in trained]
+            weights = [report.weight for report in trained]
+            rest = agreed(rests, weights, [report.steps for report in trained])
+            self.updater = {**rest, **sums.get("", {})}
         self.steps += max(report.steps for report in trained)
         self.rounds += 1
 
-    def states(self) -> RoundStates:
-        """The optimizers' as they are now, whatever rounds follow."""
-        outer: State = {name: np.copy(value) for name, value in self.outer.state.items()}
-        return RoundStates(self.updater, dict(self.own), outer, self.steps)
+    def held(self) -> HeldStates:
+        """Of this moment. Only what the next rounds change in place is copied."""
+        outer = copy.deepcopy(self.outer.state)
+        return HeldStates(self.updater, dict(self.own), outer, self.steps)
+
+    def copies(self) -> tuple[bytes, ...]:
+        """As checkpoints and later fits have them."""
+        return self.held().encoded()
 
     def digest(self) -> str:
         """SHA-256 of parameters and buffers, as hex."""
         return hashlib.sha256(self.parameters.tobytes() + self.buffers).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class HeldStates:
+    """Optimizers' states of one moment."""
+
+    updater: State
+    own: Mapping[int, State]
+    outer: State
+    steps: int
+
+    def encoded(self, *, everybody: bool = True) -> tuple[bytes, ...]:
+        """As checkpoints and later fits have them; the first one has the outer step's, too."""
+        more: State = {OUTER + name: value for name, value in self.outer.items()}
+        more[STEPS] = self.steps
+        if not self.own:
+            return (_encoded(self.updater, NOBODY, more),)
+        first, *others = sorted(self.own)
+        one = _encoded(self.own[first], first, more)
+        return (one, *(_encoded(self.own[index], index, {}) for index in others if everybody))
 
 
 def _encoded(updater: State, partition: int, more: State) -> bytes:

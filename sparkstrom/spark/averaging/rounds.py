@@ -121,9 +121,8 @@ class Rounds:
         rounds, most = -(-left // each), self._engine.rounds_at_once(self._facts)
         checksums = tuple(one.checksum for one in self._facts)
         held_out = any(one.held_out for one in self._facts)
-        if not rounds and held_out:  # only their measuring is left
-            yield EpochCut(epoch, range(0), firsts, checksums, True)
-        for first in range(0, rounds, most):
+        # where all is trained and the fit before had not measured it yet, that alone is left
+        for first in range(0, max(rounds, held_out), most):
             end = min(rounds, first + most)
             last = held_out and end == rounds
             yield EpochCut(epoch, range(first, end), firsts, checksums, last)
@@ -143,7 +142,7 @@ class Rounds:
         self._control.end_epoch(epoch, measures)
 
     def _ends(self, cut: EpochCut, number: int) -> dict[int, Position]:
-        """How far each partition is after this round; ``end_epoch`` takes it to the next one."""
+        """How far each partition is after this round; whole epochs end when they are measured."""
         each, ends = self._job.master.averaging_frequency, dict[int, Position]()
         for index, one in enumerate(self._facts):
             batch = min(cut.firsts[index] + (number + 1) * each, one.batches)

@@ -26,7 +26,7 @@ from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
 from sparkstrom.runtime.heard_lines import HeardLines
 from sparkstrom.runtime.looks import Looks
 from sparkstrom.runtime.traffic import Traffic
-from sparkstrom.spark.averaging.common_state import CommonState, RoundStates
+from sparkstrom.spark.averaging.common_state import CommonState, HeldStates
 from sparkstrom.spark.averaging.round_job import Measure, RoundReport, RowFacts
 
 TRIED_AGAIN = "Spark began its task again ({} times)"
@@ -100,7 +100,7 @@ class RoundsControl:
         self.failure: SparkstromError | None = None
         self.stop_reason: str | None = None
         self.given_up = False
-        self.partitions = Partitions.of(spec, time.monotonic(), measures=True)
+        self.partitions = Partitions.of(spec, time.monotonic())
         self.traffic = Traffic()
         self._looks = Looks(judged=judged)
         self._there = threading.RLock()
@@ -109,7 +109,8 @@ class RoundsControl:
         self._departures: list[Departure] = []
         self._heard = HeardLines()
         self._phase, self._began_s = Phase.GATHERING, dict[Phase, float]()
-        self._states: RoundStates | None = None  # as of the newest snapshot
+        self._held: HeldStates | None = None  # as of the newest snapshot that is to have them
+        self._ended = dict[int, Position]()  # with an epoch whose figures nobody has looked at
         self._unchanged = common.parameters
         self._progress = self._look()
 
@@ -117,7 +118,13 @@ class RoundsControl:
 
     @property
     def progress(self) -> Progress:
-        """The newest look. Who asks again has done what followed from the one before."""
+        """The newest look. Who asks again has done what followed from the one before.
+
+        An epoch is behind the partitions from the look on that has its figures: a checkpoint has
+        both, or goes on with measuring.
+        """
+        with self._there:
+            self._leave_epoch()
         self._looks.add()
         with self._there:
             return self._progress
@@ -135,26 +142,26 @@ class RoundsControl:
         self.given_up = True
         self._looks.end()
 
-    def snapshot(self) -> Snapshot:
-        """A copy, as of the newest round; the optimizers' states of that round are set aside."""
+    def snapshot(self, *, updaters: bool = False) -> Snapshot:
+        """A copy, as of the newest round; ``updaters``: optimizers' states of it are set aside."""
         with self._there:
-            self._states = self.common.states()
+            if updaters:
+                self._held = self.common.held()
             starts = tuple(partition.as_start() for partition in self.partitions)
             copied = self.common.parameters.copy()
             return Snapshot(self.common.rounds, copied, self.common.buffers, starts)
 
     def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
-        """Those of the newest snapshot, so that both belong together."""
+        """Those that are set aside, encoded in the thread that asks: rounds go on meanwhile."""
         done: Future[tuple[bytes, ...]] = Future()
-        copies = self.updater_copies
-        done.set_result(copies if everybody else copies[:1])
+        held, self._held = self._held, None
+        done.set_result(() if held is None else held.encoded(everybody=everybody))
         return done
 
     @property
     def updater_copies(self) -> tuple[bytes, ...]:
-        """Those of the newest snapshot, made when they are asked for."""
-        states = self._states
-        return () if states is None else states.copies()
+        """Those that are set aside."""
+        return () if self._held is None else self._held.encoded()
 
     def end(self) -> None:
         """Its thread is the Spark job's."""
@@ -249,19 +256,19 @@ class RoundsControl:
                 self.partitions[index].advance(position)
 
     def end_epoch(self, epoch: int, measures: Mapping[int, Measure]) -> None:
-        """Of this fit; who judges it has its say before anything else happens.
-
-        Positions go on with its figures: a checkpoint has both or neither.
-        """
+        """Of this fit; who judges it has its say before anything else happens."""
         with self._there:
-            for partition in self.partitions:
-                if partition.rows:
-                    partition.advance(Position(epoch + 1, 0))
             for index, tally in self._tallies.items():
                 if tally.facts.rows:
                     tally.end_epoch(epoch, measures.get(index))
+                    self._ended[index] = Position(epoch + 1, 0)
             self._progress = self._look()
         self._looks.await_judgement()
+
+    def _leave_epoch(self) -> None:
+        for index, position in self._ended.items():
+            self.partitions[index].advance(position)
+        self._ended.clear()
 
     def _enter(self, phase: Phase) -> None:
         self._phase, self._began_s[phase] = phase, time.monotonic()
@@ -275,6 +282,7 @@ class RoundsControl:
     def finish(self) -> list[str]:
         """All rounds are done; return the workers' last words."""
         with self._there:
+            self._leave_epoch()
             for phase in (Phase.DRAINING, Phase.AUDIT, Phase.DONE):
                 self._enter(phase)
         self.finished.set()

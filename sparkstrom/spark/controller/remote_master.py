@@ -260,7 +260,7 @@ class RemoteMaster:
     def _ask(self, what: Any) -> Future[Any] | None:
         return None if self._door is None else self._door.ask(what)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, *, updaters: bool = False) -> Snapshot:
         """Over the connection, while the fit runs.
 
         Raise TrainingError where there is none in time, or what the fit has failed of.

@@ -92,8 +92,8 @@ class CheckpointKeeper(FitListener):
         if self._writer.busy:  # a slow store gets fewer
             return
         cadence.done(*now)
-        snapshot, copies = self._master.snapshot(), self._copy_updaters()
-        make = partial(self._make, self._progressed(snapshot), copies)
+        snapshot = self._master.snapshot(updaters=True)
+        make = partial(self._make, self._progressed(snapshot), self._copy_updaters())
         self._writer.offer(make, f"commit {snapshot.commit}")
 
     def _copy_updaters(self) -> Future[tuple[bytes, ...]]:
@@ -143,7 +143,7 @@ class CheckpointKeeper(FitListener):
 
     def finish(self, delivered: Snapshot, epochs_done: int, summaries: dict[str, Any]) -> list[str]:
         """The fit is done: save what it delivers. Return what is to be warned of."""
-        fit = self._progressed(self._master.snapshot())
+        fit = self._progressed(self._master.snapshot(updaters=True))
         at = fit.snapshot
         fit = replace(
             fit,
@@ -155,8 +155,9 @@ class CheckpointKeeper(FitListener):
 
     def interrupted(self) -> list[str]:
         """A person ended it: the same command goes on from here."""
-        begun = self._cadence is not None
-        return self._close(self._progressed(self._master.snapshot()) if begun else None)
+        if self._cadence is None:
+            return self._close(None)
+        return self._close(self._progressed(self._master.snapshot(updaters=True)))
 
     @property
     def newest(self) -> str | None:

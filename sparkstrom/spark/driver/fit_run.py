@@ -48,7 +48,8 @@ class FitRun(TellingRun):
         checkpoints: CheckpointFiles,
         states: LentStates,
     ) -> None:
-        self._site, self.spec, self.theta, self._spread = site, spec, theta, spread
+        self._site, self.theta, self._spread = site, theta, spread
+        self.spec = spec = spec.by_minibatches()
         self.states = states  # that workers begin with
         self._key = secrets.token_bytes(KEY_BYTES)
         self.book = EpochBook(spec.first_epoch)

@@ -192,7 +192,7 @@ def test_the_outer_step_and_its_state_go_on_from_saved_states() -> None:
     assert np.allclose(made[Sgd(0.5)].parameters, began + 0.5)
     nesterov = made[Nesterov(0.7, 0.9)]
     master = master_of(outer=Nesterov(0.7, 0.9), save_updater=False)
-    saved = LentStates.of(nesterov.states().copies())
+    saved = LentStates.of(nesterov.copies())
     again = CommonState(MODEL, master, nesterov.parameters, saved, 0)
     assert again.steps == 3
     for common in (nesterov, again):

@@ -39,7 +39,7 @@ class Master:
         self.states: list[Future[tuple[bytes, ...]]] = []
         self.updater_copies: tuple[bytes, ...] = ()  # the newest that have come
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, *, updaters: bool = False) -> Snapshot:
         parameters = np.full(MODEL.n_params, self.commit, np.float32)
         start = PartitionStart(Position(0, self.commit), 64, 1, 100)
         return Snapshot(self.commit, parameters, b"", (start, start))
@@ -206,6 +206,16 @@ def test_what_the_end_of_a_fit_cuts_short_is_filled_up_with_the_last_ones(tmp_pa
     bench.master.updater_copies = (of_partition(0, 9),)
     bench.keeper.finish(bench.master.snapshot(), 9, {})
     assert steps(bench) == (9, {0: 9, 1: 2})
+
+
+def test_what_is_nobody_s_own_is_for_all(tmp_path: Path) -> None:
+    """As rounds have it before the first one is over."""
+    bench = Bench(tmp_path, updaters="all")
+    bench.keeper.on_phase(Phase.RUNNING)
+    bench.look(2)
+    bench.master.states[-1].set_result((of_partition(-1, 2),))
+    bench.wait()
+    assert steps(bench) == (2, {})
 
 
 def test_of_one_it_is_for_all(bench: Bench) -> None:

@@ -49,10 +49,10 @@ class Connected(Master):
         self.raises: TrainingError | None = None
         self.progress = Progress(Phase.RUNNING, 2, 2, 2, 50, 900, 40, 0.0, {})
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, *, updaters: bool = False) -> Snapshot:
         if self.raises is not None:
             raise self.raises
-        return super().snapshot()
+        return super().snapshot(updaters=updaters)
 
 
 class Bench:

@@ -1,0 +1,37 @@
+"""A fit by gradient sharing on this machine, before it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from sparkstrom import SharedTrainingMaster
+from sparkstrom.base.identity import Position
+from sparkstrom.local import host_fit
+from sparkstrom.local.host_fit import Dealt, HostFit, HostSite
+from sparkstrom.models import DenseNetwork
+from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
+from sparkstrom.runtime.lent_state import LentStates
+from sparkstrom.runtime.theta import Theta
+
+
+def test_an_epoch_that_rounds_have_trained_whole_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint of theirs may have it before it is measured: there is no minibatch behind it."""
+    for name in ("warm_up", "warm_up_transport"):
+        monkeypatch.setattr(host_fit, name, lambda: None)
+    saved = [Position(1, 7), Position(1, 3), Position(0, 0)]
+    batches = (7, 7, 0)  # of the last it is not known
+    starts = tuple(
+        PartitionStart(position, 50, 1, each) for position, each in zip(saved, batches, strict=True)
+    )
+    model = DenseNetwork([3, 2])
+    spec = FitSpec(3, 4, model.n_params, "test", job=5, starts=starts)
+    site = HostSite(model, SharedTrainingMaster(), "a network", cast(Any, None), tmp_path)
+    theta = Theta(model.n_params, 20)
+    fit = HostFit(site, spec, theta, Dealt((), tmp_path), cast(Any, {}), LentStates())
+    assert [start.position for start in fit.spec.starts] == [(2, 0), (1, 3), (0, 0)]
+    assert sum(start.minibatches for start in fit.spec.starts) == 14 + 10

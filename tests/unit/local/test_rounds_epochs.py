@@ -1,0 +1,99 @@
+"""Local rounds in one process: what a checkpoint has of them, and what ends them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.codec.states import decode_state_untrusted
+from sparkstrom.local.rounds_session import EndEpoch, TrainRound
+from sparkstrom.local.wrapper_options import RoundRule
+from sparkstrom.models import DenseNetwork, Nesterov
+from sparkstrom.observe.epochs import Epoch, EpochBook
+from sparkstrom.runtime.lent_state import LentStates
+from tests.unit.local.rounds_here import Fit
+
+CHANCE = np.random.default_rng(4)
+DATA = CHANCE.normal(size=(75, 6)).astype(np.float32), CHANCE.integers(0, 3, 75)
+RULE, EPOCHS = RoundRule(2, True, None), 3
+
+
+def network() -> DenseNetwork:
+    return DenseNetwork([6, 5, 3], updater=Nesterov(0.1), seed=1)
+
+
+def history(fit: Fit, book: EpochBook) -> list[Epoch]:
+    book.close([json.loads(said)["epochs"] for said in fit.run()])
+    return book.history()
+
+
+class Ending(Exception):
+    """The program ends here."""
+
+
+def saved_at(directory: Path, epoch: int, asked: int) -> Any:
+    """What a checkpoint has in the moment in which this partition is asked to measure an epoch."""
+    fit, book = Fit(DATA, network(), RULE, directory, epochs=EPOCHS, fraction=0.2), EpochBook()
+    saved = []
+
+    def look(partition: int, order: Any) -> None:
+        book.follow(fit.master.progress.stats.values())
+        if isinstance(order, EndEpoch) and (partition, order.epoch) == (asked, epoch):
+            snapshot = fit.master.snapshot(updaters=True)
+            states = LentStates.of(fit.master.updater_copies)
+            at = {index: one.position.epoch for index, one in enumerate(snapshot.partitions)}
+            saved.append((snapshot, states, json.loads(json.dumps(book.report(at)))))
+            raise Ending
+
+    fit.workers.before = look
+    with pytest.raises(Ending):
+        fit.run()
+    return saved[0]
+
+
+@pytest.mark.parametrize(("epoch", "asked"), [(0, 0), (1, 1), (2, 0), (2, 1)])
+def test_an_epoch_that_is_trained_and_not_measured_is_measured_when_it_goes_on(
+    tmp_path: Path, epoch: int, asked: int
+) -> None:
+    """To the same bits and figures as if the program had not ended there; no row counts twice."""
+    whole = Fit(DATA, network(), RULE, tmp_path / "whole", epochs=EPOCHS, fraction=0.2)
+    expected = history(whole, EpochBook())
+    assert [partition.batches for partition in whole.master._partitions] == [6, 7]
+    snapshot, states, figures = saved_at(tmp_path / "saved", epoch, asked)
+    book = EpochBook()
+    book.go_on(figures)
+    assert book.epochs_before == epoch
+    options: dict[str, Any] = {"starts": snapshot.partitions, "epochs": EPOCHS, "fraction": 0.2}
+    begun = snapshot.parameters, states
+    again = Fit(DATA, network(), RULE, tmp_path / "again", *begun, **options)
+    found = history(again, book)
+    assert [one.validation for one in found] == [one.validation for one in expected]
+    assert [one.epoch for one in found] == [1, 2, 3]
+    assert (again.theta.to_host() == whole.theta.to_host()).all()
+    outcome = again.master.outcome()
+    assert outcome.minibatches == outcome.minibatches_expected == 13 * EPOCHS
+    trained = sum(one.training.steps for one in outcome.stats.values() if one.training)
+    assert trained == outcome.minibatches - outcome.minibatches_resumed
+
+
+def test_who_wants_parameters_alone_changes_no_states_that_are_set_aside(tmp_path: Path) -> None:
+    """A listener's snapshot before a checkpoint asks for its states leaves them as they are."""
+    fit, taken = Fit(DATA, network(), RULE, tmp_path / "fit", epochs=1), list[tuple[bytes, ...]]()
+
+    def look(partition: int, order: Any) -> None:
+        taken.append(fit.master.updater_copies)
+        if isinstance(order, TrainRound) and order.steps_before == 2:
+            fit.master.snapshot(updaters=True)
+        fit.master.snapshot()
+
+    fit.workers.before = look
+    fit.run()
+    assert len(set(taken)) == 2
+    assert taken[0] == ()
+    (of_round_1,) = fit.master.copy_updaters(everybody=True).result()
+    assert decode_state_untrusted(of_round_1)["round/steps"] == 2
+    assert fit.master.updater_copies == ()
