@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkstrom import InferenceMode, ParallelInference
 from sparkstrom.models import DenseNetwork
 from sparkstrom.models.base import Columns, arrays_of
 from sparkstrom.serving.generations import Generation
 
 WIDTH = 3
 DEADLINE_S = 60.0
+MODES = list(InferenceMode)
 
 
 class Watch:
@@ -47,6 +49,33 @@ def probe(value: float) -> tuple[Probe, Any]:
     """A probe, and parameters that make it add ``value``."""
     model = Probe([WIDTH, WIDTH])
     return model, np.full(model.n_params, value, np.float32)
+
+
+def rows(value: float, count: int = 1) -> Any:
+    return np.full((count, WIDTH), value, np.float32)
+
+
+def serving(value: float = 0.0, **options: Any) -> ParallelInference:
+    model, parameters = probe(value)
+    return ParallelInference(model, parameters=parameters, **options)
+
+
+class HeldUp:
+    """One worker that stands in its first request; the rest waits."""
+
+    def __init__(self, watch: Watch, **options: Any) -> None:
+        watch.gate.clear()
+        self.watch, self.inference = watch, serving(workers=1, **options)
+        self.first = self.inference.submit(rows(0))
+        assert watch.entered.acquire(timeout=DEADLINE_S)
+
+    def go_on(self) -> None:
+        self.watch.gate.set()
+
+    def calls(self) -> list[int]:
+        """Rows of each call after the first, once all is answered."""
+        self.inference.close()
+        return [count for count, _ in self.watch.calls[1:]]
 
 
 def wait_for_waiting(generation: Generation, count: int) -> None:

@@ -1,0 +1,135 @@
+"""The end of parallel inference: closing, forks, and what would end the program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import warnings
+from typing import Any
+
+import pytest
+
+from sparkstrom import InferenceMode, ParallelInference
+from sparkstrom.base.errors import UsageError
+from tests.unit.serving.conftest import (
+    DEADLINE_S,
+    MODES,
+    WIDTH,
+    HeldUp,
+    Probe,
+    Watch,
+    probe,
+    rows,
+    serving,
+)
+
+
+def test_closing_answers_what_waits_and_takes_no_more(watch: Watch) -> None:
+    held = HeldUp(watch, queue_limit=10)
+    waiting = [held.inference.submit(rows(i)) for i in range(10)]
+    closing = threading.Thread(target=held.inference.close)
+    closing.start()
+    held.go_on()
+    closing.join(DEADLINE_S)
+    assert [one.result(0)[0, 0] for one in waiting] == list(range(10))
+    for ask in (held.inference.output, held.inference.submit):
+        with pytest.raises(UsageError, match="is closed"):
+            ask(rows(1))
+    held.inference.shutdown()  # once more
+
+
+def test_closing_waits_no_longer_than_it_is_told(watch: Watch) -> None:
+    """Who waits is refused then; whom the model is about to answer is answered."""
+    held = HeldUp(watch)
+    waiting = held.inference.submit(rows(1))
+    assert not held.inference.close(timeout=0.001)
+    with pytest.raises(UsageError, match="is closed"):
+        waiting.result(0)
+    held.go_on()
+    assert held.first.result(DEADLINE_S)[0, 0] == 0
+    assert held.inference.close(timeout=DEADLINE_S)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, "5", float("nan")])
+def test_a_deadline_is_looked_at(timeout: Any) -> None:
+    with serving() as inference:
+        with pytest.raises(UsageError, match=f"timeout={timeout!r}"):
+            inference.close(timeout=timeout)
+        assert inference.output(rows(1))[0, 0] == 1
+
+
+def test_in_place_is_closed_too(watch: Watch) -> None:
+    inference = serving(inference_mode="inplace")
+    inference.close()
+    with pytest.raises(UsageError, match="is closed"):
+        inference.output(rows(1))
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_model_that_wants_to_end_the_program_ends_no_worker(error: type[BaseException]) -> None:
+    class Leaving(Probe):
+        def predict(self, features: Any) -> Any:
+            if (features < 0).any():
+                raise error(3)
+            return features
+
+    with ParallelInference(Leaving([WIDTH, WIDTH]), workers=1) as inference:
+        with pytest.raises(error):
+            inference.submit(rows(-1)).result(5)
+        assert inference.submit(rows(1)).result(DEADLINE_S)[0, 0] == 1
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("value", [1, -1])
+def test_a_callback_that_wants_to_end_the_program_ends_no_worker(
+    watch: Watch, error: type[BaseException], value: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    def leave(_: Any) -> None:
+        raise error(3)
+
+    held = HeldUp(watch)
+    held.inference.submit(rows(value)).add_done_callback(leave)
+    beside = held.inference.submit(rows(2))  # answered in the same call
+    held.go_on()
+    assert beside.result(5)[0, 0] == 2
+    assert held.inference.submit(rows(3)).result(5)[0, 0] == 3
+    held.inference.close()
+    assert error.__name__ in caplog.text
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_forked_process_is_told_that_it_has_none(watch: Watch, mode: InferenceMode) -> None:
+    """Also in place: what another thread had borrowed would never come back there."""
+    with (
+        serving(1.0, inference_mode=mode, workers=1) as inference,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", DeprecationWarning)  # 3.12: a fork beside threads
+        ours, theirs = os.pipe()
+        with inference._generation.borrowed():
+            if not (child := os.fork()):
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(10)  # ends it if it waits
+                for ask in (inference.output, inference.submit, inference.update_model):
+                    try:
+                        answer = ask(rows(1))
+                    except BaseException as error:
+                        answer = error
+                    os.write(theirs, f"{answer!r}\n".encode())
+                inference.close()
+                os._exit(0)
+        os.close(theirs)
+        with open(ours, encoding="utf-8") as heard:
+            said = heard.read().splitlines()
+        os.waitpid(child, 0)
+        assert len(said) == 3
+        assert all("UsageError" in line and "forked from it" in line for line in said), said
+        assert inference.output(rows(1))[0, 0] == 2
+
+
+def test_a_closed_one_takes_no_other_model(watch: Watch) -> None:
+    inference = serving(1.0)
+    inference.close()
+    with pytest.raises(UsageError, match="is closed"):
+        inference.update_model(*probe(2.0)[:1])
