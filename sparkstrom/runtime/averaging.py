@@ -16,8 +16,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.models.base import Flat, FlatModel, State
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.models.base import Buffered, Flat, FlatModel, State, WeighedBuffers
 from sparkstrom.models.updaters import Updater
+
+LOOKED_AT = 1 << 20  # parameters at once: what says of each whether it is finite stays small
+NOT_FINITE_AFTER = (
+    "{} is {} after round {}: training diverges or the data hold such values; lower the learning"
+    " rate, that of an outer step, too, clip gradients, or look at the features' scale"
+)
 
 Sum = NDArray[np.float64]
 Scalar = float | int
@@ -92,6 +99,26 @@ def agreed(values: Sequence[Any], weights: Sequence[float], steps: Sequence[int]
         return max(value for value, _ in furthest)
     total = sum(float(value) * weight for value, weight in furthest)
     return total / sum(weight for _, weight in furthest)
+
+
+def averaged_buffers(model: Buffered, reports: list[bytes], weights: Sequence[float]) -> bytes:
+    """One for all; a model that weighs none has all count equally."""
+    if isinstance(model, WeighedBuffers):
+        return model.weighed_buffers(reports, weights)
+    return model.average_buffers(reports)
+
+
+def need_finite(model: FlatModel, parameters: Flat, rounds: int) -> None:
+    """Raise TrainingError where a parameter is infinite or none: no loss tells of a last step.
+
+    ``rounds``: after so many.
+    """
+    for first in range(0, parameters.size, LOOKED_AT):
+        good = np.isfinite(parameters[first : first + LOOKED_AT])
+        if not good.all():
+            index = first + int(good.argmin())
+            where, value = model.layer_of(index), parameters[index]
+            raise TrainingError(NOT_FINITE_AFTER.format(where, value, rounds))
 
 
 @dataclass(slots=True)

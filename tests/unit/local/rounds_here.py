@@ -1,4 +1,4 @@
-"""Local rounds whose workers are in this process: everything but the processes is the real thing."""
+"""Local rounds whose workers are in this process: all but the processes is the real thing."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class WorkersHere:
         here = rounds_session._here
         here[:] = [one for at, one in self._sessions.items() if at == partition]
         self._reports[partition] = order.carry_out()
-        self._sessions |= {partition: one for one in here}
-        here.clear()
+        if here:
+            self._sessions[partition] = here.pop()
 
     def answers(self, of: Iterable[int]) -> Iterator[tuple[int, WorkerAnswer]]:
         for partition in list(of):

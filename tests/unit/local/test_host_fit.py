@@ -26,8 +26,7 @@ def test_an_epoch_that_rounds_have_trained_whole_is_over(
     saved = [Position(1, 7), Position(1, 3), Position(0, 0)]
     batches = (7, 7, 0)  # of the last it is not known
     starts = tuple(
-        PartitionStart(position, 50, 1, each)
-        for position, each in zip(saved, batches, strict=True)
+        PartitionStart(position, 50, 1, each) for position, each in zip(saved, batches, strict=True)
     )
     model = DenseNetwork([3, 2])
     spec = FitSpec(3, 4, model.n_params, "test", job=5, starts=starts)
