@@ -14,7 +14,13 @@ from benchmarks.convergence.trial import Outcome, Trial, measured, outcome
 from sparkstrom.models import Nesterov
 from sparkstrom.models.base import Flat, State
 from sparkstrom.models.torch import TorchModel
-from sparkstrom.runtime.averaging import OuterStep, averaged, averaged_states, fresh_state
+from sparkstrom.runtime.averaging import (
+    OuterStep,
+    averaged,
+    averaged_buffers,
+    averaged_states,
+    fresh_state,
+)
 from sparkstrom.runtime.round_step import Alone, Beginning, Turn, train_alone
 
 KNOWN = re.compile(r"(averaging|diloco)-([1-9]\d*)")
@@ -88,7 +94,8 @@ class Rounds:
         mean = averaged([one.parameters for one in done], weights)
         self.common = self._outer.step(self.common, mean)
         if self._buffers:
-            self._buffers = self.model.average_buffers([one.buffers for one in done])
+            reports = [one.buffers for one in done]
+            self._buffers = averaged_buffers(self.model, reports, weights)
         self._steps += done[0].steps
         if self._recipe.is_diloco:
             self._states = [copy.deepcopy(one.updater) for one in done]

@@ -10,18 +10,16 @@ import json
 import logging
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-import numpy as np
-
 from sparkstrom.base.errors import SparkstromError, TrainingError, UsageError
 from sparkstrom.base.identity import Endpoint, NodeId, Position
 from sparkstrom.codec.messages import Phase, Says
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
+from sparkstrom.local.accumulators import accumulated
 from sparkstrom.local.fit_files import write_file
 from sparkstrom.local.orders import HOST, WorkerOrder
 from sparkstrom.local.rounds_plan import RoundsPlan, RoundsTold
@@ -42,7 +40,12 @@ from sparkstrom.observe.telemetry import NO_BYTES, from_wire
 from sparkstrom.protocol.master.members import Departure
 from sparkstrom.protocol.master.partitions import Partitions
 from sparkstrom.protocol.master.phases import NO_ROWS
-from sparkstrom.runtime.averaging import averaged, averaged_states, need_finite
+from sparkstrom.runtime.averaging import (
+    averaged,
+    averaged_buffers,
+    averaged_states,
+    need_finite,
+)
 from sparkstrom.runtime.fit_state import Outcome, Progress, Snapshot
 from sparkstrom.runtime.lent_state import PARTITION, STEPS, UPDATER
 from sparkstrom.runtime.looks import Looks
@@ -52,10 +55,6 @@ from sparkstrom.runtime.traffic import Traffic
 log = logging.getLogger(__name__)
 
 NOWHERE = Endpoint("127.0.0.1", 0)  # nobody joins over a network
-ACCUMULATOR_RAISED = (
-    "accumulator raised {!r}: it is called with (before, after, rows) after each round, in the"
-    " calling process; its trace is below"
-)
 
 
 class RoundsMaster(threading.Thread):
@@ -256,25 +255,15 @@ class RoundsMaster(threading.Thread):
             weights = rows  # rows of no weight teach nothing: all are where they were
         if rounds.accumulator is None:
             made = averaged(list(after), weights)
-            need_finite(made, rounds.model.layer_of)
+            need_finite(rounds.model, made, self._count + 1)
         else:
-            counts, before = np.array(rows, np.int64), self._theta.to_host()
-            try:
-                made = np.asarray(rounds.accumulator(before, after, counts), np.float32)
-            except Exception as error:  # the user's, who may raise anything
-                trace = traceback.format_exc()
-                raise TrainingError(ACCUMULATOR_RAISED.format(error), trace=trace) from error
-        if made.shape != after.shape[1:] or not np.isfinite(made).all():
-            raise TrainingError(
-                f"accumulator returned {made.dtype.name}{list(made.shape)}, or values that are not"
-                f" finite: it must return f32[{after.shape[1]}], the parameters of the next round"
-            )
+            made = accumulated(rounds.accumulator, self._theta.to_host(), after, rows)
         self._shared[0] = made
         self._theta.load(made)
         self._count += 1
         if isinstance(rounds.model, Buffered) and self._theta.buffers:
             reports = [(directory / left(BUFFERS, p)).read_bytes() for p in partitions]
-            self._theta.buffers = rounds.model.average_buffers(reports)
+            self._theta.buffers = averaged_buffers(rounds.model, reports, weights)
             write_file(directory / BUFFERS, self._theta.buffers)
         self._keep_states(partitions, weights, steps)
 

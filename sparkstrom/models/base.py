@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -127,6 +128,17 @@ class Buffered(Protocol):
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
         """One for all: means in float64, added in the given order; integers take the largest."""
+
+
+@runtime_checkable
+class WeighedBuffers(Protocol):
+    """A ``Buffered`` model whose buffers can count by weight.
+
+    Rounds of averaging ask it, with what each worker's rows weigh; without it all count equally.
+    """
+
+    def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
+        """As ``average_buffers``; weights are at least 0, and one for each report."""
 
 
 @runtime_checkable

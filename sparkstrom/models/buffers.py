@@ -1,12 +1,13 @@
 """Buffers of models on JAX: arrays that are not parameters, such as BatchNorm's statistics.
 
 They travel as their bytes one behind the other. The average of several workers is the mean of each
-element, in float64 and in the order given, so that the same reports make the same bytes; whole
-numbers take the largest.
+element, by weight where there are some, in float64 and in the order given, so that the same reports
+make the same bytes; whole numbers take the largest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,17 +38,18 @@ def unpacked(like: Arrays, data: bytes) -> Arrays:
     return made
 
 
-def averaged(like: Arrays, reports: list[bytes]) -> bytes:
+def averaged(like: Arrays, reports: list[bytes], weights: Sequence[float] | None = None) -> bytes:
     """Means in float64, in the given order; whole numbers take the largest."""
     columns = [unpacked(like, report) for report in reports]
-    return packed([_average([column[i] for column in columns]) for i in range(len(like))])
+    counts = [1.0] * len(reports) if weights is None else weights
+    return packed([_average([column[i] for column in columns], counts) for i in range(len(like))])
 
 
-def _average(values: Arrays) -> Any:
+def _average(values: Arrays, weights: Sequence[float]) -> Any:
     first = values[0]
     if first.dtype.kind in "biu":
         return np.maximum.reduce(values)
     total = np.zeros(first.shape, np.float64)
-    for value in values:
-        total += value.astype(np.float64)
-    return (total / len(values)).astype(first.dtype)
+    for value, weight in zip(values, weights, strict=True):
+        total += value.astype(np.float64) * weight
+    return (total / sum(weights)).astype(first.dtype)

@@ -8,7 +8,7 @@ bound memory, because JAX arrays cannot be changed in place.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -221,6 +221,10 @@ class JaxModel:
         """Means in float64, in the given order; whole numbers take the largest."""
         return averaged(self._buffer_values(), reports)
 
+    def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
+        """The same where each report counts so much."""
+        return averaged(self._buffer_values(), reports, weights)
+
     def _buffer_values(self) -> list[Any]:
         return [np.asarray(leaf) for _, leaf in self._named_buffers()]
 
@@ -233,9 +237,7 @@ class JaxModel:
         return self._fixed
 
     def _fresh_buffers(self) -> Any:
-        if not self._has_buffers:
-            return {}
-        return parted(self._init(jax.random.key(self._seed)))[1]
+        return parted(self._init(jax.random.key(self._seed)))[1] if self._has_buffers else {}
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,10 @@ class KerasModel:
     def average_buffers(self, reports: list[bytes]) -> bytes:
         """Means in float64, in the given order; whole numbers take the largest."""
         return averaged(self._buffer_values(), reports)
+
+    def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
+        """The same where each report counts so much."""
+        return averaged(self._buffer_values(), reports, weights)
 
     def _buffer_values(self) -> list[Any]:
         return [np.asarray(self._fixed[i]) for i in self._buffers]

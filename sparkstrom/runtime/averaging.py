@@ -9,7 +9,7 @@ added: give them in the workers' order, and a round is a function of what goes i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError
-from sparkstrom.models.base import Flat, FlatModel, State
+from sparkstrom.models.base import Buffered, Flat, FlatModel, State, WeighedBuffers
 from sparkstrom.models.updaters import Updater
 
-DIVERGED = (
-    "parameter {} ({}) became {} in a round: training diverges or the data hold such values; lower"
-    " the learning rate, clip gradients, or look at the features' scale"
+LOOKED_AT = 1 << 20  # parameters at once: what says of each whether it is finite stays small
+NOT_FINITE_AFTER = (
+    "{} is {} after round {}: training diverges or the data hold such values; lower the learning"
+    " rate, that of an outer step, too, clip gradients, or look at the features' scale"
 )
+
 Sum = NDArray[np.float64]
 Scalar = float | int
 
@@ -114,12 +116,24 @@ def _one_of(values: Sequence[Scalar], weights: Sequence[float]) -> Scalar:
     return total / sum(weights)
 
 
-def need_finite(parameters: Flat, layer_of: Callable[[int], str]) -> None:
-    """Raise TrainingError naming the first of f32[n_params] that is NaN or infinite, if one is."""
-    finite = np.isfinite(parameters)
-    if not finite.all():
-        index = int(np.argmin(finite))
-        raise TrainingError(DIVERGED.format(index, layer_of(index), parameters[index]))
+def averaged_buffers(model: Buffered, reports: list[bytes], weights: Sequence[float]) -> bytes:
+    """One for all; a model that weighs none has all count equally."""
+    if isinstance(model, WeighedBuffers):
+        return model.weighed_buffers(reports, weights)
+    return model.average_buffers(reports)
+
+
+def need_finite(model: FlatModel, parameters: Flat, rounds: int) -> None:
+    """Raise TrainingError where a parameter is infinite or none: no loss tells of a last step.
+
+    ``rounds``: after so many.
+    """
+    for first in range(0, parameters.size, LOOKED_AT):
+        good = np.isfinite(parameters[first : first + LOOKED_AT])
+        if not good.all():
+            index = first + int(good.argmin())
+            where, value = model.layer_of(index), parameters[index]
+            raise TrainingError(NOT_FINITE_AFTER.format(where, value, rounds))
 
 
 @dataclass(slots=True)

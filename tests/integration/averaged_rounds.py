@@ -10,7 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.models.base import Batch, Buffered, Flat
-from sparkstrom.runtime.averaging import OuterStep, averaged, averaged_states, fresh_state
+from sparkstrom.runtime.averaging import (
+    OuterStep,
+    averaged,
+    averaged_buffers,
+    averaged_states,
+    fresh_state,
+)
 from sparkstrom.runtime.batches import Batches
 from sparkstrom.runtime.lent_state import begun_elsewhere, updater_in
 from sparkstrom.runtime.round_step import Beginning, Turn, train_alone
@@ -60,7 +66,8 @@ def in_one_process(
         mean = averaged([one.parameters for one in alone.values()], weights)
         common = step.step(common, mean)
         if buffers:
-            buffers = model.average_buffers([one.buffers for one in alone.values()])
+            reports = [one.buffers for one in alone.values()]
+            buffers = averaged_buffers(model, reports, weights)
         if save_updater == "own":
             for worker, one in alone.items():
                 states[worker] = copy.deepcopy(one.updater)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -238,6 +238,10 @@ class FlatModule:
     def average_buffers(self, reports: list[bytes]) -> bytes:
         """Means in float64, in the given order; whole numbers take the largest."""
         return module_buffers.averaged(module_buffers.named_buffers(self._module), reports)
+
+    def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
+        """The same where each report counts so much."""
+        return module_buffers.averaged(module_buffers.named_buffers(self._module), reports, weights)
 
     def exported(self) -> tuple[str, bytes]:
         """``.pt`` and a state_dict with the user's own keys: ``torch.load`` opens it alone."""

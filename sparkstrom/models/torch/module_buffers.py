@@ -1,12 +1,14 @@
 """Buffers: a module's arrays that are not parameters, such as BatchNorm's statistics.
 
 They travel as their bytes one behind the other, in the order of the module; only those that a
-``state_dict`` holds. The average of several workers is the mean of each element, in float64 and
-in the order given, so that the same reports make the same bytes; whole numbers (BatchNorm's
-count of batches) take the largest.
+``state_dict`` holds. The average of several workers is the mean of each element, by weight where
+there are some, in float64 and in the order given, so that the same reports make the same bytes;
+whole numbers (BatchNorm's count of batches) take the largest.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -59,13 +61,14 @@ def load(buffers: Buffers, data: bytes) -> None:
             buffers[name].copy_(values)
 
 
-def averaged(like: Buffers, reports: list[bytes]) -> bytes:
+def averaged(like: Buffers, reports: list[bytes], weights: Sequence[float] | None = None) -> bytes:
     """One for all, as the module's text says. Raise UsageError for a report of another size."""
     columns = [unpacked(like, report) for report in reports]
-    return packed({name: _average([c[name] for c in columns]) for name in like})
+    counts = [1.0] * len(reports) if weights is None else weights
+    return packed({name: _average([c[name] for c in columns], counts) for name in like})
 
 
-def _average(values: list[torch.Tensor]) -> torch.Tensor:
+def _average(values: list[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
     first = values[0]
     if not (first.is_floating_point() or first.is_complex()):
         largest = first
@@ -73,6 +76,6 @@ def _average(values: list[torch.Tensor]) -> torch.Tensor:
             largest = torch.maximum(largest, value)
         return largest
     total = torch.zeros(first.shape, dtype=torch.promote_types(first.dtype, torch.float64))
-    for value in values:
-        total += value
-    return (total / len(values)).to(first.dtype)
+    for value, weight in zip(values, weights, strict=True):
+        total += value.to(total.dtype) * weight
+    return (total / sum(weights)).to(first.dtype)

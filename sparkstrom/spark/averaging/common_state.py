@@ -11,7 +11,13 @@ import numpy as np
 
 from sparkstrom.codec.states import decode_state_untrusted, encode_state
 from sparkstrom.models.base import Buffered, Flat, FlatModel, State
-from sparkstrom.runtime.averaging import OuterStep, agreed, fresh_state, need_finite
+from sparkstrom.runtime.averaging import (
+    OuterStep,
+    agreed,
+    averaged_buffers,
+    fresh_state,
+    need_finite,
+)
 from sparkstrom.runtime.lent_state import (
     PARTITION,
     STEPS,
@@ -69,14 +75,16 @@ class CommonState:
     ) -> None:
         """To the next round. ``sums``: states' arrays, "" of all, or by worker's number.
 
-        Raise TrainingError where parameters would not be finite.
+        Raise TrainingError where parameters are not finite any more.
         """
         trained = [report for report in reports if report.weight]
-        following = self.outer.step(self.parameters, mean)
-        need_finite(following, self._model.layer_of)
-        self.parameters = following
+        parameters = self.outer.step(self.parameters, mean)
+        need_finite(self._model, parameters, self.rounds + 1)
+        self.parameters = parameters
         if any(report.buffers for report in trained) and isinstance(self._model, Buffered):
-            self.buffers = self._model.average_buffers([one.buffers for one in trained])
+            buffers = [one.buffers for one in trained]
+            weights = [one.weight for one in trained]
+            self.buffers = averaged_buffers(self._model, buffers, weights)
         if self._save == OWN:
             for report in trained:
                 self.own[report.partition] = {

@@ -50,8 +50,8 @@ class WorkersHere:
         here = rounds_session._here
         here[:] = [one for at, one in self._sessions.items() if at == partition]
         self._reports[partition] = order.carry_out()
-        self._sessions.update((partition, one) for one in here)
-        here.clear()
+        if here:
+            self._sessions[partition] = here.pop()
 
     def answers(self, of: Iterable[int]) -> Iterator[tuple[int, WorkerAnswer]]:
         for partition in list(of):

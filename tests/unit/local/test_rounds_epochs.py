@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.states import decode_state_untrusted
 from sparkstrom.local.rounds_session import EndEpoch, TrainRound
 from sparkstrom.local.wrapper_options import RoundRule
-from sparkstrom.models import DenseNetwork, Nesterov
+from sparkstrom.models import DenseNetwork, Nesterov, Sgd
 from sparkstrom.observe.epochs import Epoch, EpochBook
 from sparkstrom.runtime.lent_state import LentStates
 from tests.unit.local.rounds_here import Fit
@@ -81,7 +83,7 @@ def test_an_epoch_that_is_trained_and_not_measured_is_measured_when_it_goes_on(
 
 
 def test_who_wants_parameters_alone_changes_no_states_that_are_set_aside(tmp_path: Path) -> None:
-    """A listener's snapshot before a checkpoint asks for its states leaves them as they are."""
+    """Or a checkpoint would have parameters of one round and states of another."""
     fit, taken = Fit(DATA, network(), RULE, tmp_path / "fit", epochs=1), list[tuple[bytes, ...]]()
 
     def look(partition: int, order: Any) -> None:
@@ -97,3 +99,44 @@ def test_who_wants_parameters_alone_changes_no_states_that_are_set_aside(tmp_pat
     (of_round_1,) = fit.master.copy_updaters(everybody=True).result()
     assert decode_state_untrusted(of_round_1)["round/steps"] == 2
     assert fit.master.updater_copies == ()
+
+
+def test_parameters_that_are_none_are_told_as_that_where_there_is_no_accumulator(
+    tmp_path: Path,
+) -> None:
+    wild = DenseNetwork([6, 5, 3], updater=Sgd(3e38), seed=1)
+    data = 50 * DATA[0], DATA[1]
+    once = Fit(data, wild, RULE, tmp_path / "mean", epochs=1, batch_rows=99)
+    with np.errstate(all="ignore"):
+        words = r"layer . \w+ is -?(inf|nan) after round 1: "
+        with pytest.raises(TrainingError, match=words) as told:
+            once.run()
+        assert "accumulator" not in str(told.value)
+        own = RoundRule(2, True, lambda before, after, rows: before * np.inf)
+        with pytest.raises(TrainingError, match=r"accumulator returned .* that are not finite"):
+            Fit(DATA, network(), own, tmp_path / "own", epochs=1).run()
+
+
+class Weighing(DenseNetwork):
+    """Buffers are the weights by which they were averaged last."""
+
+    last = b"-"
+
+    def buffers_bytes(self) -> bytes:
+        return self.last
+
+    def load_buffers_bytes(self, buffers: bytes) -> None:
+        self.last = buffers
+
+    def average_buffers(self, reports: list[bytes]) -> bytes:
+        return b"equally"
+
+    def weighed_buffers(self, reports: list[bytes], weights: Sequence[float]) -> bytes:
+        return repr([*weights]).encode()
+
+
+def test_buffers_count_by_rows(tmp_path: Path) -> None:
+    fit = Fit(DATA, Weighing([6, 3]), RULE, tmp_path / "fit", epochs=1, batch_rows=99)
+    fit.theta.buffers = b"-"
+    fit.run()
+    assert fit.theta.buffers == b"[37.0, 38.0]"

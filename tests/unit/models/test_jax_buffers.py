@@ -89,6 +89,7 @@ def test_buffers_travel_average_and_are_saved() -> None:
         one.step(BATCH)
     other.step(Batch(ROWS + 1, CLASSES))
     first, second = [made.buffers_bytes() for made in (one, other)]
+    assert other.weighed_buffers([first, second], [5.0, 0.0]) == first
     other.load_buffers_bytes(other.average_buffers([first, second]))
     stats = other.parameters(np.zeros(16, np.float32))["batch_stats"]
     mean = (ROWS.mean(axis=0) * 7 / 8 + (ROWS + 1).mean(axis=0) / 2) / 2

@@ -166,6 +166,8 @@ def test_buffers_average_and_seeds_are_each_worker_s_own() -> None:
     bound(model)
     reports = [np.full(10, value, np.float32).tobytes() for value in (1, 2, 6)]
     assert model.average_buffers(reports) == np.full(10, 3, np.float32).tobytes()
+    weighed = model.weighed_buffers(reports, [1.0, 1.0, 0.0])
+    assert weighed == np.full(10, 1.5, np.float32).tobytes()
     model.load_buffers_bytes(reports[2])
     assert model.buffers_bytes() == reports[2]
     with pytest.raises(UsageError, match="36 bytes of buffers, this model has 40"):

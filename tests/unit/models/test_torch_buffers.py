@@ -56,6 +56,12 @@ def test_means_are_added_in_float64_in_the_given_order() -> None:
     assert model.average_buffers(reports[:1]) == reports[0]
 
 
+def test_weights_count() -> None:
+    reports = [make(x=[v, 1e8], n=n).buffers_bytes() for v, n in ((1.0, 3), (2.0, 9), (7.0, 4))]
+    made = make(x=[0.0, 0.0], n=0).weighed_buffers(reports, [32.0, 16.0, 0.0])
+    assert made == np.array([4 / 3, 1e8], "<f4").tobytes() + np.array(9, "<i8").tobytes()
+
+
 def test_bfloat16_and_empty_buffers_travel() -> None:
     model = make(narrow=0.0, none=[])
     model.module.narrow = torch.tensor([1.0, 3.0], dtype=torch.bfloat16)

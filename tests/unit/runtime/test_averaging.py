@@ -17,7 +17,6 @@ from sparkstrom.runtime.averaging import (
     averaged,
     averaged_states,
     fresh_state,
-    need_finite,
 )
 from sparkstrom.runtime.round_step import Beginning, Turn, train_alone
 
@@ -151,10 +150,12 @@ def test_a_schedule_that_goes_on_from_its_last_rate_keeps_its_rates() -> None:
         assert state["groups/0/lr"] == alone.param_groups[0]["lr"]
 
 
-def test_parameters_that_are_not_finite_are_named() -> None:
-    need_finite(np.zeros(3, np.float32), str)
-    with pytest.raises(TrainingError, match=r"parameter 1 \(layer 1\) became -inf in a round"):
-        need_finite(np.array([0, -np.inf, np.nan], np.float32), "layer {}".format)
+def test_what_no_mean_is_made_of_is_of_those_who_took_the_most_steps() -> None:
+    """Where a schedule stands, and the rate that it has come to, belong together."""
+    short, most, also = {"at": 9, "rate": 0.5}, {"at": 7, "rate": 0.1}, {"at": 7, "rate": 0.2}
+    made = averaged_states([short, most, also], [98.0, 1.0, 1.0], [2, 4, 4])
+    assert made == {"at": 7, "rate": pytest.approx(0.15)}
+    assert averaged_states([{"only": 5}, most], [1, 1], [2, 4]) == {"only": 5, **most}
 
 
 def test_the_outer_step_is_diloco_s() -> None:

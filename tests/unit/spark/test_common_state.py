@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from sparkstrom import ParameterAveragingTrainingMaster
-from sparkstrom.models import Adam, DenseNetwork
+from sparkstrom.base.errors import TrainingError
+from sparkstrom.models import Adam, DenseNetwork, Nesterov
 from sparkstrom.models.base import Batch
 from sparkstrom.runtime.averaging import averaged, is_summed
 from sparkstrom.runtime.lent_state import LentStates
@@ -87,3 +88,64 @@ def test_a_saved_state_that_is_no_worker_s_own_is_nobody_s() -> None:
     (fresh,) = CommonState(model, master, model.initial(), LentStates(), 0).copies()
     saved = LentStates(fresh, {-1: fresh, 1: fresh})
     assert [*CommonState(model, master, model.initial(), saved, 0).own] == [1]
+
+
+def statistics_of(mean: float, seen: int) -> Any:
+    """A module as a worker has it whose minibatches had this mean."""
+    torch = pytest.importorskip("torch")
+    from sparkstrom.models.torch import TorchModel
+
+    norm = torch.nn.BatchNorm1d(1)
+    norm.running_mean.fill_(mean)
+    norm.num_batches_tracked.fill_(seen)
+    return TorchModel(norm, torch.nn.MSELoss(), torch.optim.SGD)
+
+
+def report_with(model: Any, worker: int, weight: float) -> RoundReport:
+    options: Any = {"steps": 1, "weight": weight, "buffers": model.buffers_bytes()}
+    return RoundReport(worker, "h", "e", 0, **options)
+
+
+def test_buffers_count_by_rows_as_parameters_do() -> None:
+    model = statistics_of(0.0, 0)
+    common = CommonState(model, master_of(), model.initial(), LentStates(), 0)
+    few, many, none = statistics_of(8.0, 5), statistics_of(4.0, 3), statistics_of(99.0, 99)
+    weights = {few: 1.0, many: 3.0, none: 0.0}
+    reports = [report_with(one, at, weight) for at, (one, weight) in enumerate(weights.items())]
+    common.advance(model.initial(), reports, {})
+    mean, variance = np.frombuffer(common.buffers, np.float32, 2)
+    assert (mean, variance) == (5.0, 1.0)
+    assert np.frombuffer(common.buffers, np.int64, 1, 8) == 5
+
+
+class WithBuffers(DenseNetwork):
+    """A user's model that knows of no weights."""
+
+    def buffers_bytes(self) -> bytes:
+        return b"bytes"
+
+    def load_buffers_bytes(self, buffers: bytes) -> None:
+        pass
+
+    def average_buffers(self, reports: list[bytes]) -> bytes:
+        return b"+".join(reports)
+
+
+def test_models_of_before_average_their_buffers_as_ever() -> None:
+    model = WithBuffers([4, 2])
+    common = CommonState(model, master_of(), model.initial(), LentStates(), 0)
+    common.advance(model.initial(), [report_with(model, at, at + 1.0) for at in (0, 1)], {})
+    assert common.buffers == b"bytes+bytes"
+
+
+@pytest.mark.parametrize("outer", [None, Nesterov(0.7, 0.9)])
+def test_parameters_that_are_none_end_the_fit_by_their_layer_s_name(outer: Any) -> None:
+    """After the last step of a worker no loss tells it."""
+    model = DenseNetwork([4, 3, 2])
+    common = CommonState(model, master_of(outer=outer), model.initial(), LentStates(), 0)
+    began, mean = common.parameters, model.initial()
+    mean[[3, 14]] = -np.inf, np.nan
+    words = r"layer 1 weights is -?inf after round 1: training diverges.*lower the learning rate"
+    with pytest.raises(TrainingError, match=words), np.errstate(all="ignore"):
+        common.advance(mean, [RoundReport(0, "h", "e", 0, steps=1, weight=1.0)], {})
+    assert common.parameters is began
