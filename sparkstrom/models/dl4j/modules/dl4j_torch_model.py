@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from sparkstrom.models.base import Columns, Flat, State
-from sparkstrom.models.dl4j.data_normalizers import Normalizer
+from sparkstrom.models.dl4j.data_normalizers import Normalizer, described, normalizer_in
 from sparkstrom.models.dl4j.dl4j_errors import NotImported
 from sparkstrom.models.dl4j.layer_arrays import Arrays, pieces_of
 from sparkstrom.models.dl4j.modules.dl4j_dropout import untrainable_dropout
@@ -119,13 +119,16 @@ class Dl4jModel(TorchModel):
     def describe(self) -> dict[str, Any]:
         """The configuration, from which an equal network is made without any code."""
         trains = self._custom is None
-        return {**super().describe(), "configuration": self._configuration, "training": trains}
+        said = {"configuration": self._configuration, "training": trains}
+        return {**super().describe(), **said, **described(self.normalizer)}
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> Dl4jModel:
         """The network that ``describe`` described; its parameters are bound by whoever asks."""
         given = description["configuration"]
-        return cls("a saved network of DL4J's", given, training=description["training"])
+        made = cls("a saved network of DL4J's", given, training=description["training"])
+        made.normalizer = normalizer_in(description)
+        return made
 
     def _set_up(self, module: nn.Module) -> None:
         super()._set_up(module)
