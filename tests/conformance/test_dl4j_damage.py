@@ -89,6 +89,16 @@ def test_damaged_arrays(tmp_path: Path, coefficients: bytes, said: str) -> None:
         ),
         (b"[" * 100_000, "configuration.json cannot be read"),
         (json.dumps(network(output(-3, 4))).encode(), "has nin=-3"),
+        *(
+            (json.dumps({**graph(output(3, 4)), "topologicalOrderStr": [odd, "v0"]}).encode(), said)
+            for odd, said in (([1], r"wrong at \[1\]"), ({"a": 1}, "wrong at {'a': 1}"))
+        ),
+        (
+            json.dumps(
+                network(layer("GlobalPoolingLayer", poolingDimensions=[[1]]), output(3, 4))
+            ).encode(),
+            r"has poolingdimensions=\[\[1\]\]",
+        ),
         (json.dumps(network(output(3, 4), iterationCount="x")).encode(), "iterationCount='x'"),
     ],
 )
@@ -124,9 +134,11 @@ def test_configurations_with_any_value_anywhere(tmp_path: Path) -> None:
             layer("Upsampling2D", size=[2, 2], idropout={"@class": "x.AlphaDropout", "p": 0.5}),
             layer("CnnLossLayer", lossFn={"@class": "x.LossL2", "weights": {"data": [1, 2]}}),
         ),
+        network(layer("GlobalPoolingLayer", poolingDimensions=[2, 3]), output(3, 2)),
     ]
-    for _ in range(120):
-        told = json.loads(json.dumps(bases[random.integers(2)]))
+    bases[0]["topologicalOrderStr"] = ["in", "v0", "v1", "v2", "v3"]
+    for _ in range(160):
+        told = json.loads(json.dumps(bases[random.integers(len(bases))]))
         places = list(places_of(told))
         where, key = places[random.integers(len(places))]
         where[key] = ODD[random.integers(len(ODD))]

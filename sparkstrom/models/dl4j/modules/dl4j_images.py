@@ -140,7 +140,7 @@ class GlobalPooling(nn.Module):  # type: ignore[misc]
         self._power = step.number("pnorm", 2.0)
         self._collapses = step.flag("collapsedimensions", True)
         given = step.fields.get("poolingdimensions")
-        self._axes = tuple(given) if isinstance(given, list) and given else None
+        self._axes = None if given in (None, []) else step.sizes("poolingdimensions", 1)
         if self._axes and not set(self._axes) <= {1, 2, 3}:
             raise step.refuse(f"poolingDimensions {given}")
         if self._kind not in ("max", "avg", "sum", "pnorm"):
