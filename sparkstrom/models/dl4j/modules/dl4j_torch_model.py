@@ -77,7 +77,11 @@ class Dl4jModel(TorchModel):
         """What DL4J's ``output`` answers. Raise UsageError for what are no rows of numbers."""
         known = isinstance(features, np.ndarray | tuple | dict)
         for array in arrays_of(features) if known else (features,):
-            if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or not array.ndim:
+            if (
+                not isinstance(array, np.ndarray)
+                or array.dtype.kind not in "biuf"
+                or not array.ndim
+            ):
                 kind = getattr(array, "dtype", type(array).__name__)
                 raise UsageError(f"features are {kind}: give an array of numbers [rows, ...]")
         return super().predict(features)
