@@ -289,7 +289,13 @@ def test_an_index_that_the_table_has_not(tmp_path: Path, bad: float, said: str) 
 def test_rows_that_do_not_fit_a_network_from_dl4j(tmp_path: Path, act: str) -> None:
     path = write(tmp_path / "w.zip", network(output(3, 2, act=act)), f(drawn(1, 3, 2)), drawn(2, 2))
     model = from_dl4j(path)
-    for features in (np.ones((2, 4), np.float32), "abc", np.array(["a"]), np.array(1.0)):
+    for features in (
+        np.ones((2, 4), np.float32),
+        np.ones(4, np.float32),
+        "abc",
+        np.array(["a"]),
+        np.array(1.0),
+    ):
         with pytest.raises(UsageError):
             model.predict(features)
     assert model.predict(np.zeros((0, 3), np.float32)).shape == (0, 2)

@@ -178,7 +178,10 @@ class Dl4jModel(TorchModel):
         module: Any = self._module
         last = module.last
         z = super()._outputs(features)
-        return z if self._custom is not None else _activated(last, z)
+        if self._custom is not None:
+            return z
+        with explained("the last activation", FORWARD_FITS, values=torch.from_numpy(z)):
+            return _activated(last, z)
 
 
 def _activated(last: Any, z: Flat) -> Flat:
