@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from sparkstrom.base.errors import SparkstromError
 from sparkstrom.base.version import __version__
 
 EXIT_REFUSED = 2  # argparse's own code for a wrong call
+EXIT_UNREAD = 141  # what a shell shows of a program that SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,10 +27,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = _commands()
     args = _parser(commands).parse_args(argv)
     try:
-        return int(commands[args.command].run(args))
+        code = int(commands[args.command].run(args))
+        sys.stdout.flush()
+    except BrokenPipeError:  # of `| head`, which has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python flushes again
+        return EXIT_UNREAD
     except SparkstromError as error:
         print(f"sparkstrom {args.command}: {error}", file=sys.stderr)
         return EXIT_REFUSED
+    return code
 
 
 def _commands() -> dict[str, ModuleType]:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.units import parse_count, parse_duration, parse_rate
+
+if TYPE_CHECKING:
+    from sparkstrom.spark.driver.scalability import Work
 
 T = TypeVar("T")
 WORKERS_MAX = 100_000
@@ -47,47 +53,47 @@ def run(args: argparse.Namespace) -> int:
     from sparkstrom.spark.driver.scalability import Work, scaling_of
     from sparkstrom.spark.driver.scalability_page import text_of_scaling
 
-    n_params, step_s, encoding_s = _of_the_work(args)
+    n_params = _read("params", args.params, parse_count)
+    step_s = _read("step", args.step, parse_duration)
+    if args.measure is None and None in (n_params, step_s):
+        missing = "--params" if n_params is None else "--step"
+        raise UsageError(f"{missing} is not given: give it, or --measure with a script that has it")
     work = Work(
-        n_params=n_params,
-        step_s=step_s,
+        n_params=1 if n_params is None else n_params,  # until it is measured
+        step_s=1.0 if step_s is None else step_s,
         density=_read("density", args.density, _density),
         link_bits_s=_read("link", args.link, parse_rate),
         latency_s=_read("latency", args.latency, parse_duration),
         fan_out=args.fan_out,
         spread=args.spread,
-        encoding_s=encoding_s,
+        encoding_s=_read("encoding", args.encoding, parse_duration),
     )
-    scaling = scaling_of(work, _read("workers", args.workers, _workers))
+    counts = _read("workers", args.workers, _workers)
+    if args.measure is not None:
+        work = _measured(work, args.measure, n_params, step_s)
+    scaling = scaling_of(work, counts)
     print(json.dumps(scaling.to_dict()) if args.json else text_of_scaling(scaling))
     return 0
 
 
-def _of_the_work(args: argparse.Namespace) -> tuple[int, float, float | None]:
-    """Parameters, seconds of a step, seconds of an update's encoding: given, or measured."""
-    n_params, step_s, encoding_s = None, None, None
-    if args.measure is not None:
-        from sparkstrom.spark.driver.step_measurement import measure_script
+def _measured(work: Work, script: Path, n_params: int | None, step_s: float | None) -> Work:
+    """With what a script's model takes, where it is not given. What it prints goes to stderr."""
+    from sparkstrom.spark.driver.step_measurement import measure_script
 
-        found = measure_script(args.measure, _read("density", args.density, _density))
-        n_params, step_s, encoding_s = found.n_params, found.step_s, found.encoding_s
-    if args.params is not None:
-        given = _read("params", args.params, parse_count)
-        encoding_s = encoding_s if given == n_params else None  # was of an update of another size
-        n_params = given
-    if args.step is not None:
-        step_s = _read("step", args.step, parse_duration)
-    if args.encoding is not None:
-        encoding_s = _read("encoding", args.encoding, parse_duration)
-    if n_params is None or step_s is None:
-        missing = "--params" if n_params is None else "--step"
-        raise UsageError(f"{missing} is not given: give it, or --measure with a script that has it")
-    return n_params, step_s, encoding_s
+    with contextlib.redirect_stdout(sys.stderr):
+        found = measure_script(script, work.density)
+    n_params = found.n_params if n_params is None else n_params
+    encoding_s = work.encoding_s
+    if encoding_s is None and n_params == found.n_params:  # another size's is reckoned
+        encoding_s = found.encoding_s
+    step_s = found.step_s if step_s is None else step_s
+    return replace(work, n_params=n_params, step_s=step_s, encoding_s=encoding_s)
 
 
-def _read(flag: str, text: str, parse: Callable[[str], T]) -> T:
+def _read(flag: str, text: str | None, parse: Callable[[str], T]) -> Any:
+    """None where the flag is not given. Raise UsageError naming it where it cannot be read."""
     try:
-        return parse(text)
+        return None if text is None else parse(text)
     except ValueError as error:
         raise UsageError(f"--{flag} {text!r}: {error}") from None
 

@@ -252,7 +252,8 @@ class DenseNetwork:
 
         It computes as precisely as the weights are given.
         """
-        x = np.ascontiguousarray(features.reshape(len(features), -1), np.float32)
+        shape = len(features), math.prod(features.shape[1:])  # -1 means nothing of no rows
+        x = np.ascontiguousarray(features.reshape(shape), np.float32)
         out = [x]
         for i, (weights, biases) in enumerate(layers):
             z = out[-1] @ weights

@@ -15,12 +15,13 @@ KINDS = {
     "jax": ("sparkstrom.models.jax", "JaxModel"),
     "lightning": ("sparkstrom.models.lightning", "LightningModel"),
     "torch": ("sparkstrom.models.torch", "TorchModel"),
+    "dl4j-dense": ("sparkstrom.models.dl4j.dense_import", "ImportedDenseNetwork"),
     "dl4j": ("sparkstrom.models.dl4j.modules.dl4j_torch_model", "Dl4jModel"),
     "keras": ("sparkstrom.models.keras", "KerasModel"),
 }
 
 # What must be in a description for the model to be made of it alone; others lack their code.
-ENOUGH = {"dense": "widths", "keras": "model", "dl4j": "configuration"}
+ENOUGH = {"dense": "widths", "dl4j-dense": "widths", "keras": "model", "dl4j": "configuration"}
 
 
 def says_all(description: dict[str, Any]) -> bool:

@@ -12,6 +12,7 @@ from sparkstrom.observe.termination import (
     MaxEpochsTerminationCondition,
     Scores,
     TerminationCondition,
+    is_number,
 )
 
 LOSS, ACCURACY = METRICS = ("loss", "accuracy")
@@ -40,7 +41,7 @@ class EarlyStopping:
                 f"patience={self.patience!r}: must be a whole number of at least 1, or None with"
                 " conditions=[...]"
             )
-        if not 0 <= self.min_delta < math.inf:
+        if not (is_number(self.min_delta) and 0 <= self.min_delta < math.inf):
             raise UsageError(f"min_delta={self.min_delta!r}: must be 0 or above")
         if self.metric not in METRICS:
             raise UsageError(f"metric={self.metric!r}: must be one of {', '.join(METRICS)}")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
+from typing import Any
 
 from sparkstrom.base.errors import UsageError
 
@@ -168,6 +170,11 @@ def _need_whole(owner: str, name: str, value: object) -> None:
         raise UsageError(f"{owner}: {name}={value!r} must be a whole number of at least 1")
 
 
-def _need_number(owner: str, name: str, value: object) -> None:
-    if not (isinstance(value, int | float) and math.isfinite(value)):
+def is_number(value: object) -> bool:
+    """Is it one that can be compared, NumPy's too? True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _need_number(owner: str, name: str, value: Any) -> None:
+    if not (is_number(value) and math.isfinite(value)):
         raise UsageError(f"{owner}: {name}={value!r} must be a finite number")

@@ -6,7 +6,9 @@ And normalizers, whose bytes are read by the same rules.
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
+import re
 import resource
 import struct
 import zipfile
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.checkpoint.store import load_model, save_model
 from sparkstrom.models import from_dl4j
 from sparkstrom.models.dl4j import NoDl4jNetwork, NotImported
 from sparkstrom.models.dl4j.layer_arrays import parameter_count
@@ -86,6 +89,16 @@ def test_damaged_arrays(tmp_path: Path, coefficients: bytes, said: str) -> None:
         ),
         (b"[" * 100_000, "configuration.json cannot be read"),
         (json.dumps(network(output(-3, 4))).encode(), "has nin=-3"),
+        *(
+            (json.dumps({**graph(output(3, 4)), "topologicalOrderStr": [odd, "v0"]}).encode(), said)
+            for odd, said in (([1], r"wrong at \[1\]"), ({"a": 1}, "wrong at {'a': 1}"))
+        ),
+        (
+            json.dumps(
+                network(layer("GlobalPoolingLayer", poolingDimensions=[[1]]), output(3, 4))
+            ).encode(),
+            r"has poolingdimensions=\[\[1\]\]",
+        ),
         (json.dumps(network(output(3, 4), iterationCount="x")).encode(), "iterationCount='x'"),
     ],
 )
@@ -121,9 +134,11 @@ def test_configurations_with_any_value_anywhere(tmp_path: Path) -> None:
             layer("Upsampling2D", size=[2, 2], idropout={"@class": "x.AlphaDropout", "p": 0.5}),
             layer("CnnLossLayer", lossFn={"@class": "x.LossL2", "weights": {"data": [1, 2]}}),
         ),
+        network(layer("GlobalPoolingLayer", poolingDimensions=[2, 3]), output(3, 2)),
     ]
-    for _ in range(120):
-        told = json.loads(json.dumps(bases[random.integers(2)]))
+    bases[0]["topologicalOrderStr"] = ["in", "v0", "v1", "v2", "v3"]
+    for _ in range(160):
+        told = json.loads(json.dumps(bases[random.integers(len(bases))]))
         places = list(places_of(told))
         where, key = places[random.integers(len(places))]
         where[key] = ODD[random.integers(len(ODD))]
@@ -250,6 +265,52 @@ def test_other_normalizers_and_damaged_ones(tmp_path: Path) -> None:
         normalized(tmp_path, "STANDARDIZE", b"\0" + nd4j(drawn(3, 1, 3))[:-2])
     with pytest.raises(NoDl4jNetwork, match="3 and 2 statistics of the same features"):
         normalized(tmp_path, "STANDARDIZE", b"\0" + nd4j(drawn(3, 1, 3)) + nd4j(drawn(3, 1, 2)))
+
+
+@pytest.mark.parametrize("act", ["Softmax", "Sigmoid"])  # the built-in network, a TorchModel
+@pytest.mark.parametrize("kind", ["STANDARDIZE", "MIN_MAX", "IMAGE_MIN_MAX", None])
+def test_a_normalizer_is_saved_with_its_network(tmp_path: Path, act: str, kind: str | None) -> None:
+    fitted = nd4j(drawn(3, 1, 3)) + nd4j(drawn(4, 1, 3) ** 2)
+    bodies = {
+        "STANDARDIZE": b"\1" + fitted * 2,
+        "MIN_MAX": b"\0" + struct.pack(">2d", -1, 1) + fitted,
+        "IMAGE_MIN_MAX": struct.pack(">3d", -1, 1, 255),
+    }
+    head = utf("NORMALIZER") + struct.pack(">i", 1)
+    entry = {"normalizer_bin": head + utf(kind) + bodies[kind]} if kind else {}
+    told = network(output(3, 4, act=act))
+    model = from_dl4j(write(tmp_path / "n.zip", told, f(W), B, **entry))
+    save_model(tmp_path / "m.npz", model.describe(), model.initial(), 1)
+    again, _, _ = load_model(tmp_path / "m.npz")
+    x = drawn(5, 4, 3)
+    for other in (again, copy.deepcopy(again)):
+        if kind is None:
+            assert getattr(other, "normalizer", None) is None
+        else:
+            normalizer = other.normalizer  # type: ignore[attr-defined]
+            np.testing.assert_array_equal(normalizer.transform(x), model.normalizer.transform(x))
+            reverted = normalizer.revert_labels(x)
+            np.testing.assert_array_equal(reverted, model.normalizer.revert_labels(x))
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (3, 2), (3,), (), (0, 4)])
+def test_rows_of_another_width_than_the_normalizers(tmp_path: Path, shape: Any) -> None:
+    """One column would be taken for all of them."""
+    fitted = nd4j(drawn(3, 1, 3)) + nd4j(drawn(4, 1, 3) ** 2)
+    low = b"\1" + struct.pack(">2d", -1, 1) + fitted * 2
+    for kind, body in (("STANDARDIZE", b"\1" + fitted * 2), ("MIN_MAX", low)):
+        normalizer = normalized(tmp_path, kind, body)
+        for way in (normalizer.transform, normalizer.transform_labels, normalizer.revert_labels):
+            with pytest.raises(UsageError, match=rf"of 3 features, .* {re.escape(str([*shape]))}"):
+                way(np.ones(shape))
+    with pytest.raises(UsageError, match="takes arrays of numbers"):
+        normalizer.transform([[1, 2, 3], "abc"])
+
+
+def test_a_normalizer_of_other_rows_than_the_networks(tmp_path: Path) -> None:
+    body = b"\0" + nd4j(drawn(3, 1, 7)) + nd4j(drawn(3, 1, 7))
+    with pytest.raises(NoDl4jNetwork, match="is of 7 features, outputlayer 'layer0' takes 3"):
+        normalized(tmp_path, "STANDARDIZE", body)
 
 
 @pytest.mark.parametrize("path", ["nowhere.zip", None, 7])

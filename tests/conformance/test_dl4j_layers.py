@@ -65,6 +65,32 @@ def test_convolution_of_sequences(
     np.testing.assert_allclose(predicted(tmp_path, network(conv), SEQUENCE, b, w), wanted, **CLOSE)
 
 
+@pytest.mark.parametrize("mode", ["Truncate", "Causal"])
+def test_kernels_over_sequences_of_m1_and_later(tmp_path: Path, mode: str) -> None:
+    """``W.reshape('c', k, nIn, nOut)`` since DL4J's f9aebec79e: the same values, read otherwise."""
+    w, b = drawn(1, 3, 2, 4), drawn(2, 4)  # [k, nIn, nOut]
+    options = {"kernelSize": [3, 1], "stride": [1, 1], "padding": [0, 0], "dilation": [1, 1]}
+    conv = layer("Convolution1DLayer", nin=2, nout=4, rnnDataFormat="NCW", **options)
+    conv["convolutionMode"] = mode
+    x = np.pad(SEQUENCE, ((0, 0), (0, 0), (2 if mode == "Causal" else 0, 0)))
+    parts = [x[:, :, at : at + 3] for at in range(x.shape[2] - 2)]
+    wanted = np.stack([np.einsum("nct,tco->no", p, w) + b for p in parts], axis=2)
+    np.testing.assert_allclose(predicted(tmp_path, network(conv), SEQUENCE, b, w), wanted, **CLOSE)
+
+
+def test_an_updaters_state_of_kernels_over_sequences_lies_as_they_do(tmp_path: Path) -> None:
+    sgd = {"@class": dl4j.CONFIG + "Nesterovs", "learningRate": 0.1, "momentum": 0.9}
+    options = {"kernelSize": [3], "stride": [1], "padding": [0], "iupdater": sgd}
+    conv = layer("Convolution1DLayer", nin=2, nout=4, rnnDataFormat="NCW", **options)
+    told = network(conv, layer("RnnLossLayer", lossFn={"@class": "x.LossL2"}))
+    w, b, velocity = drawn(1, 3, 2, 4), drawn(2, 4), drawn(3, 3, 2, 4)
+    state = dl4j.nd4j(np.concatenate([np.zeros(4), velocity.ravel()]).reshape(1, -1))
+    model = from_dl4j(write(tmp_path / "u.zip", told, b, w, updaterState_bin=state))
+    kept = model.continuing_state()
+    found = [v for k, v in kept.items() if k.endswith("/velocity") and np.size(v) == 24]
+    np.testing.assert_array_equal(found[0].reshape(4, 2, 3), velocity.transpose(2, 1, 0))
+
+
 def test_sequences_cut_padded_pooled_and_repeated(tmp_path: Path) -> None:
     conv = layer("Convolution1D", nin=2, nout=2, kernelSize=[1], stride=[1], padding=[0])
     w, b = np.eye(2, dtype=np.float32).reshape(2, 2, 1, 1), np.zeros(2, np.float32)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork, from_dl4j
 from sparkstrom.models.dl4j import NotImported
 from tests.conformance import dl4j_files as dl4j
@@ -267,6 +268,37 @@ def test_embedding_of_one_number_a_row(tmp_path: Path) -> None:
     rows = np.array([[0], [4], [2]], np.float32)
     wanted = softmax(np.tanh(table[[0, 4, 2]] + bias) @ v + c)
     np.testing.assert_allclose(from_dl4j(path).predict(rows), wanted, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"), [(-1, "-1 in row 1"), (5, "5 in row 1"), (np.nan, "nan in row 1")]
+)
+def test_an_index_that_the_table_has_not(tmp_path: Path, bad: float, said: str) -> None:
+    """As in DL4J; torch would take the last row for -1."""
+    for kind, end in (("EmbeddingLayer", output(3, 2)), ("EmbeddingSequenceLayer", None)):
+        embedding = layer(kind, nin=5, nout=3, hasBias=False)
+        told = network(embedding, end or output(3, 2, kind="RnnOutputLayer"))
+        path = write(tmp_path / "e.zip", told, f(drawn(1, 5, 3)), f(drawn(3, 3, 2)), drawn(4, 2))
+        rows = np.array([[0], [bad], [2]], np.float32)
+        wanted = rf"{kind.lower()} 'layer0': index {said} of a minibatch: must be 0 to 4"
+        with pytest.raises(UsageError, match=wanted):
+            from_dl4j(path).predict(rows)
+
+
+@pytest.mark.parametrize("act", ["Softmax", "Sigmoid"])  # the built-in network, a TorchModel
+def test_rows_that_do_not_fit_a_network_from_dl4j(tmp_path: Path, act: str) -> None:
+    path = write(tmp_path / "w.zip", network(output(3, 2, act=act)), f(drawn(1, 3, 2)), drawn(2, 2))
+    model = from_dl4j(path)
+    for features in (
+        np.ones((2, 4), np.float32),
+        np.ones(4, np.float32),
+        "abc",
+        np.array(["a"]),
+        np.array(1.0),
+    ):
+        with pytest.raises(UsageError):
+            model.predict(features)
+    assert model.predict(np.zeros((0, 3), np.float32)).shape == (0, 2)
 
 
 def test_dense_layers_between_sequences(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ What DL4J's do to features of rank 3 and 4 is done along dimension 1, as there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkstrom.base.errors import UsageError
 from sparkstrom.models.dl4j.dl4j_errors import NotImported
 from sparkstrom.models.dl4j.nd4j_binary import ArrayReader, BadArray
 
@@ -42,8 +43,9 @@ class StandardizeNormalizer:
         """A network's outputs in the units of the labels."""
         if self.label_mean is None or self.label_std is None:
             return np.asarray(outputs, np.float32)
-        std, mean = _along(self.label_std, outputs), _along(self.label_mean, outputs)
-        return np.asarray(outputs * np.where(std == 0, 1, std) + mean, np.float32)
+        numbers = _numbers(outputs, self.label_mean.size)
+        std, mean = _along(self.label_std, numbers), _along(self.label_mean, numbers)
+        return np.asarray(numbers * np.where(std == 0, 1, std) + mean, np.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,15 +73,17 @@ class MinMaxNormalizer:
         """A network's outputs in the units of the labels."""
         if self.label_lower is None or self.label_upper is None:
             return np.asarray(outputs, np.float32)
-        lower = _along(self.label_lower, outputs)
-        wide = np.maximum(_along(self.label_upper, outputs) - lower, RANGE_MIN)
-        shares = (outputs - self.target_min) / (self.target_max - self.target_min)
+        numbers = _numbers(outputs, self.label_lower.size)
+        lower = _along(self.label_lower, numbers)
+        wide = np.maximum(_along(self.label_upper, numbers) - lower, RANGE_MIN)
+        shares = (numbers - self.target_min) / (self.target_max - self.target_min)
         return np.asarray(shares * wide + lower, np.float32)
 
     def _scaled(self, values: NDArray[Any], lower: F32, upper: F32) -> F32:
-        first = _along(lower, values)
-        wide = np.maximum(_along(upper, values) - first, RANGE_MIN)
-        shares = (np.asarray(values, np.float32) - first) / wide
+        numbers = _numbers(values, lower.size)
+        first = _along(lower, numbers)
+        wide = np.maximum(_along(upper, numbers) - first, RANGE_MIN)
+        shares = (numbers - first) / wide
         scaled = shares * (self.target_max - self.target_min) + self.target_min
         return np.asarray(scaled, np.float32)
 
@@ -94,7 +98,7 @@ class ImageNormalizer:
 
     def transform(self, features: NDArray[Any]) -> F32:
         """f32, of the same shape."""
-        shares = np.asarray(features, np.float32) / np.float32(self.pixel_max)
+        shares = _numbers(features) / np.float32(self.pixel_max)
         return np.asarray(shares * (self.range_max - self.range_min) + self.range_min, np.float32)
 
     def transform_labels(self, labels: NDArray[Any]) -> F32:
@@ -107,6 +111,41 @@ class ImageNormalizer:
 
 
 Normalizer = StandardizeNormalizer | MinMaxNormalizer | ImageNormalizer
+NAMED: dict[str, Any] = {
+    "standardize": StandardizeNormalizer,
+    "min_max": MinMaxNormalizer,
+    "image": ImageNormalizer,
+}
+
+
+def described(normalizer: Normalizer | None) -> dict[str, Any]:
+    """JSON-able, for a model's description: {"normalizer": ...}; {} where there is none."""
+    if normalizer is None:
+        return {}
+    name = next(name for name, kind in NAMED.items() if isinstance(normalizer, kind))
+    values = {one.name: getattr(normalizer, one.name) for one in fields(normalizer)}
+    listed = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in values.items()}
+    return {"normalizer": {"name": name, **listed}}
+
+
+def normalizer_in(description: dict[str, Any]) -> Normalizer | None:
+    """The one that ``described`` has put there."""
+    if "normalizer" not in description:
+        return None
+    values = dict(description["normalizer"])
+    kind = NAMED[values.pop("name")]
+    made: Normalizer = kind(
+        **{k: np.array(v, np.float32) if isinstance(v, list) else v for k, v in values.items()}
+    )
+    return made
+
+
+def fitted_features(normalizer: Normalizer) -> int | None:
+    """How many it was fitted to; None for one that takes any number."""
+    if isinstance(normalizer, ImageNormalizer):
+        return None
+    fitted = normalizer.mean if isinstance(normalizer, StandardizeNormalizer) else normalizer.lower
+    return fitted.size
 
 
 def read_normalizer(path: str, reader: ArrayReader) -> Normalizer:
@@ -154,11 +193,26 @@ def _of_one_length(arrays: list[F32]) -> list[F32]:
 
 
 def _standardized(values: NDArray[Any], mean: F32, std: F32) -> F32:
-    centred = np.asarray(values, np.float32) - _along(mean, values)
-    wide = _along(std, values)
+    numbers = _numbers(values, mean.size)
+    centred = numbers - _along(mean, numbers)
+    wide = _along(std, numbers)
     return np.asarray(centred / np.where(wide == 0, 1, wide), np.float32)
 
 
-def _along(statistics: F32, values: NDArray[Any]) -> F32:
+def _numbers(values: Any, width: int | None = None) -> F32:
+    """As f32. Raise UsageError where dimension 1 is not as wide as what was fitted."""
+    try:
+        numbers = np.asarray(values, np.float32)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"the normalizer takes arrays of numbers [rows, ...]: {error}") from None
+    if width is not None and (numbers.ndim < 2 or numbers.shape[1] != width):
+        raise UsageError(
+            f"the normalizer is of {width} features, the array of shape {list(numbers.shape)}: give"
+            f" rows [rows, {width}, ...], as it was fitted to"
+        )
+    return numbers
+
+
+def _along(statistics: F32, values: F32) -> F32:
     """For dimension 1 of the values."""
-    return statistics.reshape(1, -1, *[1] * (np.ndim(values) - 2))
+    return statistics.reshape(1, -1, *[1] * (values.ndim - 2))

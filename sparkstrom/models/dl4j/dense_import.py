@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.models.base import Flat, State
-from sparkstrom.models.dl4j.data_normalizers import Normalizer
+from sparkstrom.models.dl4j.data_normalizers import Normalizer, described, normalizer_in
 from sparkstrom.models.dl4j.dl4j_errors import NotImported
 from sparkstrom.models.dl4j.java_names import activation, loss
 from sparkstrom.models.dl4j.layer_arrays import BIAS, Arrays, pieces_of
@@ -20,6 +20,7 @@ from sparkstrom.models.updaters import AdaGrad, Adam, Nesterov, Sgd, Updater
 
 HIDDEN = ("relu", "tanh", "sigmoid", "identity")
 CLASSES = ("mcxent", "negativeloglikelihood")
+WITH_NORMALIZER = "dl4j-dense"  # what ``describe()`` calls one; without, it is as any other
 VECTORS = {"velocity": "velocity", "mean": "mean", "square": "square"}  # DL4J's here -> ours
 
 
@@ -54,10 +55,26 @@ class ImportedDenseNetwork(DenseNetwork):
         """What the next fit begins with; empty where there is nothing."""
         return copy.deepcopy(self._continuing or {})
 
+    def describe(self) -> dict[str, Any]:
+        """With its normalizer, where it has one: a saved network answers what this one does."""
+        kind = {} if self.normalizer is None else {"kind": WITH_NORMALIZER}
+        return {**super().describe(), **kind, **described(self.normalizer)}
+
+    @classmethod
+    def from_description(cls, description: dict[str, Any]) -> ImportedDenseNetwork:
+        """The network that ``describe`` described, without what it began with."""
+        made = cls.__new__(cls)
+        made.__setstate__(description)
+        return made
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.normalizer = normalizer_in(state)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ImportedDenseNetwork:
         twin = ImportedDenseNetwork.__new__(ImportedDenseNetwork)
         twin.__setstate__(self.__getstate__())
-        twin.normalizer, twin._continuing = self.normalizer, self.continuing_state()
+        twin._continuing = self.continuing_state()
         twin._imported = None if self._imported is None else self._imported.copy()
         return twin
 

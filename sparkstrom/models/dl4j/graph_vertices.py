@@ -91,7 +91,8 @@ def _ordered(path: str, top: dict[str, Any], start: str) -> list[str]:
     order = [name for name in order if name != start]
     done = {start}
     for name in order:
-        if name not in vertices or name in done or not {*sources[name]} <= done:
+        known = isinstance(name, str) and name in vertices  # of JSON, it may be anything
+        if not known or name in done or not {*sources[name]} <= done:
             raise NoDl4jNetwork(path, f"the graph's order is wrong at {name!r}")
         done.add(name)
     if len(order) != len(vertices):

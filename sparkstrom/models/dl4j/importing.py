@@ -7,17 +7,25 @@ from pathlib import Path
 from typing import Any
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.dl4j.data_normalizers import read_normalizer
+from sparkstrom.models.dl4j.data_normalizers import (
+    Normalizer,
+    fitted_features,
+    read_normalizer,
+)
 from sparkstrom.models.dl4j.dense_import import dense_network
+from sparkstrom.models.dl4j.dl4j_errors import NoDl4jNetwork
+from sparkstrom.models.dl4j.graph_vertices import INPUT
 from sparkstrom.models.dl4j.layer_arrays import Arrays, cut, parameter_count
 from sparkstrom.models.dl4j.model_zip import COEFFICIENTS, NORMALIZER, UPDATER, ModelZip
-from sparkstrom.models.dl4j.network_steps import SavedNetwork, network_of
+from sparkstrom.models.dl4j.network_steps import RECURRENT, SavedNetwork, network_of
 from sparkstrom.models.dl4j.training_rules import (
     blocks_of,
     cut_state,
     fresh_state,
     state_count,
 )
+
+TAKES_FEATURES = ("denselayer", "outputlayer", *RECURRENT)  # one for each of nIn, dimension 1
 
 
 def from_dl4j(path: str | os.PathLike[str], *, training: bool = True) -> Any:
@@ -49,7 +57,18 @@ def from_dl4j(path: str | os.PathLike[str], *, training: bool = True) -> Any:
                 model.begin_with(states, network.iterations)
         if file.has(NORMALIZER):
             model.normalizer = file.read(NORMALIZER, lambda r: read_normalizer(file.path, r))
+            _check_width(network, model.normalizer)
     return model
+
+
+def _check_width(network: SavedNetwork, normalizer: Normalizer) -> None:
+    """Raise NoDl4jNetwork where it is of other rows than the first layers take."""
+    fitted = fitted_features(normalizer)
+    for step in network.steps:
+        first = INPUT in step.sources and step.kind in TAKES_FEATURES
+        if first and fitted not in (None, step.whole("nin")):
+            why = f"normalizer.bin is of {fitted} features, {step.where} takes {step.whole('nin')}"
+            raise NoDl4jNetwork(network.path, why)
 
 
 def _parameters(file: ModelZip, network: SavedNetwork) -> Any:

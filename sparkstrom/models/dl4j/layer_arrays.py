@@ -58,7 +58,7 @@ def pieces_of(step: Step) -> list[Piece]:
         case "batchnormalization":
             return list(_batch_normalization(step))
         case "convolution1dlayer":
-            return list(_convolution(step, (step.sizes("kernelsize", 1)[0], 1)))
+            return list(_convolution_of_sequences(step))
         case "deconvolution2d":
             return list(_convolution(step, step.pair("kernelsize", 0), turned=True))
         case "separableconvolution2d" | "depthwiseconvolution2d":
@@ -87,6 +87,18 @@ def _convolution(step: Step, kernel: tuple[int, int], *, turned: bool = False) -
         yield Piece("b", (n_out,), "C", BIAS)
     channels = (n_in, n_out) if turned else (n_out, n_in)
     yield Piece("W", (*channels, *kernel), "C", WEIGHT)
+
+
+def _convolution_of_sequences(step: Step) -> Iterator[Piece]:
+    """Up to 1.0.0-beta7 kernels lie as those of images, from 1.0.0-M1 on as [size, nIn, nOut].
+
+    Nothing in a file tells beta7 from M1, so ``rnnDataFormat``, which beta7 brought, stands for M1.
+    """
+    size = step.sizes("kernelsize", 1)[0]
+    for piece in _convolution(step, (size, 1)):
+        if piece.name == "W" and "rnndataformat" in step.fields:
+            piece = piece._replace(shape=(size, step.whole("nin"), step.whole("nout")))
+        yield piece
 
 
 def _by_channel(step: Step) -> Iterator[Piece]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.base.errors import SetupError, UsageError, first_line
 from sparkstrom.spark.data.columns import Chosen
 from sparkstrom.spark.data.job_errors import in_one_line
 from sparkstrom.spark.data.partitioning import Spread
@@ -154,7 +154,10 @@ def filesystem_of(url: str) -> tuple[pa.fs.FileSystem, str]:
                 f"pyarrow does not open {url} ({error}): pip install fsspec and the package for "
                 "this kind of storage, on the driver and the executors"
             ) from None
-        found, path = fsspec.core.url_to_fs(url)
+        try:
+            found, path = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as unknown:  # no such protocol; its package is missing
+            raise SetupError(f"cannot open {url}: {first_line(unknown)}") from None
         return fs.PyFileSystem(fs.FSSpecHandler(found)), path
     except OSError as error:
         raise SetupError(f"cannot open {url}: {error}") from None

@@ -8,6 +8,7 @@ on executors, so paths must mean the same on both.
 from __future__ import annotations
 
 import fnmatch
+import os
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,25 +45,36 @@ def files_of(paths: str | Sequence[str]) -> tuple[str, list[str]]:
 
 
 def _listed(path: str) -> Iterator[str]:
-    """Files at a path, in a folder and below, or of a pattern."""
+    """URLs of the files at a path, in a folder and below, or of a pattern."""
+    url = path if "://" in path else os.path.abspath(path.removeprefix("file:"))
+    parts = url.split("/")
+    count = next((i for i, part in enumerate(parts) if set(part) & set(WILD)), len(parts))
+    wild = [part for part in parts[count:] if part]
+    root = "/".join(parts[:count]) + ("/" if wild else "")
+    filesystem, inside = filesystem_of(root)
+    local = root.startswith(("/", "file:"))
+    # What is below hdfs://host:8020/a is below /a there, and below bucket/a of s3://bucket/a.
+    head, known = root.removesuffix("/") if inside else root, len(inside.removesuffix("/"))
+    for file in _matching(filesystem, filesystem.get_file_info(inside), wild):
+        yield file if local else head + file[known:]
+
+
+def _matching(filesystem: Any, found: Any, wild: Sequence[str]) -> Iterator[str]:
+    """Paths of files; below a folder those whose next parts match, or all where none are left.
+
+    A part never reaches over a slash. A folder that matches stands for what is in it.
+    """
     from pyarrow import fs
 
-    prefix = path.rpartition("://")[0]
-    scheme = f"{prefix}://" if prefix and prefix != "file" else ""
-    root = path
-    while any(sign in root for sign in WILD):
-        root = root.rpartition("/")[0]
-    filesystem, inside = filesystem_of(root or ("/" if path.startswith("/") else "."))
-    pattern = inside + path[len(root) :]
-    info = filesystem.get_file_info(inside)
-    if info.type == fs.FileType.File:
-        yield scheme + inside
-    elif info.type == fs.FileType.Directory:
-        for one in filesystem.get_file_info(fs.FileSelector(inside, recursive=True)):
-            if one.type == fs.FileType.File and (
-                root == path or fnmatch.fnmatchcase(one.path, pattern)
-            ):
-                yield scheme + one.path
+    if found.type == fs.FileType.File and not wild:
+        yield found.path
+    elif found.type == fs.FileType.Directory:
+        selector = fs.FileSelector(found.path, recursive=not wild)
+        for one in filesystem.get_file_info(selector):
+            if not wild and one.type == fs.FileType.File:
+                yield one.path
+            elif wild and fnmatch.fnmatchcase(one.base_name, wild[0]):
+                yield from _matching(filesystem, one, wild[1:])
 
 
 def rows_of_files(files: Iterable[str]) -> Iterator[tuple[Any, ...]]:

@@ -20,6 +20,7 @@ from sparkstrom.spark.driver.evaluation import (
 from sparkstrom.spark.executor.inference import (
     TrainedModel,
     features_of,
+    predict_pairs,
     predict_rows,
     with_outputs,
 )
@@ -50,6 +51,10 @@ class Predictor:
             return data.mapPartitionsWithIndex(partial(predict_rows, self._shipped()))
         model, _ = self._current()
         return model.predict(features_of(data))
+
+    def predict_with_keys(self, pairs: Any) -> Any:
+        """Of an RDD of (key, features) one of (key, outputs); each partition is computed once."""
+        return pairs.mapPartitionsWithIndex(partial(predict_pairs, self._shipped()))
 
     def udf(self, inputs: Inputs, shapes: Shapes, output: Any) -> Any:
         """A function of columns; see ``SparkNetwork.udf``."""

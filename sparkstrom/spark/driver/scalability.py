@@ -41,7 +41,8 @@ BACKWARD = 2 / 3  # of a dense step, beside which its all-reduce runs
 F32_BYTES = 4
 PAYS = 0.5  # of a worker that one more has to bring, on average
 LinkBytes = tuple[float, float, float, float]  # a worker's sent and received, the driver's
-THE_STEP = "the step"  # nothing else is waited for
+# What is waited for, beside links and the driver's processor.
+THE_STEP, LATENCY, PROCESSOR = "the step", "latency", "a worker's processor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +244,8 @@ def shared(work: Work, load: Load, workers: int) -> WorkerPace:
     """
     if workers == 1:
         sent = work.update_bytes
-        return _pace(work, 1, work.step_s + work.publication_s, THE_STEP, (sent, 0.0, 0.0, sent))
+        limit = THE_STEP if work.step_s >= work.publication_s else PROCESSOR
+        return _pace(work, 1, work.step_s + work.publication_s, limit, (sent, 0.0, 0.0, sent))
     worker_s, driver_s = load.taken_s(work.link_bits_s)
     takes_s = {
         "the driver's link": driver_s,
@@ -270,9 +272,10 @@ def shared(work: Work, load: Load, workers: int) -> WorkerPace:
     late_s = round_s if beside == 0 else mean_s
     if late_s > beside * step_s:  # what all wait for, they need not hear of by itself
         step_s = max(step_s, (late_s + slowest_s + apply_s) / steps)
-    limit = THE_STEP
-    if step_s > slowest_s + there_and_back_s + apply_s:
-        limit = widest if taken_s > there_and_back_s else "latency"
+    waited_s = {THE_STEP: slowest_s, LATENCY: there_and_back_s, PROCESSOR: apply_s / steps}
+    if step_s > sum(waited_s.values()):  # for updates; what they were waiting for
+        waited_s = {widest: taken_s, LATENCY: there_and_back_s}
+    limit = max(waited_s, key=waited_s.__getitem__)
     pace = _pace(work, workers, step_s, limit, _per(steps, load.with_control(steps * step_s)))
     stale = (workers - 1) * (steps - 0.5)
     return replace(pace, round_s=round_s, steps_per_update=steps, staleness=stale)
@@ -323,21 +326,24 @@ class Scaling:
     paces: dict[str, list[WorkerPace]]
 
     def best(self, way: str) -> int:
-        """The number of workers that has most minibatches a second; the least, where it is even."""
-        return max(
-            self.paces[way], key=lambda pace: (round(pace.speedup, 9), -pace.workers)
-        ).workers
+        """The number of workers that has most minibatches a second; the least, where it is even.
+
+        1 where none has more than one machine alone.
+        """
+        most = max(self.paces[way], key=lambda pace: (round(pace.speedup, 9), -pace.workers))
+        return most.workers if most.speedup > 1 else 1
 
     def pays_up_to(self, way: str) -> int:
         """The last number that brings at least half a worker for each more than the one before.
 
-        A mesh's next level begins with a dent, after which it goes on.
+        The first number counts from one machine alone, whether 1 is asked for or not. A mesh's next
+        level begins with a dent, after which it goes on.
         """
-        last, *others = self.paces[way]
-        for pace in others:
-            if pace.speedup - last.speedup >= PAYS * (pace.workers - last.workers):
-                last = pace
-        return last.workers
+        workers, speedup = 1, 1.0
+        for pace in self.paces[way]:
+            if pace.speedup - speedup >= PAYS * (pace.workers - workers):
+                workers, speedup = pace.workers, pace.speedup
+        return workers
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able: times in seconds, sizes in bytes, rates in bits per second."""

@@ -38,13 +38,18 @@ def _table(scaling: Scaling, way: str, title: str) -> list[str]:
             f"{pace.speedup:7.1f}  {_stale(pace):>9}  "
             f"{_links(pace):>30}  {pace.limited_by}"
         )
-    last = scaling.workers[-1]
-    upto = "to the last of them" if pays == last else f"up to {pays:,}"
-    lines.append(
-        f"most minibatches per second: {best:,} worker{'s' * (best > 1)}; each more brings at "
-        f"least half of one, on average, {upto}"
-    )
+    lines.append(_verdict(best, pays, scaling.workers[-1]))
     return lines
+
+
+def _verdict(best: int, pays: int, last: int) -> str:
+    if best == 1:
+        return "one machine alone is faster: none of these numbers of workers pays"
+    upto = "to the last of them" if pays == last else f"up to {pays:,}"
+    brings = f"each more brings at least half of one, on average, {upto}"
+    if pays == 1:
+        brings = "each more than one machine brings less than half of one, on average"
+    return f"most minibatches per second: {best:,} workers; {brings}"
 
 
 def _is_shown(workers: int, scaling: Scaling, best: int, pays: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sparkstrom.base.errors import UsageError
@@ -141,14 +140,14 @@ class SparkLayerNames:
         Of a DataFrame its ``key`` columns and one column ``output``, array<float>. Raises
         UsageError naming a column that is not there.
         """
-        predict = partial(self._predictor.predict, features=features, output=output)
         if not spreading.is_dataframe(data):
             spreading.check_data(data)
-            return data.keys().zip(predict(data.values()))
+            return self._predictor.predict_with_keys(data)
         keys = [key] if isinstance(key, str) else list(key)
         missing = [name for name in keys if name not in data.columns]
         if missing or not keys:
             raise UsageError(
                 f"key={key!r}: there is no column {missing}; the DataFrame has {data.columns}"
             )
-        return predict(data).select(*keys, output)
+        predicted = self._predictor.predict(data, features, output)
+        return predicted.select(*keys, output)

@@ -18,7 +18,7 @@ import json
 import math
 import pickle
 import secrets
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -215,6 +215,27 @@ def predict_rows(shipped: Any, index: int, rows: Iterable[Any]) -> Iterator[Any]
             yield from several
         else:
             yield from (dict(zip(outputs, row, strict=True)) for row in several)
+
+
+def predict_pairs(shipped: Any, index: int, pairs: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """(key, outputs) of each (key, features) of a partition, which is gone through once.
+
+    Only the keys of rows that are under way are held. Raise UsageError naming what is no pair.
+    """
+    keys: deque[Any] = deque()
+
+    def features() -> Iterator[Any]:
+        for number, pair in enumerate(pairs):
+            if not (isinstance(pair, tuple | list) and len(pair) == 2):
+                raise UsageError(
+                    f"row {number} of partition {index} is {short(pair)}: an element must be a pair"
+                    " (key, features)"
+                )
+            keys.append(pair[0])
+            yield pair[1]
+
+    for outputs in predict_rows(shipped, index, features()):
+        yield keys.popleft(), outputs
 
 
 # -- columns ---------------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 from types import ModuleType
 
 import pytest
@@ -59,3 +62,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         command.main(["--version"])
     assert capsys.readouterr().out == f"sparkstrom {__version__}\n"
+
+
+def test_a_reader_that_has_enough_is_no_trouble() -> None:
+    """As ``| head`` closes its end: no traceback, also not of Python's last flush."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    command = [sys.executable, "-m", "sparkstrom.cli.main", "scaling", "--params", "1e6"]
+    try:
+        ended = subprocess.run(
+            [*command, "--step", "1s"], stdout=writes, stderr=subprocess.PIPE, check=False
+        )
+    finally:
+        os.close(writes)
+    assert (ended.returncode, ended.stderr) == (141, b"")

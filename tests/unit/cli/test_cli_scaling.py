@@ -105,6 +105,32 @@ def test_a_script_that_does_not_do(
     assert words in capsys.readouterr().err
 
 
+def test_what_a_script_prints_is_no_part_of_the_answer(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(SCRIPT + "print('from the script')")
+    assert main(["scaling", "--measure", str(script), "--workers", "2", "--json"]) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["params"] > 0
+    assert "from the script" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--workers", "4..2"), ("--link", "wide"), ("--latency", "x"), ("--step", "soon"),
+     ("--params", "0"), ("--encoding", "x"), ("--spread", "2"), ("--fan-out", "0")],
+)  # fmt: skip
+def test_flags_are_looked_at_before_a_script_runs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, flag: str, value: str
+) -> None:
+    """It may take minutes to load its data."""
+    script = tmp_path / "mine.py"
+    script.write_text("raise AssertionError('ran')")
+    assert main(["scaling", "--measure", str(script), flag, value]) == 2
+    assert value in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

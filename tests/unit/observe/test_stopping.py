@@ -54,7 +54,10 @@ def test_the_reason_names_the_best_epoch() -> None:
 
 @pytest.mark.parametrize(
     "option",
-    [{"patience": 0}, {"patience": 1.5}, {"min_delta": -1}, {"metric": "f7"}, {"keep_best": 1}],
+    [
+        *({"patience": 0}, {"patience": 1.5}, {"metric": "f7"}, {"keep_best": 1}),
+        *({"min_delta": wrong} for wrong in (-1, "x", None, True, math.nan)),
+    ],
 )
 def test_what_cannot_work_is_refused_by_name(option: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(option))):

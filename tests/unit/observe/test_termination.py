@@ -86,6 +86,7 @@ def test_they_are_names_of_the_package(made: type[Any]) -> None:
         (lambda: MaxEpochsTerminationCondition(0), "max_epochs=0"),
         (lambda: ScoreImprovementEpochTerminationCondition(1.5), "max_epochs_with_no_improvement"),
         (lambda: BestScoreEpochTerminationCondition(math.nan), "best_expected_score=nan"),
+        (lambda: MaxScoreIterationTerminationCondition(True), "max_score=True"),
         (lambda: MaxTimeIterationTerminationCondition(1, "weeks"), "unit='weeks'"),
         (lambda: MaxTimeIterationTerminationCondition(-1), "max_time=-1 must be above 0"),
         (lambda: EarlyStopping(conditions=["MaxEpochs"]), "conditions"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sparkstrom.base.errors import SetupError
 from sparkstrom.spark.data.export import filesystem_of
 
 fs = pytest.importorskip("pyarrow.fs")
@@ -14,3 +15,9 @@ def test_local_directories_need_no_package_but_pyarrow(url: str) -> None:
     filesystem, path = filesystem_of(url)
     assert isinstance(filesystem, fs.LocalFileSystem)
     assert path == "/a/b"
+
+
+def test_what_nobody_opens_is_an_error_of_ours() -> None:
+    pytest.importorskip("fsspec")
+    with pytest.raises(SetupError, match="cannot open bogus://x/y: Protocol not known: bogus"):
+        filesystem_of("bogus://x/y")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Iterator
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +31,7 @@ from sparkstrom.spark.executor.inference import (
     output_names,
     plain,
     predict_columns,
+    predict_pairs,
     predict_rows,
 )
 
@@ -124,6 +126,23 @@ def test_rows_and_columns_give_the_same_outputs() -> None:
     by_column = predicted([column[:20], column[:0], column[20:]])
     np.testing.assert_array_equal(by_rows, wanted)
     np.testing.assert_array_equal(by_column, wanted)
+
+
+def test_keys_are_held_for_rows_that_are_under_way_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for a partition: a block of rows is read, the next when that is answered."""
+    monkeypatch.setattr(row_blocks, "BLOCK_BYTES", 1 << 10)
+    read: list[int] = []
+
+    def pairs() -> Iterator[Any]:
+        for i in range(4000):
+            read.append(i)
+            yield i, FEATURES[i % len(FEATURES)]
+
+    found = predict_pairs(shipped(trained()), 0, pairs())
+    key, _ = next(found)
+    assert key == 0
+    assert len(read) < 500
+    assert [key for key, _ in found] == list(range(1, 4000))
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from sparkstrom.spark.driver import scalability
 from sparkstrom.spark.driver.scalability import (
     CONTROL_DOWN,
     HOP_S,
+    LATENCY,
+    PROCESSOR,
     THE_STEP,
     Work,
     mesh,
@@ -27,6 +29,7 @@ from sparkstrom.spark.driver.scalability import (
     star,
     wire_bytes,
 )
+from sparkstrom.spark.driver.scalability_page import text_of_scaling
 
 WORK = Work(25_000_000, step_s=0.3, density=1e-3, link_bits_s=1e9, latency_s=1e-3)
 FREE = replace(WORK, link_bits_s=1e15, latency_s=0.0, encoding_s=0.0)
@@ -174,7 +177,32 @@ def test_the_best_and_the_last_that_pays() -> None:
     assert speedups[last + 1] - speedups[last] < 0.5
     assert all(speedups[k + 1] - speedups[k] >= 0.5 for k in range(2, last))
     assert all(speedups[k] - speedups[last] < 0.5 * (k - last) for k in range(last + 1, 65))
-    assert found.pays_up_to("ring") == 2  # of one Gbit/s and 25 million parameters
+    assert found.pays_up_to("ring") == 1  # of one Gbit/s and 25 million parameters
+
+
+def test_where_one_machine_alone_is_faster_no_number_pays() -> None:
+    """Whether 1 is asked for or not; a first number counts from it."""
+    far = replace(WORK, step_s=0.01, latency_s=0.05)
+    for workers in ([2, 3, 4], [1, 2, 3, 4]):
+        found = scaling_of(far, workers)
+        assert all(pace.speedup < 0.5 for pace in found.paces["star"] if pace.workers > 1)
+        assert {found.best(way) for way in found.paces} == {1}
+        assert {found.pays_up_to(way) for way in found.paces} == {1}
+        said = text_of_scaling(found)
+        assert said.count("one machine alone is faster") == 3
+        assert "most minibatches" not in said
+    found = scaling_of(WORK, [2, 64])
+    assert found.best("ring") == 64
+    assert "64 workers; each more than one machine brings less than half" in text_of_scaling(found)
+
+
+def test_what_takes_most_of_a_step_is_what_is_waited_for() -> None:
+    assert shared(WORK, star(WORK, 2), 2).limited_by == THE_STEP
+    far = replace(WORK, step_s=0.01, latency_s=0.05)
+    assert shared(far, star(far, 2), 2).limited_by == LATENCY
+    costly = replace(WORK, step_s=0.01, latency_s=0.0)  # a publication takes 21 ms
+    assert shared(costly, star(costly, 2), 2).limited_by == PROCESSOR
+    assert shared(costly, star(costly, 1), 1).limited_by == PROCESSOR
 
 
 def test_a_dent_at_the_next_level_of_a_mesh_does_not_end_it() -> None:

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models import DenseNetwork
+from sparkstrom.spark.driver.predictor import Predictor
 from sparkstrom.spark.driver.spark_layer_names import SparkLayerNames
 
 # Public methods of SparkDl4jMultiLayer and SparkComputationGraph that SparkNetwork does not have.
@@ -55,3 +62,56 @@ def test_a_name_of_dl4js_says_what_to_use(name: str) -> None:
 def test_other_names_are_refused_without_advice() -> None:
     with pytest.raises(AttributeError, match=r"has no attribute 'evaluateRocs'$"):
         SparkLayerNames().evaluateRocs  # noqa: B018
+
+
+class Shuffled:
+    """Stands for an RDD of pairs whose rows come in another order each time it is computed."""
+
+    def __init__(self, pairs: list[Any], run: Any = lambda index, rows: rows) -> None:
+        self.pairs, self._run = pairs, run
+
+    def mapPartitionsWithIndex(self, run: Any) -> Shuffled:
+        return Shuffled(self.pairs, lambda index, rows: run(index, self._run(index, rows)))
+
+    def mapPartitions(self, run: Any) -> Shuffled:
+        return self.mapPartitionsWithIndex(lambda index, rows: run(rows))
+
+    def keys(self) -> Shuffled:
+        return self.mapPartitions(lambda rows: (key for key, _ in rows))
+
+    def values(self) -> Shuffled:
+        return self.mapPartitions(lambda rows: (value for _, value in rows))
+
+    def zip(self, other: Shuffled) -> Any:
+        return SimpleNamespace(collect=lambda: list(zip(self.collect(), other.collect())))  # noqa: B905
+
+    def collect(self) -> list[Any]:
+        self.pairs.reverse()
+        return list(self._run(0, iter(self.pairs)))
+
+
+class Named(SparkLayerNames):
+    def __init__(self, model: DenseNetwork) -> None:
+        theta = model.initial()
+        application: Any = SimpleNamespace(ship=lambda value: SimpleNamespace(value=value))
+        self._predictor = Predictor(application, lambda: (model, theta))
+
+
+def test_outputs_have_their_own_rows_keys_whatever_the_order() -> None:
+    """Of an RDD that is computed twice its keys could stand beside other rows' outputs."""
+    model = DenseNetwork([3, 2], seed=1)
+    model.bind(model.initial())
+    rows = np.arange(300, dtype=np.float32).reshape(100, 3)
+    pairs = Shuffled([(f"k{i}", row) for i, row in enumerate(rows)])
+    found = dict(Named(model).feed_forward_with_key(pairs).collect())
+    assert len(found) == 100
+    np.testing.assert_allclose(
+        [found[f"k{i}"] for i in range(100)], model.predict(rows), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_what_is_no_pair_of_key_and_features_is_named() -> None:
+    model = DenseNetwork([3, 2], seed=1)
+    keyed = Named(model).feed_forward_with_key(Shuffled([("a", [1.0, 2.0, 3.0]), "abc"]))
+    with pytest.raises(UsageError, match=r"row 0 of partition 0 is 'abc': .* \(key, features\)"):
+        keyed.collect()

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.spark.data import written_batches
 from sparkstrom.spark.data.written_batches import files_of, rows_of_files
+
+fs = pytest.importorskip("pyarrow.fs")
 
 
 def saved(path: Path, **arrays: object) -> str:
@@ -30,6 +33,83 @@ def test_paths_folders_and_patterns(tmp_path: Path) -> None:
     assert [row[1] for row in rows[:3]] == [0, 1, 2]
     np.testing.assert_array_equal(rows[3][0], [1, 2])
     assert rows[4][1:] == (np.array([1]), 1.0)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name in ("m1", "m2", "a/m3", "a/b/m4", "c/m5"):
+        saved(tmp_path / f"{name}.npz", features=np.zeros((2, 1)), labels=np.zeros(2))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("/m*.npz", ["m1", "m2"]),  # of this folder, not of those in it
+        ("/*/*.npz", ["a/m3", "c/m5"]),
+        ("/*/m[34].npz", ["a/m3"]),
+        ("/a/*/m?.npz", ["a/b/m4"]),
+        ("/[ac]", ["a/b/m4", "a/m3", "c/m5"]),  # folders stand for what is in them
+        ("/*/b/", ["a/b/m4"]),
+    ],
+)
+def test_a_part_of_a_pattern_ends_at_a_slash(tree: Path, pattern: str, names: list[str]) -> None:
+    assert files_of(f"{tree}{pattern}") == (".npz", [f"{tree}/{name}.npz" for name in names])
+
+
+@pytest.mark.parametrize("before", ["", "./", "../data/"])
+def test_patterns_and_paths_of_this_folder(
+    tmp_path: Path, before: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "data"
+    found = [
+        saved(here / f"m{i}.npz", features=np.zeros((2, 1)), labels=np.zeros(2)) for i in (1, 2)
+    ]
+    monkeypatch.chdir(here)
+    assert files_of(f"{before}m*.npz")[1] == found
+    assert files_of(f"{before}m2.npz")[1] == found[1:]
+
+
+@pytest.mark.parametrize(
+    ("head", "inside"),
+    [("hdfs://nn:8020", ""), ("hdfs://", ""), ("s3://bucket", "bucket"), ("abfs://b@acc", "b")],
+)
+def test_files_are_on_the_host_that_was_named(
+    tree: Path, head: str, inside: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not on the default one; ``inside``: how a filesystem calls the root of its paths."""
+    place = Elsewhere(tree, inside)
+    opened: list[str] = []
+
+    def filesystem_of(url: str) -> tuple[Any, str]:
+        opened.append(url)
+        return place, f"{inside}{url.removeprefix(head)}".rstrip("/") or "/"[: not inside]
+
+    monkeypatch.setattr(written_batches, "filesystem_of", filesystem_of)
+    assert files_of(f"{head}/a")[1] == [f"{head}/a/b/m4.npz", f"{head}/a/m3.npz"]
+    assert files_of(f"{head}/m*.npz")[1] == [f"{head}/m1.npz", f"{head}/m2.npz"]
+    assert files_of(f"{head}/m1.npz")[1] == [f"{head}/m1.npz"]
+    assert all(url.startswith(f"{head}/") for url in opened)
+
+
+class Elsewhere:
+    """A filesystem whose root is a local folder, named ``inside``."""
+
+    def __init__(self, folder: Path, inside: str) -> None:
+        self._folder, self._inside = str(folder), inside
+        self._local = fs.LocalFileSystem()
+
+    def get_file_info(self, wanted: Any) -> Any:
+        if isinstance(wanted, str):
+            return self._renamed(self._local.get_file_info(self._place(wanted)))
+        below = fs.FileSelector(self._place(wanted.base_dir), recursive=wanted.recursive)
+        return [self._renamed(one) for one in self._local.get_file_info(below)]
+
+    def _place(self, path: str) -> str:
+        return self._folder + path.removeprefix(self._inside)
+
+    def _renamed(self, info: Any) -> Any:
+        return fs.FileInfo(self._inside + info.path.removeprefix(self._folder), type=info.type)
 
 
 def test_what_is_no_minibatch_is_named(tmp_path: Path) -> None:

@@ -76,7 +76,8 @@ class Convolution(Dl4jLayer):
         self._refuse_softmax()
         self._window = Window(step, 0, 1)
         shapes = {piece.name: piece.shape for piece in pieces_of(step)}
-        self._add(weight=shapes["W"], **({"bias": shapes["b"]} if "b" in shapes else {}))
+        kernels = shapes["W"] if len(shapes["W"]) == 4 else (*shapes["W"][::-1], 1)
+        self._add(weight=kernels, **({"bias": shapes["b"]} if "b" in shapes else {}))
 
     def before_activation(self, x: Tensor) -> Tensor:
         window, x = self._window, self._window.opened(self.dropped(x, self.training))
@@ -86,7 +87,10 @@ class Convolution(Dl4jLayer):
         return window.closed(z)
 
     def place(self, arrays: Arrays) -> Arrays:
-        return {{"W": "weight", "b": "bias"}[name]: array for name, array in arrays.items()}
+        placed = {{"W": "weight", "b": "bias"}[name]: array for name, array in arrays.items()}
+        if "weight" in placed and placed["weight"].ndim == 3:  # [size, inputs, outputs]
+            placed["weight"] = placed["weight"].T[..., None]
+        return placed
 
 
 class Subsampling(nn.Module):  # type: ignore[misc]
@@ -136,7 +140,7 @@ class GlobalPooling(nn.Module):  # type: ignore[misc]
         self._power = step.number("pnorm", 2.0)
         self._collapses = step.flag("collapsedimensions", True)
         given = step.fields.get("poolingdimensions")
-        self._axes = tuple(given) if isinstance(given, list) and given else None
+        self._axes = None if given in (None, []) else step.sizes("poolingdimensions", 1)
         if self._axes and not set(self._axes) <= {1, 2, 3}:
             raise step.refuse(f"poolingDimensions {given}")
         if self._kind not in ("max", "avg", "sum", "pnorm"):

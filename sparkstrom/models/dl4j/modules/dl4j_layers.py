@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sparkstrom.base.errors import UsageError
 from sparkstrom.models.dl4j.layer_arrays import (
     LOG_STD,
     STATISTIC,
@@ -113,10 +114,22 @@ class Embedding(Dl4jLayer):
         self._add(weight=shapes["W"], **({"bias": shapes["b"]} if "b" in shapes else {}))
 
     def before_activation(self, x: Tensor) -> Tensor:
-        index = x.reshape(len(x), -1).long()
-        out = self.weight[index if self._sequences else index[:, 0]]
+        given = x.reshape(len(x), -1)
+        out = self.weight[self._indices(given if self._sequences else given[:, 0])]
         out = out + self.bias if hasattr(self, "bias") else out
         return out.transpose(1, 2) if self._sequences else out
+
+    def _indices(self, given: Tensor) -> Tensor:
+        """Whole numbers. Raise UsageError naming one that has no row: -1 is not the last."""
+        index = given.long()
+        bad = torch.isnan(given) | (index < 0) | (index >= len(self.weight))
+        if bad.any():
+            at = torch.nonzero(bad)[0].tolist()
+            raise UsageError(
+                f"{self.step.where}: index {given[tuple(at)].item():g} in row {at[0]} of a"
+                f" minibatch: must be 0 to {len(self.weight) - 1}"
+            )
+        return index
 
     def place(self, arrays: Arrays) -> Arrays:
         return {{"W": "weight", "b": "bias"}[name]: array for name, array in arrays.items()}

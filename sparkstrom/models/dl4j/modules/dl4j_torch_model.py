@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from sparkstrom.models.base import Columns, Flat, State
-from sparkstrom.models.dl4j.data_normalizers import Normalizer
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Columns, Flat, State, arrays_of
+from sparkstrom.models.dl4j.data_normalizers import Normalizer, described, normalizer_in
 from sparkstrom.models.dl4j.dl4j_errors import NotImported
 from sparkstrom.models.dl4j.layer_arrays import Arrays, pieces_of
 from sparkstrom.models.dl4j.modules.dl4j_dropout import untrainable_dropout
@@ -31,7 +32,7 @@ from sparkstrom.models.dl4j.modules.dl4j_optimizer import (
 from sparkstrom.models.dl4j.network_steps import ENDS, TO_PREDICT, SavedNetwork, Step, network_of
 from sparkstrom.models.dl4j.training_rules import Rule, rule_of, untrainable
 from sparkstrom.models.torch.model import TorchModel
-from sparkstrom.models.torch.tensors import TorchBatch
+from sparkstrom.models.torch.tensors import FORWARD_FITS, TorchBatch, explained
 
 ONLY_PREDICT = f"{TO_PREDICT}, or to make a TorchModel of its .module with an optimizer of yours"
 Numbered = list[tuple[str, int, Rule]]  # a parameter's name, its layer's number, its rule
@@ -71,6 +72,19 @@ class Dl4jModel(TorchModel):
             step=None if ends and training else _no_step,
             outputs="probabilities" if _is_of_classes(network) else "values",
         )
+
+    def predict(self, features: Columns) -> Any:
+        """What DL4J's ``output`` answers. Raise UsageError for what are no rows of numbers."""
+        known = isinstance(features, np.ndarray | tuple | dict)
+        for array in arrays_of(features) if known else (features,):
+            if (
+                not isinstance(array, np.ndarray)
+                or array.dtype.kind not in "biuf"
+                or not array.ndim
+            ):
+                kind = getattr(array, "dtype", type(array).__name__)
+                raise UsageError(f"features are {kind}: give an array of numbers [rows, ...]")
+        return super().predict(features)
 
     def load_arrays(self, arrays: list[Arrays]) -> None:
         """DL4J's parameters, before anything is bound."""
@@ -119,13 +133,16 @@ class Dl4jModel(TorchModel):
     def describe(self) -> dict[str, Any]:
         """The configuration, from which an equal network is made without any code."""
         trains = self._custom is None
-        return {**super().describe(), "configuration": self._configuration, "training": trains}
+        said = {"configuration": self._configuration, "training": trains}
+        return {**super().describe(), **said, **described(self.normalizer)}
 
     @classmethod
     def from_description(cls, description: dict[str, Any]) -> Dl4jModel:
         """The network that ``describe`` described; its parameters are bound by whoever asks."""
         given = description["configuration"]
-        return cls("a saved network of DL4J's", given, training=description["training"])
+        made = cls("a saved network of DL4J's", given, training=description["training"])
+        made.normalizer = normalizer_in(description)
+        return made
 
     def _set_up(self, module: nn.Module) -> None:
         super()._set_up(module)
@@ -140,7 +157,10 @@ class Dl4jModel(TorchModel):
     def _called(self, features: Any) -> Any:
         """For the loss: what stands before the last activation."""
         module: Any = self._module
-        return module.before_activation(features) if self._custom is None else module(features)
+        if self._custom is not None:
+            return super()._called(features)
+        with explained("the network from DL4J", FORWARD_FITS, features=features):
+            return module.before_activation(features)
 
     def _gradient_step(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Tensor:
         """With TruncatedBPTT one for each segment of the sequences."""
@@ -158,7 +178,10 @@ class Dl4jModel(TorchModel):
         module: Any = self._module
         last = module.last
         z = super()._outputs(features)
-        return z if self._custom is not None else _activated(last, z)
+        if self._custom is not None:
+            return z
+        with explained("the last activation", FORWARD_FITS, values=torch.from_numpy(z)):
+            return _activated(last, z)
 
 
 def _activated(last: Any, z: Flat) -> Flat:
