@@ -10,6 +10,7 @@ import argparse
 import importlib
 import os
 import pkgutil
+import select
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -19,6 +20,7 @@ from sparkstrom.base.errors import SparkstromError
 from sparkstrom.base.version import __version__
 
 EXIT_REFUSED = 2  # argparse's own code for a wrong call
+STDOUT = 1  # its descriptor
 EXIT_UNREAD = 141  # what a shell shows of a program that SIGPIPE ended
 
 
@@ -29,13 +31,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = int(commands[args.command].run(args))
         sys.stdout.flush()
-    except BrokenPipeError:  # of `| head`, which has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python flushes again
+    except BrokenPipeError:
+        if not _is_unread():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)  # or Python flushes again
         return EXIT_UNREAD
     except SparkstromError as error:
         print(f"sparkstrom {args.command}: {error}", file=sys.stderr)
         return EXIT_REFUSED
     return code
+
+
+def _is_unread() -> bool:
+    """Has whoever read what this program prints closed its end, as `| head` does?"""
+    looked = select.poll()
+    looked.register(STDOUT, 0)  # a closed end is told without being asked for
+    return bool(looked.poll(0))
 
 
 def _commands() -> dict[str, ModuleType]:

@@ -76,3 +76,16 @@ def test_a_reader_that_has_enough_is_no_trouble() -> None:
     finally:
         os.close(writes)
     assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_a_pipe_that_breaks_elsewhere_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a JVM that is gone, say: what is printed has its reader."""
+
+    def broken(args: argparse.Namespace) -> int:
+        raise BrokenPipeError("elsewhere")
+
+    module = ModuleType("fly_kite")
+    module.add_parser, module.run = add_parser, broken  # type: ignore[attr-defined]
+    monkeypatch.setattr(command, "_commands", lambda: {"fly-kite": module})
+    with pytest.raises(BrokenPipeError, match="elsewhere"):
+        command.main(["fly-kite"])
