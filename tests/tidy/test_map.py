@@ -1,4 +1,4 @@
-"""The map is true: what the documents for builders name is there, and the map stays short."""
+"""The map is true: what the documents for builders name exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "sparkstrom"
 MAP = ROOT / "ARCHITECTURE.md"
-MAP_LINES_MAX = 200
 PAGES = [MAP, ROOT / "docs/protocol.md", ROOT / "docs/glossary.md"]
 PAGES += sorted((ROOT / "docs/decisions").glob("*.md"))
 
@@ -53,10 +52,6 @@ def test_what_a_page_names_is_there(page: Path) -> None:
 def test_a_name_that_is_not_there_is_found() -> None:
     text = "`runtime/theta.install`, `runtime/thetas`, `runtime/theta.uninstall`, `protocol/worker`"
     assert missing(text) == ["runtime/thetas", "runtime/theta.uninstall"]
-
-
-def test_the_map_is_short() -> None:
-    assert len(MAP.read_text().splitlines()) <= MAP_LINES_MAX
 
 
 def test_every_decision_is_in_the_list() -> None:

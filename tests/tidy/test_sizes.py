@@ -1,4 +1,4 @@
-"""Sizes: a function of over 70 lines or a module of over 400 has two responsibilities.
+"""Sizes: a function of over 70 lines or a module of over 900 has two responsibilities.
 
 Lines of over 100 characters are the linter's to find.
 """
@@ -8,11 +8,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 FUNCTION_LINES_MAX = 70
-MODULE_LINES_MAX = 400
+MODULE_LINES_MAX = 900
 
 GENERATED = ROOT / "sparkstrom/transport/aeron/_aeron.py"
 FOLDERS = ("sparkstrom", "native", "tests", "benchmarks", "examples", "scripts")
@@ -28,40 +26,38 @@ def short(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=short)
-def test_module_and_functions_are_short(path: Path) -> None:
-    text = path.read_text()
-    assert len(text.splitlines()) <= MODULE_LINES_MAX
+def test_modules_and_functions_are_short() -> None:
+    too_long: list[str] = []
+    for path in SOURCES:
+        text = path.read_text()
+        if (lines := len(text.splitlines())) > MODULE_LINES_MAX:
+            too_long.append(f"{short(path)} has {lines} lines")
+        too_long += [
+            f"{short(path)}: {node.name} has {length} lines"
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and (length := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
+        ]
+    assert too_long == []
+
+
+def test_no_sleep_below_integration() -> None:
     assert [
-        f"{node.name} has {length} lines"
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (length := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
-    ] == []
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        path
+        f"{short(path)}:{call.lineno}"
         for path in SOURCES
         if short(path).startswith("tests/") and "integration" not in path.parts
-    ],
-    ids=short,
-)
-def test_no_sleep_below_integration(path: Path) -> None:
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    assert [
-        f"line {call.lineno}"
-        for call in calls
-        if getattr(call.func, "attr", getattr(call.func, "id", "")) == "sleep"
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and getattr(call.func, "attr", getattr(call.func, "id", "")) == "sleep"
     ] == []
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in SOURCES if short(path).startswith("sparkstrom/")], ids=short
-)
-def test_a_module_opens_with_its_idea_and_owes_nothing(path: Path) -> None:
-    text = path.read_text()
-    assert ast.get_docstring(ast.parse(text)), "no docstring"
-    assert [word for word in ("TODO", "FIXME", "XXX") if word in text] == []
+def test_modules_have_a_docstring_and_no_todo() -> None:
+    package = [path for path in SOURCES if short(path).startswith("sparkstrom/")]
+    assert [short(p) for p in package if not ast.get_docstring(ast.parse(p.read_text()))] == []
+    assert [
+        (short(path), word)
+        for path in package
+        for word in ("TODO", "FIXME", "XXX")
+        if word in path.read_text()
+    ] == []
