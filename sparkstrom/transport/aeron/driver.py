@@ -120,7 +120,7 @@ class DriverHandle:
         if ending is not None:
             _await_gone(ending, time.monotonic() + ENDING_S)
         if not alive:
-            with start_lock(self.home.path, 0) as locked:
+            with suppress(OSError, SetupError), start_lock(self.home.path, 0) as locked:
                 if locked:  # otherwise somebody is starting the next driver, and tidies then
                     self.home.tidy()
 
@@ -224,7 +224,7 @@ def _join(home: Home, directory: Path, options: DriverOptions) -> DriverHandle:
 
 def _start(home: Home, options: DriverOptions, end_s: float) -> Path:
     sweep(home.roots, besides=home.name)
-    chosen, terms = room_for(options)
+    chosen, terms = room_for(options, home.roots)
     sizes = choose_sizes(options.edges, terms, socket_limits())
     directory = home.new_directory(chosen.root)
     _run(directory, home, options, sizes, end_s)
@@ -232,9 +232,11 @@ def _start(home: Home, options: DriverOptions, end_s: float) -> Path:
     return directory
 
 
-def room_for(options: DriverOptions) -> tuple[LogDirectory, tuple[int, int]]:
+def room_for(
+    options: DriverOptions, roots: tuple[Path, ...] | None = None
+) -> tuple[LogDirectory, tuple[int, int]]:
     """Where logs would go now, and their term lengths. Raise SetupError where no place has room."""
-    places = [place(root) for root in _log_roots(options)]
+    places = [place(root) for root in (_log_roots(options) if roots is None else roots)]
     return choose_place(places, options.edges + options.local_edges)
 
 

@@ -46,22 +46,22 @@ def unlock(descriptor: int) -> None:
 
 
 @contextmanager
-def taken(path: Path) -> Iterator[bool]:
+def taken(path: str | Path, dir_fd: int | None = None) -> Iterator[bool]:
     """Hold the lock of a file that is there, if it is free; yield whether it is.
 
     Raise FileNotFoundError where there is none.
     """
-    descriptor = os.open(path, _OPEN)
+    descriptor = os.open(path, _OPEN, dir_fd=dir_fd)
     try:
         yield try_lock(descriptor)
     finally:
         os.close(descriptor)
 
 
-def is_held(path: Path) -> bool:
+def is_held(path: str | Path, dir_fd: int | None = None) -> bool:
     """Whether any process holds the lock at ``path``; a missing file is held by nobody."""
     try:
-        with taken(path) as is_free:
+        with taken(path, dir_fd) as is_free:
             return not is_free
     except FileNotFoundError:
         return False
@@ -86,6 +86,26 @@ def private_directory(path: Path) -> Path:
 
 
 @contextmanager
+def opened_private(path: Path) -> Iterator[int | None]:
+    """Yield a descriptor of the directory; None where there is none that is ours alone.
+
+    A link is never followed, and what is done by the descriptor is done in the directory that was
+    checked, whatever becomes of the name.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    try:
+        status = os.fstat(descriptor)
+        ours = status.st_uid == os.getuid() and not status.st_mode & 0o077
+        yield descriptor if ours else None
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def start_lock(home: Path, deadline_s: float) -> Iterator[bool]:
     """Hold the start lock of ``home``, making both; yield whether it came within the deadline."""
     end_s = time.monotonic() + deadline_s
@@ -102,10 +122,13 @@ def start_lock(home: Path, deadline_s: float) -> Iterator[bool]:
 
 def _try_start_lock(home: Path) -> int | None:
     path = home / START_LOCK
-    try:
-        descriptor = open_lock(private_directory(home) / START_LOCK)
-    except FileNotFoundError:
-        return None  # the last one out removed the home between our two steps
+    with opened_private(private_directory(home)) as opened:
+        if opened is None:
+            return None  # the last one out removed the home between our two steps
+        try:
+            descriptor = os.open(START_LOCK, _OPEN | os.O_CREAT, 0o600, dir_fd=opened)
+        except FileNotFoundError:
+            return None  # the same, a moment later
     if try_lock(descriptor) and is_still(path, descriptor):
         return descriptor
     os.close(descriptor)

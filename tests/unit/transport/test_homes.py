@@ -137,6 +137,81 @@ def test_a_directory_that_others_enter_is_refused(tmp_path: Path) -> None:
         private_directory(tmp_path / "home")
 
 
+def plant(path: Path, what: str, victim: Path) -> None:
+    """What another user may leave under our name in a directory that all may write to."""
+    if what == "a link":
+        path.symlink_to(victim)
+    elif what == "a file":
+        path.touch()
+    else:
+        path.mkdir()
+        (path / "00000000").mkdir()
+        path.chmod(0o777 if what == "an open directory" else 0o700)
+    if what != "an open directory" and os.getuid() == 0:
+        os.chown(path, 12345, 12345, follow_symlinks=False)
+
+
+PLANTED = ["a link", "a file", "an open directory", "a directory of another user"]
+
+
+@pytest.mark.parametrize("what", PLANTED)
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_sweep_leaves_alone_what_others_planted_and_where_it_leads(
+    roots: tuple[Path, Path], tmp_path: Path, what: str, at: int
+) -> None:
+    if what == PLANTED[3] and os.getuid() != 0:
+        pytest.skip("only root can make another user's directory")
+    victim = tmp_path / "victim"
+    for name in ("documents", "0123abcd"):  # the second is named as a media driver's directory
+        (victim / name).mkdir(parents=True)
+    victim.chmod(0o700)
+    dead = home_for("dead", *roots)
+    dead.new_directory(roots[0])
+    planted = roots[at] / f"sparkstrom-{os.getuid()}-x"
+    plant(planted, what, victim)
+    sweep(roots, besides="another")
+    assert sorted(path.name for path in victim.iterdir()) == ["0123abcd", "documents"]
+    assert os.path.lexists(planted)
+    assert planted.is_symlink() or planted.is_file() or (planted / "00000000").exists()
+    assert not dead.path.exists()
+
+
+@pytest.mark.parametrize("what", PLANTED[:3])
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_name_that_others_planted_blocks_no_fit(
+    roots: tuple[Path, Path], tmp_path: Path, what: str, at: int
+) -> None:
+    (tmp_path / "victim").mkdir(mode=0o700)
+    plant(roots[at] / f"sparkstrom-{os.getuid()}-job", what, tmp_path / "victim")
+    home = home_for("job", *roots)
+    assert home.roots == roots
+    with start_lock(home.path, 0) as locked:
+        assert locked
+        home.new_directory(roots[1])
+        assert home_for("job", *roots) == home  # whoever comes later joins it
+    plant(roots[1 - at] / f"sparkstrom-{os.getuid()}-job", what, tmp_path / "victim")
+    assert home_for("job", *roots) == home
+
+
+def test_a_home_stays_where_it_is_when_its_name_is_planted_elsewhere(
+    roots: tuple[Path, Path],
+) -> None:
+    home = home_for("job", *roots)
+    with start_lock(home.path, 0):
+        (roots[1] / home.name).touch()
+        assert home_for("job", *roots) == Home(home.name, roots[:1])
+        home.tidy()
+    assert (roots[1] / home.name).exists()
+
+
+def test_a_directory_swapped_for_a_link_is_not_tidied(home: Home, tmp_path: Path) -> None:
+    (tmp_path / "victim" / "0123abcd").mkdir(parents=True)
+    (tmp_path / "victim").chmod(0o700)
+    home.path.symlink_to(tmp_path / "victim")
+    home.tidy()
+    assert (tmp_path / "victim" / "0123abcd").exists()
+
+
 def test_without_shared_memory_the_home_is_in_scratch(tmp_path: Path) -> None:
     home = home_for("key", tmp_path / "missing", tmp_path)
     assert home.roots == (tmp_path,)
