@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkstrom.base.errors import CheckpointDamaged, SetupError, SparkstromError, UsageError
+from sparkstrom.base.files import NotAFileError
 from sparkstrom.checkpoint.checkpoint_file import (
     Checkpoint,
     check_whole,
@@ -119,6 +120,8 @@ class CheckpointDirectory:
                 return read_checkpoint_untrusted(file, self._folder.address(name))
         except FileNotFoundError:
             return None
+        except NotAFileError as error:
+            raise CheckpointDamaged(self._folder.address(name), reason_of(error)) from None
 
     def _is_whole(self, name: str) -> bool:
         if name in self._whole:
@@ -128,7 +131,7 @@ class CheckpointDirectory:
                 check_whole(file, self._folder.address(name))
         except FileNotFoundError:
             return False
-        except CheckpointDamaged:
+        except (CheckpointDamaged, NotAFileError):
             self._damaged.add(name)
             return False
         self._whole.add(name)
@@ -156,6 +159,8 @@ def open_checkpoint(path: str | os.PathLike[str], say: Say) -> tuple[str, Checkp
             return folder.address(name), read_checkpoint_untrusted(file, folder.address(name))
     except SparkstromError:
         raise
+    except NotAFileError as error:
+        raise CheckpointDamaged(address, reason_of(error)) from None
     except FileNotFoundError:
         raise UsageError(f"there is no checkpoint {address!r}: name a file or a directory of them"
                          ) from None  # fmt: skip

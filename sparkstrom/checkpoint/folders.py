@@ -20,6 +20,7 @@ from typing import IO, Any, Protocol
 import fsspec
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.files import open_regular
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +120,7 @@ class LocalFolder:
         self._sync()
 
     def open(self, name: str) -> IO[bytes]:
-        return (self._path / name).open("rb")
+        return open_regular(self._path / name)
 
     def remove(self, name: str) -> None:
         (self._path / name).unlink(missing_ok=True)
@@ -127,9 +128,13 @@ class LocalFolder:
     def remove_left(self) -> None:
         for temporary in self._path.glob(unfinished("*")):
             try:
-                descriptor = os.open(temporary, os.O_RDWR | os.O_CLOEXEC)
+                descriptor = os.open(temporary, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
                 continue  # its writer has finished
+            except OSError as error:
+                if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                    raise
+                continue  # a link, a directory or a socket: no writer of ours has left it
             try:
                 if _locked(descriptor):
                     temporary.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.files import create_beside, open_regular
 from sparkstrom.base.version import __version__
 from sparkstrom.models.base import Buffered, Flat, FlatModel
 from sparkstrom.models.registry import from_description
@@ -82,8 +83,8 @@ def _json(description: dict[str, Any]) -> bytes:
 
 def _beside(target: Path, content: bytes) -> Path:
     """The content on disk under a temporary name."""
-    temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
-    with temporary.open("wb") as file:
+    created, temporary = create_beside(target)
+    with created as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -97,8 +98,9 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
     files are missing, not of one model, or not of this one.
     """
     try:
-        description = json.loads(description_path(path).read_text(encoding="utf-8"))
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
+        with open_regular(description_path(path)) as opened:
+            description = json.loads(opened.read().decode("utf-8"))
+        with open_regular(path) as opened, np.load(opened, allow_pickle=False) as file:
             parameters = file["parameters"]
             buffers = file["buffers"].tobytes() if "buffers" in file.files else b""
     except (OSError, EOFError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sparkstrom.base import kernel_cache
 from sparkstrom.base.errors import SetupError
 from sparkstrom.base.kernel_cache import (
     VARIABLE,
@@ -48,6 +49,62 @@ def test_what_the_user_names_stays(tmp_path: Path) -> None:
     use_writable_cache(environ, tmp_path / "missing")
     assert environ == {VARIABLE: str(tmp_path / "theirs")}
     assert kernel_directory(environ, tmp_path) == tmp_path / "theirs"
+
+
+@pytest.mark.parametrize("how", ["open to all", "another user's", "another user's link"])
+@pytest.mark.parametrize("place", ["named", "package"])
+def test_a_named_or_own_directory_that_others_control_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, how: str
+) -> None:
+    if how != "open to all" and os.getuid() != 0:
+        pytest.skip("only root can make what another user has")
+    monkeypatch.setattr(kernel_cache, "SHARED", (tmp_path / "host",))
+    package, safe = tmp_path / "package", tmp_path / "host" / f"sparkstrom-kernels-{os.getuid()}"
+    used = tmp_path / "named" if place == "named" else package / "__pycache__"
+    for folder in (package, tmp_path / "host", used):
+        folder.mkdir()
+    environ = {VARIABLE: str(used)} if place == "named" else {}
+    assert kernel_directory(environ, package) == used
+    if how == "open to all":
+        used.chmod(0o777)
+    elif how == "another user's":
+        os.chown(used, 12345, 12345)
+    else:
+        used.rename(tmp_path / "elsewhere")
+        used.symlink_to(tmp_path / "elsewhere")
+        os.chown(used, 12345, 12345, follow_symlinks=False)
+    assert kernel_directory(environ, package) == safe
+    use_writable_cache(environ, package)
+    assert environ == {VARIABLE: str(safe)}
+
+
+@pytest.mark.parametrize("how", ["open to all", "another user's", "a link"])
+def test_machine_code_that_others_could_have_written_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """As in a directory that was open when they did, and is no longer."""
+    if how == "another user's" and os.getuid() != 0:
+        pytest.skip("only root can make what another user has")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    file = tmp_path / f"{gaps.__name__}-{object_files._fingerprint(gaps.__name__)}.kernels"
+    file.write_bytes(b"planted")
+    if how == "open to all":
+        file.chmod(0o666)
+    elif how == "another user's":
+        os.chown(file, 12345, 12345)
+    else:
+        file.rename(tmp_path / "elsewhere")
+        file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match=r"write to this file|symbolic links"):
+        object_files.read(file)
+
+    def compiled(missing: dict[str, Path], directory: Path) -> None:
+        for path in missing.values():
+            path.unlink()
+            object_files.write(path, {})
+
+    monkeypatch.setattr(object_files, "_compile", compiled)
+    assert object_files.load([gaps.__name__]) == {gaps.__name__: {}}
 
 
 @pytest.mark.parametrize("taken", ["open to all", "a link", "a file"])

@@ -8,6 +8,7 @@ others on the host wait for that. What lies there is executed: see ``base.kernel
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import hashlib
 import importlib.metadata
@@ -29,7 +30,8 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from sparkstrom.base.errors import SetupError
-from sparkstrom.base.kernel_cache import VARIABLE, kernel_directory
+from sparkstrom.base.files import open_regular
+from sparkstrom.base.kernel_cache import VARIABLE, is_safe, kernel_directory
 from sparkstrom.base.version import __version__
 from sparkstrom.encoding.cpu.calling import Argument, Native
 
@@ -43,6 +45,7 @@ OURS = re.compile(r"^from (sparkstrom[\w.]*) import", re.MULTILINE)
 LAST_OWNER = "NRT_MemInfo_call_dtor"  # called by the last owner of an array, which no kernel is
 COMPILE_S = 600.0  # all kernels take 20 s of a core; machines may be busy
 LOOK_S = 0.05
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 WORDS_MAX = 2000
 
 
@@ -54,9 +57,9 @@ def load(modules: Sequence[str]) -> dict[str, Loaded]:
     try:
         directory = kernel_directory(os.environ)
         paths = {name: directory / f"{name}-{_fingerprint(name)}.kernels" for name in modules}
-        if not all(path.exists() for path in paths.values()):
+        if not all(_is_usable(path) for path in paths.values()):
             with _lock(directory / "kernels.lock"):
-                missing = {name: path for name, path in paths.items() if not path.exists()}
+                missing = {name: path for name, path in paths.items() if not _is_usable(path)}
                 if missing:
                     _compile(missing, directory)
         return {name: read(path) for name, path in paths.items()}
@@ -65,6 +68,15 @@ def load(modules: Sequence[str]) -> dict[str, Loaded]:
             f"compiled kernels cannot be kept on this host: {error}; set {VARIABLE} to a directory "
             "of the host that can be written to"
         ) from error
+
+
+def _is_usable(path: Path) -> bool:
+    """Whether it is a file that nobody else can have made or changed; another is replaced."""
+    try:
+        with open_regular(path, follow=False) as file:
+            return is_safe(os.fstat(file.fileno()), path.parent.stat().st_uid)
+    except OSError:
+        return False
 
 
 def _fingerprint(module: str) -> str:
@@ -108,7 +120,7 @@ def _platform() -> str:
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
     """One process of the host at a time; the kernel takes the lock back from whoever dies."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, _LOCK, 0o600)
     until_s = time.monotonic() + COMPILE_S
     try:
         while not _try_lock(descriptor):
@@ -155,6 +167,7 @@ def _compile(missing: dict[str, Path], directory: Path) -> None:
                 f"kernels could not be compiled on this host: {words[-WORDS_MAX:].strip()}"
             ) from error
         for name, _, draft in order:
+            os.chmod(draft, os.stat(draft).st_mode & ~0o022)
             os.replace(draft, missing[name])
 
 
@@ -167,7 +180,10 @@ def write(path: Path, functions: dict[str, Compiled]) -> None:
 
 def read(path: Path) -> Loaded:
     """Load what ``write`` wrote; it stays in memory as long as this process."""
-    facts, _, objects = path.read_bytes().partition(b"\n")
+    with open_regular(path, follow=False) as file:
+        if not is_safe(os.fstat(file.fileno()), path.parent.stat().st_uid):
+            raise PermissionError(errno.EPERM, "others can write to this file", str(path))
+        facts, _, objects = file.read().partition(b"\n")
     engine, at, out = _engine(), 0, {}
     known = json.loads(facts)
     for *_, size in known.values():

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from sparkstrom.base.files import open_regular
 from sparkstrom.base.version import __version__
 from sparkstrom.observe.listening.fit_events import (
     CheckpointWritten,
@@ -118,7 +119,8 @@ def plain(value: Any) -> Any:
 
 def read(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of such a file; those that were cut off by a crash are left out."""
-    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    with open_regular(path) as file:
+        lines = file.read().decode("utf-8").split("\n")
     return [event for line in lines if (event := _whole(line)) is not None]
 
 

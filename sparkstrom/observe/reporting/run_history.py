@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.files import open_regular
 from sparkstrom.observe.reporting.plain_values import listing, mapping, number, text
 
 COLUMNS = (
@@ -120,7 +121,7 @@ def read_history(path: str | os.PathLike[str]) -> RunHistory:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for index, line in enumerate(file, 1):
             if line.strip():
                 yield index, line

@@ -9,8 +9,8 @@
             aeron/                        the directory that Aeron itself works in
 
 Others may write to the roots, too. What lies there under our names is used, or removed, only where
-it is a directory of this user with mode 700 and no link; a name that somebody else has taken is left
-alone, and a home takes another one.
+it is a directory of this user with mode 700 and no link; a name that somebody else has taken is
+left alone, and a home takes another one.
 
 A symbolic link needs no block, so a full file system cannot keep a home from being used.
 """
@@ -22,6 +22,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,9 @@ class Home:
 
     def new_directory(self, root: Path) -> Path:
         """Make the directory of one more media driver under ``root``. Call under the start lock."""
-        return private_directory(private_directory(root / self.name) / secrets.token_hex(TOKEN_BYTES))
+        return private_directory(
+            private_directory(root / self.name) / secrets.token_hex(TOKEN_BYTES)
+        )
 
     def current(self) -> Path | None:
         """The directory of the driver last started, dead or alive."""
@@ -86,7 +89,8 @@ class Home:
 
     def tidy(self) -> None:
         """Remove dead drivers, and the home with the last of them. Call under the start lock."""
-        if any([_has_drivers_left(root / self.name) for root in self.roots]):
+        left = [_has_drivers_left(root / self.name) for root in self.roots]  # all are looked at
+        if any(left):
             return
         for root in reversed(self.roots):  # the start lock goes last
             _remove_empty(root / self.name)
@@ -108,7 +112,7 @@ def home_for(key: str, shared_memory: Path, scratch: Path) -> Home:
 
 
 def _free_home(name: str, roots: tuple[Path, ...]) -> Home:
-    """The first one of this name, or of ``name~1`` and so on, that nobody else stands in the way of.
+    """The first one of this name, or of ``name~1`` and so on, that nobody else has taken.
 
     All workers come to the same one: once it is ours under a root, it stays the choice.
     """
@@ -125,9 +129,15 @@ def _free_home(name: str, roots: tuple[Path, ...]) -> Home:
 
 
 def _is_taken(path: Path) -> bool:
-    """Whether there is something that is no directory of ours alone; a link never is one."""
-    with opened_private(path) as opened:
-        return opened is None and os.path.lexists(path)
+    """Whether there is something that is no directory of this user; a link never is one.
+
+    One of ours that others can enter is not taken: nobody else made it, and its user is told.
+    """
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return False
+    return not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid()
 
 
 def is_usable(root: Path) -> bool:

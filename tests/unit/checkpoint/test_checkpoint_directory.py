@@ -324,3 +324,29 @@ def test_a_name_that_is_taken_is_not_written_over(url: str) -> None:
     with folder.open("x") as file:
         assert file.read() == b"first"
     assert names(url) == ["x"]
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_named_like_a_checkpoint_and_no_file_is_passed_over(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    path = directory.write(numbered(1))
+    make(tmp_path / "checkpoint-000009.npz")
+    said: list[str] = []
+    found = directory.newest(said.append)
+    assert found is not None
+    assert found[0] == path
+    assert "checkpoint-000009.npz is damaged: it is not a regular file" in said[0]
+    with pytest.raises(CheckpointDamaged, match="not a regular file"):
+        open_checkpoint(tmp_path / "checkpoint-000009.npz", silent)
+    directory.write(numbered(2))
+
+
+def test_a_planted_link_among_unfinished_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    planted = tmp_path / unfinished("checkpoint-000005.npz")
+    planted.symlink_to(tmp_path / "victim")
+    CheckpointDirectory(tmp_path).write(numbered(1))
+    assert planted.is_symlink()
+    assert (tmp_path / "victim").read_text() == "precious"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +185,27 @@ def test_a_model_of_another_kind_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(UsageError, match="is of kind 'dense', the model given is 'torch'"):
         load_model(tmp_path / "model.npz", Other([4, 3]))
+
+
+def test_a_planted_link_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither under the name that temporary files had, nor under one that was foreseen."""
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    monkeypatch.setattr("secrets.token_hex", lambda count: "foreseen")
+    (tmp_path / f"model.{os.getpid()}.tmp").symlink_to(victim)
+    save(tmp_path / "model")
+    (tmp_path / "model.foreseen.tmp").symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        save(tmp_path / "model")
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["model", "model.json"])
+def test_a_named_pipe_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    save(tmp_path / "model")
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UsageError, match="not a regular file"):
+        load_model(tmp_path / "model")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import random
 from html.parser import HTMLParser
 from pathlib import Path
@@ -222,6 +223,12 @@ def test_another_file_is_refused_with_the_reason(tmp_path: Path, content: bytes,
     with pytest.raises(UsageError, match=why) as refused:
         read_history(path)
     assert "sparkstrom-runs" in str(refused.value)
+
+
+def test_a_named_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log.jsonl")
+    with pytest.raises(UsageError, match="not a regular file"):
+        read_history(tmp_path / "log.jsonl")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

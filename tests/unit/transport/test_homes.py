@@ -147,7 +147,7 @@ def plant(path: Path, what: str, victim: Path) -> None:
         path.mkdir()
         (path / "00000000").mkdir()
         path.chmod(0o777 if what == "an open directory" else 0o700)
-    if what != "an open directory" and os.getuid() == 0:
+    if os.getuid() == 0:
         os.chown(path, 12345, 12345, follow_symlinks=False)
 
 
@@ -176,11 +176,13 @@ def test_a_sweep_leaves_alone_what_others_planted_and_where_it_leads(
     assert not dead.path.exists()
 
 
-@pytest.mark.parametrize("what", PLANTED[:3])
+@pytest.mark.parametrize("what", PLANTED)
 @pytest.mark.parametrize("at", [0, 1])
 def test_a_name_that_others_planted_blocks_no_fit(
     roots: tuple[Path, Path], tmp_path: Path, what: str, at: int
 ) -> None:
+    if "directory" in what and os.getuid() != 0:
+        pytest.skip("only root can make another user's directory")
     (tmp_path / "victim").mkdir(mode=0o700)
     plant(roots[at] / f"sparkstrom-{os.getuid()}-job", what, tmp_path / "victim")
     home = home_for("job", *roots)
