@@ -33,7 +33,7 @@ RECORD = struct.Struct("<IB")
 NONCE = struct.Struct("<IQ")
 HELLO = b"sparkstrom control 1"  # the first message each way: it proves the key
 GREETING_S = 3.0  # for a stranger to show that it is none
-STALL_S = 30.0  # for one record on its way
+STALL_S = 30.0  # for one record on its way, from its first byte to its last
 
 
 class SealedStream:
@@ -50,7 +50,7 @@ class SealedStream:
         try:
             own = secrets.token_bytes(SALT_BYTES)
             connection.sendall(own)
-            theirs = self._exactly(SALT_BYTES)
+            theirs = self._exactly(SALT_BYTES, self._until_s)
             salts = own + theirs if opens else theirs + own
             self._sealer, self._opener = (
                 AESGCM(_derived(key, salts, from_opener=end)) for end in (opens, not opens)
@@ -84,16 +84,17 @@ class SealedStream:
             raise WireError(f"the connection is gone: {error}") from None
 
     def receive(self) -> bytes:
-        """The next message. Blocks until it is whole."""
+        """The next message. Blocks until it is whole, and for no record longer than ``STALL_S``."""
         parts, more = [], True
         while more:
-            header = self._exactly(RECORD.size)
+            until_s = min(self._until_s, time.monotonic() + STALL_S)
+            header = self._exactly(RECORD.size, until_s)
             size, more = RECORD.unpack(header)
             if not TAG_BYTES <= size <= PART_BYTES + TAG_BYTES:
                 raise WireError(f"a record of {size} bytes")
             try:
                 nonce = NONCE.pack(0, self._received)
-                parts.append(self._opener.decrypt(nonce, self._exactly(size), header))
+                parts.append(self._opener.decrypt(nonce, self._exactly(size, until_s), header))
             except InvalidTag:
                 raise WireError("the seal does not fit: not this job's key, or changed") from None
             self._received += 1
@@ -102,7 +103,9 @@ class SealedStream:
     def waits(self, seconds: float) -> bool:
         """Has something come? Waits so long at most."""
         try:
-            return bool(select.select([self._socket], [], [], seconds)[0])
+            poll = select.poll()  # select.select takes no descriptor above 1023
+            poll.register(self._socket, select.POLLIN)
+            return bool(poll.poll(1000 * seconds))
         except (OSError, ValueError) as error:
             raise WireError(f"the connection is gone: {error}") from None
 
@@ -110,15 +113,18 @@ class SealedStream:
         """Idempotent."""
         self._socket.close()
 
-    def _exactly(self, size: int) -> bytes:
+    def _exactly(self, size: int, until_s: float) -> bytes:
+        """So many bytes, or WireError where they are not all here at that time."""
         parts = bytearray()
         while len(parts) < size:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not self.waits(left_s):
+                what = "greeting" if self._until_s < math.inf else "whole record"
+                raise WireError(f"no {what} in time: timed out")
             try:
                 part = self._socket.recv(size - len(parts))
             except OSError as error:
                 raise WireError(f"the connection is gone: {error}") from None
-            if time.monotonic() > self._until_s:
-                raise WireError("no greeting in time")
             if not part:
                 raise WireError("the other end has closed the connection")
             parts += part

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
 import socket
 import threading
 import time
@@ -17,8 +20,14 @@ from sparkstrom.base.errors import SetupError, TrainingError, WireError
 from sparkstrom.base.identity import Endpoint
 from sparkstrom.runtime.fit_state import Snapshot
 from sparkstrom.runtime.master_thread import MasterThread
-from sparkstrom.spark.controller import controller_line
-from sparkstrom.spark.controller.control_door import ControlDoor
+from sparkstrom.spark.controller import control_door, controller_line
+from sparkstrom.spark.controller.control_door import (
+    GUESTS_MAX,
+    HOSTS_MAX,
+    SAY_S,
+    ControlDoor,
+    Strangers,
+)
 from sparkstrom.spark.controller.control_words import (
     ControllerState,
     EndWanted,
@@ -29,7 +38,7 @@ from sparkstrom.spark.controller.control_words import (
 )
 from sparkstrom.spark.controller.controller_line import ControllerLine
 from sparkstrom.spark.controller.remote_master import nothing_yet
-from sparkstrom.transport.sealed_stream import GREETING_S, SealedStream
+from sparkstrom.transport.sealed_stream import GREETING_S, HELLO, RECORD, SALT_BYTES, SealedStream
 
 KEY = bytes(range(32))
 WAIT_S = 20
@@ -173,6 +182,114 @@ def test_strangers_are_sent_away_and_the_task_comes_through(
     for stranger in strangers:
         stranger.close()
     assert time.monotonic() - began_s < GREETING_S
+
+
+def test_many_strangers_do_not_keep_the_task_out(door: ControlDoor, heard: Heard) -> None:
+    silent = [socket.create_connection(("127.0.0.1", door.port)) for _ in range(3 * GUESTS_MAX)]
+    began_s = time.monotonic()
+    task = Task(door.port)
+    try:
+        heard.until(bool)
+    finally:
+        task.close()
+        for stranger in silent:
+            stranger.close()
+    assert time.monotonic() - began_s < GREETING_S
+
+
+class Relay:
+    """Stands between task and door without the key; after the greeting it drips."""
+
+    def __init__(self, port: int) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listening.getsockname()[1]
+        self.dripped = threading.Event()
+        self._over = threading.Event()
+        self._door = socket.create_connection(("127.0.0.1", port))
+        self._threads = [threading.Thread(target=run) for run in (self._there, self._back)]
+        self._accepted = threading.Event()
+        for thread in self._threads:
+            thread.start()
+
+    def _there(self) -> None:
+        self.task, _ = self.listening.accept()
+        self._accepted.set()
+        left = SALT_BYTES + RECORD.size + len(HELLO) + 16
+        while left:
+            part = self.task.recv(left)
+            self._door.sendall(part)
+            left -= len(part)
+        with contextlib.suppress(OSError):  # the door has closed the connection
+            while not self._over.wait(0.02):
+                self._door.sendall(b"\0" if not self.dripped.is_set() else b"\1")
+                self.dripped.set()
+
+    def _back(self) -> None:
+        assert self._accepted.wait(WAIT_S)
+        with contextlib.suppress(OSError):
+            while part := self._door.recv(1 << 16):
+                self.task.sendall(part)
+
+    def close(self) -> None:
+        self._over.set()
+        for connection in (self._door, self.task):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for each in (self._door, self.task, self.listening):
+            each.close()
+
+
+def test_a_relay_that_drips_does_not_hold_the_door_open(heard: Heard) -> None:
+    door = ControlDoor(KEY, "127.0.0.1", None, heard)
+    relay = Relay(door.port)
+    task = Task(relay.port)
+    try:
+        assert relay.dripped.wait(WAIT_S)
+        assert door.met.wait(WAIT_S)
+        closing = threading.Thread(target=door.close)
+        closing.start()
+        closing.join(5)
+        assert not closing.is_alive()
+    finally:
+        relay.close()
+        task.close()
+
+
+def test_a_machine_without_a_free_descriptor_is_waited_for(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failing = itertools.repeat(OSError(errno.EMFILE, "Too many open files"), 3)
+    real = socket.socket.accept
+
+    def accept(listening: socket.socket) -> Any:
+        for error in failing:
+            raise error
+        return real(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    monkeypatch.setattr(control_door, "LOOK_S", 0.01)
+    door = ControlDoor(KEY, "127.0.0.1", None, heard)
+    task = Task(door.port)
+    try:
+        heard.until(bool)
+    finally:
+        task.close()
+        door.close()
+    said = [record.message for record in caplog.records if "can be accepted" in record.message]
+    assert len(said) == 1
+    assert "Too many open files" in said[0]
+
+
+def test_strangers_get_a_line_a_minute_for_each_host() -> None:
+    strangers = Strangers()
+    assert [strangers.one_more("here", at) for at in (0.0, 1.0, 59.0)] == ["", None, None]
+    assert strangers.one_more("there", 1.0) == ""
+    assert strangers.one_more("here", SAY_S) == " (and 2 more since the last such line)"
+    said = [strangers.one_more(f"10.0.0.{n}", SAY_S) for n in range(10 * HOSTS_MAX)]
+    assert len([each for each in said if each is not None]) == HOSTS_MAX - 2 + 1
+    assert len(strangers.next_s) <= HOSTS_MAX + 1
 
 
 def test_another_fits_task_is_a_stranger(door: ControlDoor) -> None:

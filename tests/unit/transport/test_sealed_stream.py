@@ -199,3 +199,25 @@ def test_a_record_of_no_size_is_refused(
     middle.pass_on(RECORD.pack(1 << 31, 0))
     with pytest.raises(WireError, match="a record of"):
         listener.receive()
+
+
+def test_a_record_that_drips_is_not_waited_for(
+    between: tuple[Between, SealedStream, SealedStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sealed_stream, "STALL_S", 0.2)
+    middle, opener, listener = between
+    opener.send(b"message")
+    record, over = middle.record(), threading.Event()
+
+    def drip() -> None:
+        for byte in record:
+            middle.pass_on(bytes([byte]))
+            if over.wait(0.05):
+                return
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    with pytest.raises(WireError, match="no whole record in time"):
+        listener.receive()
+    over.set()
+    dripping.join()
