@@ -42,6 +42,7 @@ from sparkstrom.spark.driver.controller_choice import AUTO, EXECUTOR
 from sparkstrom.spark.driver.evaluation import Evaluation, Wanted
 from sparkstrom.spark.driver.fit_listeners import FitListener
 from sparkstrom.spark.driver.initial_parameters import Handle, StateHandle, pack
+from sparkstrom.spark.driver.pickling import keep_tasks_out_of_logs
 from sparkstrom.spark.driver.settings import local_ip
 from sparkstrom.spark.driver.spark_job import SparkJob
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
@@ -57,6 +58,7 @@ class ConnectApplication:
 
     def __init__(self, session: Any) -> None:
         self._session, self._uploads = session, Uploads(session)
+        keep_tasks_out_of_logs()
         self._slots: Slots | None = None  # of the newest fit
 
     @property

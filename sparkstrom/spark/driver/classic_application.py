@@ -31,6 +31,7 @@ from sparkstrom.spark.driver.initial_parameters import Handle, StateHandle, own_
 from sparkstrom.spark.driver.interrupts import plain_interrupts
 from sparkstrom.spark.driver.memory_parts import demand_of
 from sparkstrom.spark.driver.memory_watch import MemoryWatch
+from sparkstrom.spark.driver.pickling import keep_tasks_out_of_logs
 from sparkstrom.spark.driver.registering import await_slots
 from sparkstrom.spark.driver.spark_job import SparkJob
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
@@ -46,6 +47,7 @@ class ClassicApplication:
 
     def __init__(self, context: Any) -> None:
         self._context = context
+        keep_tasks_out_of_logs()
 
     @property
     def name(self) -> str:

@@ -1,7 +1,12 @@
-"""Pickling: can this model travel to executors, and if not, what of it cannot?"""
+"""Pickling: can this model travel to executors, and if not, what of it cannot?
+
+What is pickled for a task has the fit's key, so it is kept out of logs.
+"""
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +17,34 @@ from sparkstrom.models.own_words import said_by
 DEPTH_MAX = 8  # attributes of attributes
 
 Pack = Callable[[Any], bytes]
+
+# Loggers that print what is sent to Spark, at level DEBUG: py4j's, and Spark Connect's.
+SENDING_LOGGERS = ("py4j.clientserver", "py4j.java_gateway", "pyspark.sql.connect.logging")
+# In py4j's commands bytes are a line: j, and base64. In protobuf's text functions are quoted.
+PICKLED = re.compile(
+    r"""(?: ^j | \\nj ) [A-Za-z0-9+/=]+ | \b command: \s* "(?: [^"\\] | \\. )*" """,
+    re.MULTILINE | re.VERBOSE,
+)
+
+
+class _WithoutTasks(logging.Filter):
+    """Takes pickled tasks out of records."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno <= logging.DEBUG:
+            message = record.getMessage()
+            if PICKLED.search(message):
+                record.msg, record.args = PICKLED.sub("<pickled, not logged>", message), None
+        return True
+
+
+_without_tasks = _WithoutTasks()
+
+
+def keep_tasks_out_of_logs() -> None:
+    """Have no pickled task in this program's log, at any level. Call before one is sent."""
+    for name in SENDING_LOGGERS:
+        logging.getLogger(name).addFilter(_without_tasks)  # once, however often it is called
 
 
 def packed(value: Any) -> bytes:

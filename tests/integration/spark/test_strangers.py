@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import socket
@@ -19,6 +20,7 @@ from sparkstrom.codec.wire import encode
 from sparkstrom.protocol.master.welcomes import FIRST_STREAM, STREAMS_PER_EDGE
 from sparkstrom.transport.aeron.client import AeronTransport
 from sparkstrom.transport.aeron.driver import ensure_driver
+from tests.key_forms import forms_of
 
 # Control and data, of the first edges that a master opens.
 UP_STREAMS = [
@@ -99,3 +101,25 @@ def forged_frame(i: int) -> bytes:
     )
     kind, body = encode(message)
     return seal.close(Header(kind, 1 + i // 2, 0, 1, 10**6 + i, 0, 1), body)
+
+
+def test_the_key_is_in_no_log(spark, digits, make_network, monkeypatch, caplog):
+    """At level DEBUG, where py4j prints what it sends to Spark."""
+    keys = []
+    real = secrets.token_bytes
+
+    def drawn(count: int) -> bytes:
+        keys.append(real(count))
+        return keys[-1]
+
+    monkeypatch.setattr(secrets, "token_bytes", drawn)
+    network = make_network()
+    with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "py4j"):
+        network.fit(spark.sparkContext.parallelize(digits.rows()[:64], 2), epochs=1)
+    network.close()
+    logged = "\n".join(caplog.messages)
+    assert "SimplePythonFunction" in logged
+    long = [key for key in keys if len(key) == KEY_BYTES]
+    assert long
+    for key in long:
+        assert [form for form in forms_of(key) if form in logged] == []

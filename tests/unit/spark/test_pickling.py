@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import pickle
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from py4j.protocol import get_command_part
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork
-from sparkstrom.spark.driver.pickling import need_picklable
+from sparkstrom.spark.driver.pickling import (
+    SENDING_LOGGERS,
+    keep_tasks_out_of_logs,
+    need_picklable,
+)
 from sparkstrom.spark.executor.inference import TrainedModel
+from tests.key_forms import forms_of
 
 
 def local_model() -> DenseNetwork:
@@ -61,3 +70,43 @@ def test_what_cannot_be_pickled_is_named_by_its_path() -> None:
         UsageError, match=r"Holder\.tools\['locks'\]\[1\] cannot be pickled.*_thread\.lock"
     ):
         need_picklable(model)
+
+
+def test_what_is_sent_to_spark_is_logged_without_pickled_tasks(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Command parts as py4j makes them; a plan as protobuf prints it."""
+    key = bytes(range(128, 160))
+    commands = [
+        "i\norg.apache.spark.api.python.SimplePythonFunction\n"
+        + get_command_part(bytearray(bytes(shift) + key), {})
+        + get_command_part("3.11", {})
+        + "e\n"
+        for shift in range(3)
+    ]
+    plan = 'python_udf { eval_type: 207\n command: "a\\"' + octal(key) + '"\n python_ver: "3.11" }'
+    keep_tasks_out_of_logs()
+    keep_tasks_out_of_logs()
+    for name in SENDING_LOGGERS:
+        sending = logging.getLogger(name)
+        with caplog.at_level(logging.DEBUG, sending.name), enabled(sending):
+            for command in commands:
+                sending.debug(f"Command to send: {command}")  # as py4j does
+            sending.debug(f"Request: {plan}")
+    assert len(caplog.messages) == 4 * len(SENDING_LOGGERS)
+    for message in caplog.messages:
+        assert "3.11" in message
+        assert not any(form in message for form in forms_of(key))
+        assert octal(key[:8]) not in message
+
+
+@contextlib.contextmanager
+def enabled(logger: logging.Logger) -> Iterator[None]:
+    """Spark Connect disables its own."""
+    was, logger.disabled = logger.disabled, False
+    yield
+    logger.disabled = was
+
+
+def octal(content: bytes) -> str:
+    return "".join(f"\\{byte:03o}" for byte in content)

@@ -1,0 +1,12 @@
+"""What a key looks like in a text that it stands in."""
+
+from __future__ import annotations
+
+import base64
+
+
+def forms_of(key: bytes) -> list[str]:
+    """Raw, as hexadecimal, as Python prints it, and within a longer text of base64."""
+    inside = [base64.b64encode(bytes(shift) + key)[4:-4].decode() for shift in range(3)]
+    shifted = [base64.b64encode(key[shift : shift + 24]).decode() for shift in range(3)]
+    return [key.decode("latin-1"), key.hex(), key.hex().upper(), repr(key)[2:-1], *inside, *shifted]
