@@ -11,9 +11,12 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass
+from typing import Self
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.base.identity import MASTER, EdgeNo, NodeId
@@ -29,6 +32,7 @@ VERSION = 1
 TAG_BYTES = 16
 OVERHEAD_BYTES = HEADER.size + TAG_BYTES
 KEY_BYTES = 32
+FRAMES = b"sparkstrom frames 1"  # what the key of frames is derived for
 NOBODY = 0xFFFF_FFFF  # on the wire: sender or receiver without an id yet, which is None in a header
 UNBOUND = EdgeNo(0)  # the edge of what the master says directly; edges count from 1
 STRANGER_BIT = 0x8000_0000  # set in a nonce's first half where the sender has no id
@@ -103,8 +107,14 @@ def told_by(token: int, count: int, kind: int, piece: int, pieces: int) -> Heade
     return Header(kind, None, MASTER, edge, counter, piece, pieces)
 
 
+def derived_key(fit_key: bytes, purpose: bytes, salt: bytes | None = None) -> bytes:
+    """HKDF-SHA256 of the fit's key. Each purpose has a key of its own; the fit's seals nothing."""
+    assert len(fit_key) == KEY_BYTES, "as the fit has drawn it"
+    return HKDF(SHA256(), KEY_BYTES, salt, purpose).derive(fit_key)
+
+
 class Seal:
-    """One job's key. Counters are the caller's: one per sender, rising with every frame.
+    """One job's key of frames. Counters are the caller's: one per sender, rising with each frame.
 
     ``token``: of the process that a frame is for. What the master says directly is sealed with
     it, and opens nowhere else; all other frames are bound by their edge.
@@ -113,6 +123,11 @@ class Seal:
     def __init__(self, key: bytes, job: int) -> None:
         assert len(key) == KEY_BYTES, "AES-256"
         self._aead, self._job = AESGCM(key), job
+
+    @classmethod
+    def of_fit(cls, fit_key: bytes, job: int) -> Self:
+        """With the key of frames that is derived from the fit's."""
+        return cls(derived_key(fit_key, FRAMES), job)
 
     def close(self, header: Header, body: bytes, token: int = 0) -> bytes:
         """The frame for one piece of a message."""
@@ -189,12 +204,18 @@ class Joiner:
     replay.
     """
 
-    def __init__(self, message_bytes_max: int) -> None:
+    def __init__(self, message_bytes_max: int, after: int = -1) -> None:
+        """``after``: the highest counter that was taken before."""
         self._message_bytes_max = message_bytes_max
-        self._counter = -1
+        self._counter = after
         self._next: tuple[int, int, int, int] | None = None  # kind, counter, piece, pieces
         self._parts: list[bytes] = []
         self._bytes = 0
+
+    @property
+    def counter(self) -> int:
+        """The highest that was taken."""
+        return self._counter
 
     @property
     def arriving_bytes(self) -> int:

@@ -109,7 +109,7 @@ class HostFit(TellingRun):
             limits_of(options, spec.workers, theta.n_params),
             theta,
             open_transport=self._driver.opener(),
-            seal=Seal(self._key, spec.job),
+            seal=Seal.of_fit(self._key, spec.job),
             clock=SystemClock(),
         )
 

@@ -110,6 +110,8 @@ class MessageEndpoint:
         self._counter = self._told = 0
         self._peers: dict[NodeId, Peer] = {}
         self._slots: dict[int, IncomingEdge] = {}
+        # The highest counters of edges that were heard: a recording is as old when one is reopened.
+        self._heard: dict[tuple[NodeId, EdgeNo, bool], int] = {}
         self._own: Address | None = None  # where this node listens for its parent
         self._master: tuple[Endpoint, int] | None = None
         self._to_master: Outbox | None = None
@@ -146,9 +148,13 @@ class MessageEndpoint:
         same = Endpoint(peer.host, peer.port) == self.transport.endpoint
         if same:
             local, peer = _local(local), _local(peer)
+        for stream, slot in list(self._slots.items()):
+            if (slot.node, slot.edge) == (node, edge) and stream not in _streams(local):
+                self._forget(stream)  # before the new ones count on
         for stream in _streams(local):
             if stream not in self._slots:
                 self.transport.open_receiver(stream, local=same)
+            self._retire(stream)
             self._slots[stream] = self._slot(node, edge, data=stream == local.data_stream)
         for stream, slot in list(self._slots.items()):
             if slot.node == node and slot.edge != edge:
@@ -162,10 +168,19 @@ class MessageEndpoint:
         self._disconnect(node)
 
     def _slot(self, node: NodeId | None, edge: EdgeNo, *, data: bool) -> IncomingEdge:
-        return IncomingEdge(node, edge, data, Joiner(self._message_bytes_max))
+        after = -1 if node is None else self._heard.get((node, edge, data), -1)
+        return IncomingEdge(node, edge, data, Joiner(self._message_bytes_max, after))
+
+    def _retire(self, stream: int) -> IncomingEdge | None:
+        """Take the slot away, and remember how far its edge has counted."""
+        slot = self._slots.pop(stream, None)
+        if slot is not None and slot.node is not None:
+            self._heard[slot.node, slot.edge, slot.data] = slot.joiner.counter
+        return slot
 
     def _unbind(self, own: int) -> None:
         assert self._own is not None
+        self._retire(own)
         self._slots[own] = self._slot(None, UNBOUND, data=own == self._own.data_stream)
 
     def _forget(self, stream: int) -> None:
@@ -176,7 +191,7 @@ class MessageEndpoint:
             self._close_receiver(stream)
 
     def _close_receiver(self, stream: int) -> None:
-        if self._slots.pop(stream, None) is not None:
+        if self._retire(stream) is not None:
             self.transport.close_receiver(stream)
 
     def _connect(self, node: NodeId, edge: EdgeNo, address: Address, *, local: bool) -> None:
@@ -367,7 +382,8 @@ class MessageEndpoint:
     def close(self) -> None:
         """Close everything, the transport too."""
         self._peers.clear()
-        self._slots.clear()
+        for stream in list(self._slots):
+            self._retire(stream)
         self._answers = Answers(self._open_answer)
         self._own = self._to_master = self._join_stream = None
         self.transport.close()

@@ -1,9 +1,9 @@
 """Sealed stream: messages over one TCP connection, sealed both ways with a key that both ends have.
 
-Each connection has keys of its own, one for each direction: an HMAC of the shared key over salts
-that both ends draw. So what was recorded of one connection opens on no other, and nothing that one
-end said opens as the other's. Records are counted, and the count is the nonce: one that is left
-out, repeated or moved ends the connection. Nothing is handed on that was not sealed so; a message
+Each connection has keys of its own, one for each direction, which HKDF derives from the shared key
+and salts that both ends draw. So what was recorded of one connection opens on no other, and nothing
+that one end said opens as the other's. Records are counted, and the count is the nonce: one that is
+left out, repeated or moved ends the connection. Nothing is handed on that was not sealed so; a message
 may therefore be of a kind that strangers must never send.
 
     salt, u8[16], each way, in the clear
@@ -12,8 +12,6 @@ may therefore be of a kind that strangers must never send.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import math
 import secrets
 import select
@@ -25,6 +23,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from sparkstrom.base.errors import WireError
+from sparkstrom.codec.frames import derived_key
 
 SALT_BYTES = 16
 TAG_BYTES = 16
@@ -132,6 +131,6 @@ class SealedStream:
 
 
 def _derived(key: bytes, salts: bytes, *, from_opener: bool) -> bytes:
-    """One direction's key of this connection."""
+    """One direction's key of this connection; with ``HELLO`` in it, it is no other purpose's."""
     way = b"to the listener" if from_opener else b"from the listener"
-    return hmac.new(key, HELLO + salts + way, hashlib.sha256).digest()
+    return derived_key(key, HELLO + salts + way)

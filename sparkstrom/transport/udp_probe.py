@@ -8,19 +8,27 @@ direction of a pair is told by its receiver.
     ping     to each peer, short, then in Aeron's length with and without leave to cut it up
     pong     the short answer, which gives the round trip
     go       "send me a train of datagrams": by what arrives of it, how fast the way is
-    train    at most TRAIN_BYTES within TRAIN_S
+    train    at most TRAIN_BYTES within TRAIN_S, and one to each peer
     bye      "I have seen all that I wanted"
 
 One thread, no retransmission beyond asking again; nothing here waits longer than the deadline.
+
+Each header is authenticated, for its receiver, under the measurement's token, which is never sent.
+A pong has the clock of a ping that its receiver has sent, and so has a go: the newest ping's from
+whom it asks. So strangers get no answer, a recording has nobody send a train, and what a process
+sends is bounded, whatever arrives: short answers to what is longer, and TRAIN_BYTES to each peer.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
+import hmac
 import select
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -41,8 +49,11 @@ RECEIVE_BUFFER = 4 << 20
 DONT_CUT, MAY_CUT = 3, 0  # IP_PMTUDISC_PROBE, IP_PMTUDISC_DONT
 IP_MTU_DISCOVER, IPV6_MTU_DISCOVER = 10, 23  # Linux; Python does not name them
 
-# u8[16] token | u8 kind | u16 sender | u16 announced length | u64 sender's clock, ns | padding
+# u8[16] proof | u8 kind | u16 sender | u16 announced length | u64 a clock, ns | padding
 HEADER = struct.Struct("<16sBHHQ")
+PROOF_BYTES = 16  # of the rest of the header and the receiver, under the token
+PROVED = struct.Struct("<BHHQH")
+PINGS_MAX = 256  # of one peer that may still be answered
 
 
 class DatagramKind(enum.IntEnum):
@@ -74,7 +85,7 @@ class ProbeGroup:
     """Who probes: all processes, each by its place in ``endpoints``."""
 
     endpoints: tuple[Endpoint, ...]
-    token: bytes  # of this measurement: what others send is not counted
+    token: bytes  # of this measurement, and secret: what others send is not counted
     seconds: float  # that it takes at most
 
 
@@ -120,6 +131,7 @@ class _Asked:
 
     pongs: int = 0
     next_s: float = 0.0
+    sent_ns: deque[int] = field(default_factory=lambda: deque(maxlen=PINGS_MAX))  # of short pings
     lengths: set[DatagramKind] = field(default_factory=set)
 
 
@@ -138,6 +150,8 @@ class UdpProbe:
         self._wanted = list(self._peers)  # trains that are still to be asked for
         self._train: _Train | None = None
         self._sending: list[_Sending] = []
+        self._sent_to: set[int] = set()  # peers that have had their train
+        self._newest_ns: dict[int, int] = {}  # peer -> the clock of its newest ping
         self._bye_s = 0.0
         self._socket: socket.socket | None = None
 
@@ -181,7 +195,9 @@ class UdpProbe:
             self._say_bye(now_s)
 
     def _ping(self, peer: int) -> None:
-        self._send(peer, DatagramKind.PING)
+        stamp_ns = time.monotonic_ns()
+        self._asked[peer].sent_ns.append(stamp_ns)
+        self._send(peer, DatagramKind.PING, stamp_ns=stamp_ns)
         self._send(peer, DatagramKind.PIECES, self._lengths[peer])
         self._allow_cutting(False)
         self._send(peer, DatagramKind.WHOLE, self._lengths[peer])
@@ -193,10 +209,11 @@ class UdpProbe:
             self._train = None
         if self._train is None:
             reached = [peer for peer in self._wanted if self._asked[peer].pongs >= PONGS]
+            reached = [peer for peer in reached if peer in self._newest_ns]
             if reached:
                 self._wanted.remove(reached[0])
                 self._train = _Train(reached[0], now_s)
-                self._send(reached[0], DatagramKind.GO)
+                self._send(reached[0], DatagramKind.GO, stamp_ns=self._newest_ns[reached[0]])
 
     def _say_bye(self, now_s: float, urgently: bool = False) -> None:
         if urgently or now_s >= self._bye_s:
@@ -218,13 +235,18 @@ class UdpProbe:
         """Whether it went; one that the interface does not take is one that does not arrive."""
         assert self._socket is not None
         stamp_ns = stamp_ns or time.monotonic_ns()
-        header = HEADER.pack(self._group.token, kind, self._own, length, stamp_ns)
+        proof = self._proof(kind, self._own, length, stamp_ns, peer)
+        header = HEADER.pack(proof, kind, self._own, length, stamp_ns)
         endpoint = self._group.endpoints[peer]
         try:
             self._socket.sendto(header.ljust(length, b"\0"), (endpoint.host, endpoint.port))
         except OSError:  # too long for the interface, no route, or full: the receiver's word counts
             return False
         return True
+
+    def _proof(self, kind: int, sender: int, length: int, stamp_ns: int, receiver: int) -> bytes:
+        said = PROVED.pack(kind, sender, length, stamp_ns, receiver)
+        return hashlib.blake2b(said, digest_size=PROOF_BYTES, key=self._group.token).digest()
 
     def _allow_cutting(self, allowed: bool) -> None:
         assert self._socket is not None
@@ -260,16 +282,21 @@ class UdpProbe:
     def _on_datagram(self, datagram: bytes) -> None:
         if len(datagram) < HEADER.size:
             return
-        token, kind, sender, length, stamp_ns = HEADER.unpack_from(datagram)
-        if token != self._group.token or sender not in self.heard or len(datagram) < length:
+        proof, kind, sender, length, stamp_ns = HEADER.unpack_from(datagram)
+        ours = self._proof(kind, sender, length, stamp_ns, self._own)
+        if not hmac.compare_digest(proof, ours) or sender not in self.heard:
             return  # somebody else's
+        if len(datagram) < length:
+            return  # cut on its way
         heard = self.heard[sender]
         if kind == DatagramKind.TRAIN:
             if self._train is not None and self._train.peer == sender:
                 self._train.take(len(datagram), time.monotonic())
         elif kind == DatagramKind.GO:
-            self._sending.append(_Sending(sender, time.monotonic() + TRAIN_S))
-        elif kind == DatagramKind.PONG:
+            if stamp_ns in self._asked[sender].sent_ns and sender not in self._sent_to:
+                self._sent_to.add(sender)
+                self._sending.append(_Sending(sender, time.monotonic() + TRAIN_S))
+        elif kind == DatagramKind.PONG and stamp_ns in self._asked[sender].sent_ns:
             passed_s = (time.monotonic_ns() - stamp_ns) / 1e9
             heard.round_trip_s = min(passed_s, heard.round_trip_s or passed_s)
             self._asked[sender].pongs += 1
@@ -277,6 +304,7 @@ class UdpProbe:
             heard.bye = True
         elif kind == DatagramKind.PING:
             heard.pinged = True
+            self._newest_ns[sender] = max(stamp_ns, self._newest_ns.get(sender, 0))
             self._send(sender, DatagramKind.PONG, stamp_ns=stamp_ns)
         heard.whole |= kind == DatagramKind.WHOLE
         heard.pieces |= kind == DatagramKind.PIECES

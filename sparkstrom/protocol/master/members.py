@@ -122,6 +122,7 @@ class Members:
         """A new id, which owns the partition; what the process was granted goes along."""
         node, former = self.next_id, self.former(join.token)
         partition = self.partitions[join.partition]
+        assert node not in self.executors, f"node {node} again: nonces begin with a node's id"
         assert partition.owner is None, f"partition {partition.index} is {partition.owner}'s"
         for id_before in former:
             self.checkpoints.returned(id_before, node)

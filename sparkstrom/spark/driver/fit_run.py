@@ -109,7 +109,7 @@ class FitRun(TellingRun):
             limits_of(site.master, spec.workers, theta.n_params),
             theta,
             open_transport=driver_transport(spec, void, host),
-            seal=Seal(self._key, spec.job),
+            seal=Seal.of_fit(self._key, spec.job),
             clock=SystemClock(),
         )
 

@@ -52,7 +52,7 @@ class TrainingJob:
 
     def seal(self) -> Seal:
         """What closes and opens this job's frames."""
-        return Seal(self.key, self.spec.job)
+        return Seal.of_fit(self.key, self.spec.job)
 
     @property
     def tree(self) -> Topology:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 from dataclasses import replace
 
 import pytest
@@ -10,13 +11,16 @@ from hypothesis import strategies as st
 
 from sparkstrom.base.errors import WireError
 from sparkstrom.codec.frames import (
+    FRAMES,
     HEADER,
     KEY_BYTES,
     OVERHEAD_BYTES,
     TAG_BYTES,
+    FrameError,
     Header,
     Joiner,
     Seal,
+    derived_key,
     pieces_of,
 )
 
@@ -186,3 +190,16 @@ def test_a_message_that_grows_too_long_is_dropped_at_once() -> None:
     with pytest.raises(WireError, match="more than 5 bytes"):
         joiner.take(tail, end)
     assert joiner.take(*pieces(b"abcde", 9, 3)[0]) == b"abcde"
+
+
+def test_each_purpose_has_a_key_of_its_own() -> None:
+    """Vector: HKDF-SHA256 without salt, as RFC 5869 has it, by HMAC alone."""
+    fit_key = bytes(range(KEY_BYTES))
+    first = hmac.digest(bytes(32), fit_key, "sha256")
+    assert derived_key(fit_key, FRAMES) == hmac.digest(first, FRAMES + b"\1", "sha256")
+    keys = {derived_key(fit_key, purpose) for purpose in (FRAMES, b"another")} | {fit_key}
+    assert len(keys) == 3
+    frame = Seal.of_fit(fit_key, JOB).close(HEAD, b"body")
+    assert Seal.of_fit(fit_key, JOB).open_untrusted(frame) == (HEAD, b"body")
+    with pytest.raises(FrameError, match="seal"):
+        Seal(fit_key, JOB).open_untrusted(frame)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from sparkstrom.codec.messages import (
     Activity,
     Attached,
@@ -212,3 +214,11 @@ def test_the_pace_of_a_newcomer_is_that_of_the_slowest(master: Any) -> None:
     master.evict(1)
     (welcome,) = answers(master.join(0, attempt=50, token=7), Welcome)
     assert welcome.steps == 5
+
+
+def test_no_id_is_given_twice(master: Any) -> None:
+    """Nonces begin with it, under one key for all."""
+    master.running().evict(1)
+    master.machine.members.next_id = 1
+    with pytest.raises(AssertionError, match="node 1 again"):
+        master.enter(0, count=2)

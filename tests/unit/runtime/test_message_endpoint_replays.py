@@ -97,6 +97,31 @@ def test_what_was_heard_on_one_stream_of_an_edge_is_not_heard_on_the_other(
     assert master.room.traffic.rejected == {Rejection.OTHER_STREAM: 2}
 
 
+@pytest.mark.parametrize("how", ["opened again", "closed before", "elsewhere", "moved"])
+def test_what_was_heard_on_an_edge_is_not_heard_when_it_is_opened_again(
+    network: MemoryNetwork, master: Office, how: str
+) -> None:
+    node = Office(network, 7, 20)
+    up = join(master, node, edge=3)
+    recorded = [Seal(KEY, JOB).close(replace(HEAD, counter=count), ASK) for count in (4, 5)]
+    offer(node, up, *recorded)
+    assert master.got() == [(7, AskAfter(1))] * 2
+    if how == "closed before":
+        master.room.close_edge(7)
+    elif how == "elsewhere":
+        up = master.at(5000)
+    elif how == "moved":
+        master.room.move_to(network.open)
+        master.transport = master.room.transport
+        up = master.at(1012)
+    master.room.open_edge(7, 3, up, node.address)
+    offer(node, up, *recorded)
+    assert master.got() == []
+    assert master.room.traffic.rejected == {Rejection.AGAIN: 2}
+    offer(node, up, Seal(KEY, JOB).close(replace(HEAD, counter=6), ASK))
+    assert master.got() == [(7, AskAfter(1))]
+
+
 # -- from the master -------------------------------------------------------------------------------
 
 

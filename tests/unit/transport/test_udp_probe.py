@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -85,6 +86,63 @@ def test_strangers_and_rubbish_do_not_count() -> None:
             rubbish.sendto(noise, tuple(group.endpoints[0]))
         stranger.run()
         assert looking.result() == {1: HeardOf()}
+
+
+def recorded(group: ProbeGroup, kind: udp_probe.DatagramKind, stamp_ns: int) -> bytes:
+    """What peer 1 sends to peer 0."""
+    proof = UdpProbe(group, 1, lambda endpoint: 1408)._proof(kind, 1, 0, stamp_ns, 0)
+    return udp_probe.HEADER.pack(proof, kind, 1, 0, stamp_ns)
+
+
+def received(probe: UdpProbe, listening: socket.socket, datagrams: list[bytes]) -> int:
+    """How many bytes these make the probe send."""
+    for datagram in datagrams:
+        probe._on_datagram(datagram)
+    end_s, count = time.monotonic() + 2 * udp_probe.TRAIN_S, 0
+    while probe._sending and time.monotonic() < end_s:
+        probe._go_on_sending(time.monotonic())
+        count += drained(listening)
+    return count + drained(listening)
+
+
+def drained(listening: socket.socket) -> int:
+    count = 0
+    while True:
+        try:
+            count += len(listening.recv(65_536))
+        except BlockingIOError:
+            return count
+
+
+def test_nobody_without_the_token_is_answered_and_the_token_is_not_sent() -> None:
+    group = group_of(2, 0.3)
+    kinds = udp_probe.DatagramKind
+    with UdpProbe(group, 0, lambda endpoint: 1408) as probe, bound(group.endpoints[1]) as peer:
+        forged = [udp_probe.HEADER.pack(TOKEN, kind, 1, 0, 1) for kind in kinds]
+        assert received(probe, peer, forged * 5) == 0
+        probe._ping(1)
+        assert TOKEN not in peer.recv(65_536)
+
+
+def test_a_train_needs_an_answer_to_a_ping_and_comes_once() -> None:
+    group = group_of(2, 0.3)
+    go = udp_probe.DatagramKind.GO
+    with UdpProbe(group, 0, lambda endpoint: 1408) as probe, bound(group.endpoints[1]) as peer:
+        assert received(probe, peer, [recorded(group, go, 1)] * 5) == 0
+        probe._ping(1)
+        drained(peer)
+        fresh = recorded(group, go, probe._asked[1].sent_ns[-1])
+        first = received(probe, peer, [fresh] * 5)
+        assert 1408 <= first <= udp_probe.TRAIN_BYTES + 1408
+        assert received(probe, peer, [fresh] * 5) == 0
+
+
+def test_a_pong_counts_for_a_ping_of_ours_alone() -> None:
+    group = group_of(2, 0.3)
+    pong = udp_probe.DatagramKind.PONG
+    with UdpProbe(group, 0, lambda endpoint: 1408) as probe:
+        probe._on_datagram(recorded(group, pong, 1))
+        assert probe.heard[1] == HeardOf()
 
 
 def test_a_port_that_stays_taken_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
