@@ -3,8 +3,8 @@
 Each connection has keys of its own, one for each direction, which HKDF derives from the shared key
 and salts that both ends draw. So what was recorded of one connection opens on no other, and nothing
 that one end said opens as the other's. Records are counted, and the count is the nonce: one that is
-left out, repeated or moved ends the connection. Nothing is handed on that was not sealed so; a message
-may therefore be of a kind that strangers must never send.
+left out, repeated or moved ends the connection. Nothing is handed on that was not sealed so; a
+message may therefore be of a kind that strangers must never send.
 
     salt, u8[16], each way, in the clear
     record: u32 bytes, sealed: 16 more than in the clear | u8 1: more of this message follows | body
