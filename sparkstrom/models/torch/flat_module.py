@@ -85,6 +85,7 @@ class FlatModule:
         self._named = named_parameters(module)
         self._module = module
         self._layout: Layout = layout_of(self._named)
+        self._buffer_shapes = module_buffers.shapes_of(module_buffers.named_buffers(module))
         self._device = torch.device("cpu")
         self._views: Views | None = None
         self._updater: Updater | None = None
@@ -118,6 +119,14 @@ class FlatModule:
     def module(self) -> nn.Module:
         """The user's module; its parameters are views of what ``bind`` took last."""
         return self._module
+
+    def frozen_parameters(self) -> list[slice]:
+        """Return where parameters without ``requires_grad`` are in the flat vector."""
+        return [
+            slice(start, start + parameter.numel())
+            for parameter, start in zip(self._named.values(), self._layout.starts, strict=True)
+            if not parameter.requires_grad
+        ]
 
     def initial(self) -> Flat:
         """The module's own values, from before it was bound, f32[n_params]. They do not travel."""
@@ -238,8 +247,13 @@ class FlatModule:
     # -- buffers, and what is saved beside the parameters ----------------------------------------
 
     def buffers_bytes(self) -> bytes:
-        """BatchNorm's statistics and their like, as they are now."""
-        return module_buffers.packed(module_buffers.named_buffers(self._module))
+        """BatchNorm's statistics and their like, as they are now.
+
+        Raise UsageError naming a buffer whose shape has changed.
+        """
+        buffers = module_buffers.named_buffers(self._module)
+        module_buffers.check_shapes(buffers, self._buffer_shapes)
+        return module_buffers.packed(buffers)
 
     def load_buffers_bytes(self, data: bytes) -> None:
         """Take what ``buffers_bytes`` of an equal model returned."""

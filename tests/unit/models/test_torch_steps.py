@@ -1,4 +1,4 @@
-"""Twenty steps of a TorchModel against twenty steps of plain torch, and what must not change them."""
+"""Twenty steps of a TorchModel against twenty steps of plain torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.base import Batch
+from sparkstrom.models.base import Batch, without_frozen
 
 torch = pytest.importorskip(
     "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
@@ -142,3 +142,74 @@ def test_a_hook_that_holds_the_module_is_refused_by_the_parameters_name() -> Non
 
     with pytest.raises(UsageError, match=r"a hook on inner\.weight .* holds the module"):
         TorchModel(Masked(), nn.CrossEntropyLoss(), SGD)
+
+
+class Lookahead(torch.optim.SGD):
+    """SGD whose parameters go halfway back to slow ones every third step; kept as attributes."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr, momentum=0.9)
+        self.steps_done = 0
+        self.slow: dict[Any, torch.Tensor] = {}
+        self.norms: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.steps_done += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["history"] = [torch.full((2,), float(self.steps_done)), 1]
+                slow = self.slow.setdefault(p, p.detach().clone())
+                if self.steps_done % 3 == 0:
+                    slow.lerp_(p, 0.5)
+                    p.copy_(slow)
+        self.norms = [*self.norms, p.norm()][-2:]
+
+
+def test_what_an_optimizer_keeps_as_attributes_is_part_of_its_state() -> None:
+    optimizer = partial(Lookahead, lr=0.05)
+    expected = plain(mlp(), nn.CrossEntropyLoss(), Y, optimizer)
+    model = TorchModel(mlp(), nn.CrossEntropyLoss(), optimizer)
+    params = bound(model)
+    for _ in range(4):
+        for _ in range(5):
+            model.step(Batch(X, Y))
+        other = TorchModel(mlp(1), nn.CrossEntropyLoss(), optimizer)
+        params = bound(other, params.copy())
+        other.load_updater_state(copy.deepcopy(model.updater_state()))
+        model = other
+    np.testing.assert_allclose(params, expected, rtol=0, atol=1e-6)
+    made = model._made()[0]
+    history = next(iter(made.state.values()))["history"]
+    assert history[0].tolist() == [20.0, 20.0]
+    assert history[1] == 1
+    assert len(made.norms) == 2
+
+
+def test_layers_are_frozen_and_unfrozen_between_two_fits() -> None:
+    model = TorchModel(mlp(), nn.CrossEntropyLoss(), partial(torch.optim.Adam, lr=0.01))
+    params = bound(model)
+    model.step(Batch(X, Y))
+    state = copy.deepcopy(model.updater_state())
+    for trained in (False, True):
+        model.module[0].requires_grad_(trained)
+        other = travelled(model)
+        now = bound(other, params.copy())
+        other.load_updater_state(copy.deepcopy(state))
+        other.step(Batch(X, Y))
+        assert (now[:35] != params[:35]).any() == trained
+        assert (now[35:] != params[35:]).any()
+        left = without_frozen(other, np.ones(other.n_params, np.float32))
+        assert left[:35].any() == trained
+        assert left[35:].all()
+        state = copy.deepcopy(other.updater_state())
+
+
+def test_a_buffer_that_changes_its_shape_is_named() -> None:
+    module = mlp()
+    module.register_buffer("bank", torch.zeros(0, 4))
+    model = TorchModel(module, nn.CrossEntropyLoss(), SGD)
+    module.bank = torch.zeros(3, 4)
+    with pytest.raises(UsageError, match=r"buffer bank has shape \[3, 4\] now.*\[0, 4\]"):
+        model.buffers_bytes()
