@@ -236,6 +236,24 @@ class Epochal(Protocol):
 
 
 @runtime_checkable
+class PartlyFrozen(Protocol):
+    """A model some of whose parameters may be frozen from one fit to the next."""
+
+    def frozen_parameters(self) -> list[slice]:
+        """Return where frozen parameters are in the flat vector."""
+
+
+def without_frozen(model: Any, residual: Flat) -> Flat:
+    """Return the residual with zeros for the parameters that the model does not train now."""
+    frozen = model.frozen_parameters() if isinstance(model, PartlyFrozen) else []
+    if frozen:
+        residual = residual.copy()
+        for part in frozen:
+            residual[part] = 0
+    return residual
+
+
+@runtime_checkable
 class LossBound(Protocol):
     """A Measured model that may have no loss to measure with."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from sparkstrom.models.torch.optimizer_options import device_of, index_of
 from sparkstrom.models.torch.optimizers import load_state, state_of
 from sparkstrom.models.torch.pacing import Pacing, told
 from sparkstrom.models.torch.parameters import (
+    Named,
     Views,
     gathered,
     layout_of,
@@ -47,7 +49,12 @@ from sparkstrom.models.torch.tensors import (
     slices_of,
 )
 from sparkstrom.models.torch.torch_losses import number_of
-from sparkstrom.models.torch.travel import awakened, without_storage
+from sparkstrom.models.torch.travel import (
+    awakened,
+    parameter_hooks,
+    register_hooks,
+    without_storage,
+)
 
 Updater = tuple[Optimizer, LRScheduler | None]
 
@@ -68,6 +75,7 @@ class FlatModule:
         """A user's module, with the values that it has now. Raise UsageError for what cannot be."""
         self._set_up(module)
         refuse_aliases(module, self._named)
+        parameter_hooks(module, self._named)
         self._has_values = True
         if not module.training:
             module.train()
@@ -77,6 +85,7 @@ class FlatModule:
         self._named = named_parameters(module)
         self._module = module
         self._layout: Layout = layout_of(self._named)
+        self._buffer_shapes = module_buffers.shapes_of(module_buffers.named_buffers(module))
         self._device = torch.device("cpu")
         self._views: Views | None = None
         self._updater: Updater | None = None
@@ -110,6 +119,14 @@ class FlatModule:
     def module(self) -> nn.Module:
         """The user's module; its parameters are views of what ``bind`` took last."""
         return self._module
+
+    def frozen_parameters(self) -> list[slice]:
+        """Return where parameters without ``requires_grad`` are in the flat vector."""
+        return [
+            slice(start, start + parameter.numel())
+            for parameter, start in zip(self._named.values(), self._layout.starts, strict=True)
+            if not parameter.requires_grad
+        ]
 
     def initial(self) -> Flat:
         """The module's own values, from before it was bound, f32[n_params]. They do not travel."""
@@ -159,6 +176,8 @@ class FlatModule:
         tensors = batch_to(self._device, batch)
         with self._pacing.step(optimizer, scheduler), self._pacing.statistics(self._module):
             loss = number_of(self._train(optimizer, tensors, batch.rows))
+        if math.isnan(loss) and _has_nothing_to_learn(self._named):
+            loss = 0.0
         self._pacing.scheduled(scheduler, loss)
         views.store()
         self._has_stepped = True
@@ -228,8 +247,13 @@ class FlatModule:
     # -- buffers, and what is saved beside the parameters ----------------------------------------
 
     def buffers_bytes(self) -> bytes:
-        """BatchNorm's statistics and their like, as they are now."""
-        return module_buffers.packed(module_buffers.named_buffers(self._module))
+        """BatchNorm's statistics and their like, as they are now.
+
+        Raise UsageError naming a buffer whose shape has changed.
+        """
+        buffers = module_buffers.named_buffers(self._module)
+        module_buffers.check_shapes(buffers, self._buffer_shapes)
+        return module_buffers.packed(buffers)
 
     def load_buffers_bytes(self, data: bytes) -> None:
         """Take what ``buffers_bytes`` of an equal model returned."""
@@ -297,10 +321,13 @@ class FlatModule:
         """What ships: the module without the parameters' storage, buffers, factories, options."""
         need_same(self._module, self._named)
         state = {name: self.__dict__[name] for name in self.OPTIONS}
-        return {**state, "_module": without_storage(self._module, self._named)}
+        hooks = parameter_hooks(self._module, self._named)
+        module = without_storage(self._module, self._named)
+        return {**state, "_module": module, "_hooks": hooks}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._set_up(awakened(state["_module"]))
+        register_hooks(self._named, state.get("_hooks", {}))  # saved by versions without hooks
         self.__dict__.update({name: state[name] for name in self.OPTIONS})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -309,3 +336,11 @@ class FlatModule:
         twin.__setstate__(self.__getstate__())
         twin._initial = self.initial() if self._has_values else self._initial
         return twin
+
+
+def _has_nothing_to_learn(named: Named) -> bool:
+    """Return whether all gradients are zero, as where the labels of a minibatch are all ignored.
+
+    The loss is then a mean over nothing, which torch computes as NaN.
+    """
+    return all(p.grad is None or not p.grad.any() for p in named.values())

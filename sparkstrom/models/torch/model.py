@@ -37,7 +37,14 @@ from sparkstrom.models.torch.tensors import (
     explained,
     parts_of,
 )
-from sparkstrom.models.torch.torch_losses import Loss, is_torchs, named, outputs_kind, weighted
+from sparkstrom.models.torch.torch_losses import (
+    Loss,
+    counted,
+    is_torchs,
+    named,
+    outputs_kind,
+    weighted,
+)
 from sparkstrom.models.torch.travel import refuse_holders, without_storage
 
 Step = Callable[[nn.Module, Optimizer, TorchBatch], Any]
@@ -119,9 +126,9 @@ class TorchModel(FlatModule):
         self.need_loss()
         tensors = batch_to(self._device, batch)
         with self._evaluating(), self._precision():
-            mean = float(self._loss_of(self._called(tensors.features), tensors))
-        weight = batch.rows if tensors.weights is None else float(tensors.weights.double().sum())
-        return mean * weight, weight
+            mean = self._loss_of(self._called(tensors.features), tensors)
+        weight = self._counted_rows(tensors, batch.rows, mean)
+        return (float(mean) * weight if weight else 0.0), weight
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -158,6 +165,16 @@ class TorchModel(FlatModule):
             raise UsageError(f"loss(output, target) returned {shape}: it must be one number, the"
                              " mean over rows")  # fmt: skip
         return loss
+
+    def _counted_rows(self, batch: TorchBatch, rows: int, like: torch.Tensor) -> float:
+        """Return how many rows the mean loss is of, by weight; ignored places count nothing."""
+        counts = counted(self._loss, batch.labels, like.double())
+        if batch.weights is None:
+            return float(rows) if counts is None else float(counts.sum()) * rows / counts.numel()
+        weights = batch.weights.double()
+        if counts is None:
+            return float(weights.sum())
+        return float((weights * counts.reshape(rows, -1).mean(dim=1)).sum())
 
     @contextlib.contextmanager
     def _strictly(self) -> Iterator[None]:

@@ -24,6 +24,24 @@ def named_buffers(module: nn.Module) -> Buffers:
     return {name: buffer for name, buffer in module.named_buffers() if name in keys}
 
 
+def shapes_of(buffers: Buffers) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each buffer."""
+    return {name: tuple(buffer.shape) for name, buffer in buffers.items()}
+
+
+def check_shapes(buffers: Buffers, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Raise UsageError naming a buffer that has another shape than when the model was made."""
+    for name, buffer in buffers.items():
+        if (shape := shapes.get(name)) != tuple(buffer.shape):
+            before = "not there" if shape is None else f"of shape {list(shape)}"
+            raise UsageError(
+                f"buffer {name} has shape {list(buffer.shape)} now and was {before} when the model"
+                " was made: buffers are averaged over workers and must keep their shapes; give it"
+                " its final shape from the beginning, or register it with persistent=False, so"
+                " that each worker keeps its own"
+            )
+
+
 def packed(buffers: Buffers) -> bytes:
     """The bytes of all buffers."""
     return b"".join(

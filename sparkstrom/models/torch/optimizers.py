@@ -1,8 +1,12 @@
 """Optimizers: made from the user's factory, checked, and their state as named arrays and scalars.
 
 Names of a state: ``state/PARAMETER/KEY``, ``shared/KEY`` (what belongs to no parameter),
+``own/ATTRIBUTE`` (numbers and tensors that an optimizer keeps as attributes of its own),
 ``groups/NUMBER/KEY`` (learning rates change by the scheduler), ``scheduler/KEY``. A tensor without
 dimensions becomes a scalar whose name ends with its type, as in ``state/0.weight/step:float32``.
+The parts of a container follow its name, each after a ``~`` and a letter: ``~l0`` the first of a
+list, ``~t0`` of a tuple, ``~sNAME`` and ``~iNUMBER`` the value of a key of a dict, ``~pNAME`` that
+of a parameter.
 """
 
 from __future__ import annotations
@@ -27,6 +31,20 @@ REFUSED = {
     SparseAdam: "it takes sparse gradients only, and leaves all rows alone that a batch does not"
     " touch; use Adam without sparse=True, or SGD or Adagrad, which take sparse gradients, too",
 }
+
+# Attributes of any optimizer of torch, among them what its schedulers set.
+TORCHS_ATTRIBUTES = frozenset(
+    {"defaults", "state", "param_groups", "step", "zero_grad"}
+    | vars(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0)).keys()
+)
+TORCHS_PREFIXES = (
+    "_optimizer_",
+    "_opt_called",
+    "_warned_",
+    "_need_",
+    "_step_supports",
+    "_zero_grad",
+)
 
 OptimizerFactory = Callable[[Any], Optimizer]
 Groups = Callable[[Named], list[dict[str, Any]]]
@@ -101,9 +119,12 @@ def made_optimizer(factory: OptimizerFactory, groups: Groups | None, named: Name
 
 
 def check_optimizer(optimizer: Optimizer, named: Named) -> None:
-    """Raise UsageError unless it steps once a minibatch, on all trainable parameters."""
+    """Raise UsageError unless it steps once a minibatch, on all trainable parameters.
+
+    It may have frozen ones of the module too: without gradients, torch leaves them as they are.
+    """
     _refuse_closures(optimizer)
-    _check_covers(optimizer, {name: p for name, p in named.items() if p.requires_grad})
+    _check_covers(optimizer, named)
 
 
 def made_scheduler(factory: SchedulerFactory | None, optimizer: Optimizer) -> LRScheduler | None:
@@ -187,12 +208,12 @@ def _refuse_closures(optimizer: Optimizer) -> None:
         )
 
 
-def _check_covers(optimizer: Optimizer, trainable: Named) -> None:
+def _check_covers(optimizer: Optimizer, named: Named) -> None:
     taken = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    ours = {id(p) for p in trainable.values()}
-    if taken - ours:
+    trainable = {name: p for name, p in named.items() if p.requires_grad}
+    if taken - {id(p) for p in named.values()}:
         raise UsageError(
-            "the optimizer has parameters that are not the module's trainable ones: make it from"
+            "the optimizer has parameters that are not the module's: make it from"
             " those that the factory is given, and from no others (on an executor the module is"
             " another object than in your program)"
         )
@@ -216,7 +237,9 @@ def state_of(optimizer: Optimizer, scheduler: LRScheduler | None, named: Named) 
             _put(state, f"shared/{owner}", values)
             continue
         for key, value in values.items():
-            _put(state, f"state/{names[id(owner)]}/{key}", value)
+            _put_tree(state, f"state/{names[id(owner)]}/{key}", value, names)
+    for key, value in _own_attributes(optimizer).items():
+        _put_tree(state, f"own/{key}", value, names)
     for number, group in enumerate(optimizer.param_groups):
         options = {key: value for key, value in group.items() if key != "params"}
         _flatten(options, f"groups/{number}", state)
@@ -232,19 +255,29 @@ def load_state(
     left = dict(state)
     loaded = optimizer.state_dict()
     loaded["state"] = _parameter_state(optimizer, named, left) | _shared_state(left)
+    own = _own_state(optimizer, named, left)
     loaded["param_groups"] = [
         _filled(group, f"groups/{number}", left)
         for number, group in enumerate(loaded["param_groups"])
     ]
     schedule = None if scheduler is None else _filled(scheduler.state_dict(), "scheduler", left)
+    frozen = {name for name, p in named.items() if not p.requires_grad}
+    left = {path: value for path, value in left.items() if _parameter_of(path) not in frozen}
     if left:
         raise UsageError(
             f"updater state has {sorted(left)[0]!r}, which this {type(optimizer).__name__} does"
             " not: it is not of an equal model"
         )
     optimizer.load_state_dict(loaded)
+    vars(optimizer).update(own)
     if scheduler is not None and schedule is not None:
         scheduler.load_state_dict(schedule)
+
+
+def _parameter_of(path: str) -> str | None:
+    """Return the parameter that a path of a state belongs to, if any."""
+    kind, _, rest = path.partition("/")
+    return rest.rpartition("/")[0] if kind == "state" else None
 
 
 def _parameter_state(optimizer: Optimizer, named: Named, left: State) -> dict[Any, Any]:
@@ -255,14 +288,98 @@ def _parameter_state(optimizer: Optimizer, named: Named, left: State) -> dict[An
     for path in [path for path in left if path.startswith("state/")]:
         name, _, key = path.removeprefix("state/").rpartition("/")
         if name in numbers:
-            key, value = _taken(key, left.pop(path))
-            made.setdefault(numbers[name], {})[key] = value
-    return made
+            values = made.setdefault(numbers[name], {})
+            _add_part(values, key, left.pop(path), named)
+    return {number: _whole(values) for number, values in made.items()}
 
 
 def _shared_state(left: State) -> dict[str, Any]:
     paths = [path for path in left if path.startswith("shared/")]
     return dict(_taken(path.removeprefix("shared/"), left.pop(path)) for path in paths)
+
+
+def _own_attributes(optimizer: Optimizer) -> dict[str, Any]:
+    """Return the attributes that a class of optimizers adds to those of torch's own.
+
+    Torch leaves them out of ``state_dict`` unless the class overrides that.
+    """
+    return {
+        key: value
+        for key, value in vars(optimizer).items()
+        if key not in TORCHS_ATTRIBUTES and not key.startswith(TORCHS_PREFIXES)
+    }
+
+
+def _own_state(optimizer: Optimizer, named: Named, left: State) -> dict[str, Any]:
+    """Take attributes out of ``left``, each on the device of the parameters."""
+    known, made = _own_attributes(optimizer), dict[str, Any]()
+    for path in [path for path in left if path.startswith("own/")]:
+        key = path.removeprefix("own/")
+        if key.partition("~")[0].partition(":")[0] in known:
+            _add_part(made, key, left.pop(path), named)
+    device = next(iter(named.values())).device
+    moved = {key: _moved(value, device) for key, value in _whole(made).items()}
+    assert isinstance(moved, dict)
+    return moved
+
+
+def _moved(tree: Any, device: torch.device) -> Any:
+    if isinstance(tree, dict):
+        return {key: _moved(value, device) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(_moved(value, device) for value in tree)
+    return tree.to(device) if isinstance(tree, torch.Tensor) else tree
+
+
+class _Parts(dict[str, Any]):
+    """The parts of a container while it is put together: by ``l0``, ``sNAME``, ..."""
+
+
+def _put_tree(state: State, path: str, value: Any, names: dict[int, str]) -> None:
+    """Put numbers and tensors, and those in lists, tuples and dicts, however deep."""
+    if isinstance(value, dict):
+        for key, part in value.items():
+            if isinstance(key, torch.Tensor):
+                if id(key) in names:
+                    _put_tree(state, f"{path}~p{names[id(key)]}", part, names)
+            elif isinstance(key, str | int):
+                _put_tree(state, f"{path}~{'s' if isinstance(key, str) else 'i'}{key}", part, names)
+    elif isinstance(value, list | tuple):
+        letter = "l" if isinstance(value, list) else "t"
+        for number, part in enumerate(value):
+            _put_tree(state, f"{path}~{letter}{number}", part, names)
+    else:
+        _put(state, path, value)
+
+
+def _add_part(values: dict[Any, Any], path: str, value: Any, named: Named) -> None:
+    """Put a value where its path says; containers are put together by ``_whole``."""
+    *steps, last = path.split("~")
+    last, value = _taken(last, value)
+    for step in steps:
+        values = values.setdefault(_key_of(step, named, values), _Parts())
+    values[_key_of(last, named, values)] = value
+
+
+def _key_of(step: str, named: Named, inside: dict[Any, Any]) -> Any:
+    if not isinstance(inside, _Parts):
+        return step
+    letter, name = step[0], step[1:]
+    return (letter, named[name] if letter == "p" else name)
+
+
+def _whole(tree: Any) -> Any:
+    """Return lists, tuples and dicts for the parts that were added."""
+    if not isinstance(tree, dict):
+        return tree
+    values = {key: _whole(value) for key, value in tree.items()}
+    if not isinstance(tree, _Parts):
+        return values
+    letters = {letter for letter, _ in values}
+    if letters <= {"l"} or letters <= {"t"}:
+        ordered = [values[key] for key in sorted(values, key=lambda key: int(key[1]))]
+        return tuple(ordered) if letters == {"t"} else ordered
+    return {int(key) if letter == "i" else key: v for (letter, key), v in values.items()}
 
 
 def _put(state: State, path: str, value: Any) -> None:

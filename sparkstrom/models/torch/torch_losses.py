@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable
 from numbers import Real
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.nn import functional
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.torch.tensors import TINY, Tensors
+from sparkstrom.models.torch.tensors import IGNORED, TINY, Tensors
 
 Loss = Callable[..., torch.Tensor]
 MEANS = ("mean", "batchmean")  # the latter adds up a row's values, as KLDivLoss wants it
@@ -64,9 +66,39 @@ def check_loss(loss: Any) -> None:
         )
 
 
+def counted(loss: Any, target: Tensors, like: torch.Tensor) -> torch.Tensor | None:
+    """Return what each place of ``target`` counts in the loss's own mean, or None: all count one.
+
+    ``CrossEntropyLoss`` and ``NLLLoss`` divide by the sum of the class weights of the places whose
+    label is not ``ignore_index``. Labels that are probabilities count one each. ``like``: a tensor
+    of the dtype and device that the result is to have.
+    """
+    options = _class_options(loss)
+    if options is None or not isinstance(target, torch.Tensor) or target.is_floating_point():
+        return None
+    weight, ignored = options
+    is_counted = target != ignored
+    if weight is None:
+        return is_counted.to(like.dtype)
+    labels = torch.where(is_counted, target, 0)
+    return weight.to(like.device, like.dtype)[labels] * is_counted
+
+
+def _class_options(loss: Any) -> tuple[torch.Tensor | None, int] | None:
+    """Return (class weights, ignore_index) of torch's losses of one class per place."""
+    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
+        return loss.weight, loss.ignore_index
+    keywords = loss.keywords if isinstance(loss, functools.partial) else {}
+    if getattr(loss, "func", loss) in (functional.cross_entropy, functional.nll_loss):
+        return keywords.get("weight"), keywords.get("ignore_index", IGNORED)
+    return None
+
+
 def weighted(loss: Loss, output: Tensors, target: Tensors, weights: torch.Tensor) -> torch.Tensor:
     """sum(weight * loss of row) / sum(weight).
 
+    With weights of one this is what the loss computes without them, class weights and ignored
+    labels included: sum(weight * class weight * loss) / sum(weight * class weight) over places.
     A loss with a parameter ``weights`` gets them, and returns that mean itself. Torch's own, which
     have a ``reduction``, are asked for each row's loss. Raise UsageError for any other.
     """
@@ -75,9 +107,9 @@ def weighted(loss: Loss, output: Tensors, target: Tensors, weights: torch.Tensor
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
         each = copy.copy(loss)
         each.reduction = "none"
-        return _mean(each(output, target), weights, loss.reduction)
+        return _mean(loss, each(output, target), target, weights, loss.reduction)
     if (reduction := _reduction(loss)) is not None:
-        return _mean(loss(output, target, reduction="none"), weights, reduction)
+        return _mean(loss, loss(output, target, reduction="none"), target, weights, reduction)
     raise UsageError(
         "rows have weights, but the loss takes none: give it a parameter `weights` (f32[rows]) and"
         " let it return sum(weights * losses) / sum(weights), or use a loss with `reduction`"
@@ -93,12 +125,18 @@ def number_of(loss: Any) -> float:
     raise UsageError(f"step(module, optimizer, batch) returned {loss!r}: it must return the loss")
 
 
-def _mean(losses: torch.Tensor, weights: torch.Tensor, reduction: Any) -> torch.Tensor:
+def _mean(
+    loss: Any, losses: torch.Tensor, target: Tensors, weights: torch.Tensor, reduction: Any
+) -> torch.Tensor:
     if losses.ndim == 0 or len(losses) != len(weights):
         raise UsageError(
             f"the loss makes {list(losses.shape)} values of {len(weights)} rows: with weights it"
             " needs one for each row, or several [rows, ...]"
         )
+    counts = counted(loss, target, losses)
+    if counts is not None:  # the losses have the class weights in them already
+        each = weights.reshape(-1, *[1] * (losses.ndim - 1))
+        return (each * losses).sum() / (each * counts).sum().clamp_min(TINY)
     rows = losses.reshape(len(weights), -1)
     each = rows.sum(dim=1) if reduction == "batchmean" else rows.mean(dim=1)
     return (weights * each).sum() / weights.sum().clamp_min(TINY)

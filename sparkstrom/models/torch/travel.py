@@ -69,10 +69,51 @@ def _hollow(parameter: nn.Parameter) -> nn.Parameter:
     return hollow
 
 
+# -- hooks on parameters ---------------------------------------------------------------------------
+
+Hooks = dict[str, tuple[list[Any], list[Any]]]
+
+
+def parameter_hooks(module: nn.Module, named: Named) -> Hooks:
+    """Return the hooks of each parameter that has some: on its gradient, and after accumulation.
+
+    torch drops hooks of parameters when it pickles or copies a module, so they travel beside it.
+    Raise UsageError for a hook that holds the module itself.
+    """
+    found: Hooks = {}
+    for name, parameter in named.items():
+        of_gradient = list((parameter._backward_hooks or {}).values())
+        accumulated = list((parameter._post_accumulate_grad_hooks or {}).values())
+        if of_gradient or accumulated:
+            found[name] = of_gradient, accumulated
+            held = {f"a hook on {name} ({n})": h for n, h in enumerate(of_gradient + accumulated)}
+            refuse_holders(module, remedy=HOOK_REMEDY, **held)
+    return found
+
+
+def register_hooks(named: Named, hooks: Hooks) -> None:
+    """Register what ``parameter_hooks`` returned on the parameters of the same names."""
+    for name, (of_gradient, accumulated) in hooks.items():
+        for hook in of_gradient:
+            named[name].register_hook(hook)
+        for hook in accumulated:
+            named[name].register_post_accumulate_grad_hook(hook)
+
+
 # -- functions that hold the module ----------------------------------------------------------------
 
 
-def refuse_holders(module: nn.Module, **functions: Any) -> None:
+FUNCTION_REMEDY = (
+    "use what the function is given, return what the loss needs from forward, or pass step=, which"
+    " is given the module"
+)
+HOOK_REMEDY = (
+    "let the hook use what it is given, and tensors that are read from the module before the hook"
+    " is defined (mask = self.mask)"
+)
+
+
+def refuse_holders(module: nn.Module, remedy: str = FUNCTION_REMEDY, **functions: Any) -> None:
     """Raise UsageError naming the function that holds the module, or a part that has parameters."""
     own: dict[int, str] = {id(p): name for name, p in module.named_parameters()}
     for name, part in module.named_modules():
@@ -83,8 +124,7 @@ def refuse_holders(module: nn.Module, **functions: Any) -> None:
         if found is not None:
             raise UsageError(
                 f"{what} holds the module itself ({found}): on an executor that would be a copy"
-                " beside the one that is trained; use what the function is given, return what the"
-                " loss needs from forward, or pass step=, which is given the module"
+                f" beside the one that is trained; {remedy}"
             )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from sparkstrom.codec.messages import ResidualCheckpoint
-from sparkstrom.models.base import State
+from sparkstrom.models.base import State, without_frozen
 from sparkstrom.runtime.replica import Replica
 
 PREFIX = "sparkstrom-kept-"
@@ -54,7 +54,7 @@ def restore(replica: Replica, path: str) -> None:
             part, _, key = name.partition("/")
             if key:
                 states[part][key] = file[name]
-        replica.add_residual(file["residual"])
+        replica.add_residual(without_frozen(replica.model, file["residual"]))
     replica.encoder.load_state(states["encoder"])
     replica.model.load_updater_state(states["updater"])
     Path(path).unlink()

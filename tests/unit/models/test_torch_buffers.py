@@ -63,7 +63,7 @@ def test_weights_count() -> None:
 
 
 def test_bfloat16_and_empty_buffers_travel() -> None:
-    model = make(narrow=0.0, none=[])
+    model = make(narrow=[0.0, 0.0], none=[])
     model.module.narrow = torch.tensor([1.0, 3.0], dtype=torch.bfloat16)
     data = model.buffers_bytes()
     assert len(data) == 4

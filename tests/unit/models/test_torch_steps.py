@@ -1,0 +1,215 @@
+"""Twenty steps of a TorchModel against twenty steps of plain torch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch, without_frozen
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
+)
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from sparkstrom.models.torch import TorchModel  # noqa: E402
+
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+CHANCE = np.random.default_rng(0)
+X = CHANCE.normal(size=(24, 6)).astype(np.float32)
+Y = CHANCE.integers(0, 3, 24)
+IGNORING = np.where(CHANCE.random(24) < 0.4, -100, Y)
+CLASS_WEIGHTS = torch.tensor([1.0, 5.0, 0.5])
+
+LOSSES: dict[str, tuple[Any, np.ndarray]] = {
+    "cross entropy": (nn.CrossEntropyLoss(), Y),
+    "ignored labels": (nn.CrossEntropyLoss(), IGNORING),
+    "class weights": (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), Y),
+    "both": (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS, ignore_index=2), Y),
+    "label smoothing": (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS, label_smoothing=0.2), IGNORING),
+    "function": (functional.cross_entropy, IGNORING),
+    "partial": (partial(functional.cross_entropy, weight=CLASS_WEIGHTS), IGNORING),
+    "probabilities": (nn.CrossEntropyLoss(), np.eye(3, dtype=np.float32)[Y]),
+    "pos_weight": (nn.BCEWithLogitsLoss(pos_weight=CLASS_WEIGHTS), np.eye(3, dtype=np.float32)[Y]),
+    "huber": (nn.HuberLoss(), np.eye(3, dtype=np.float32)[Y]),
+}
+
+
+def mlp(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def bound(model: TorchModel, params: np.ndarray | None = None) -> np.ndarray:
+    params = model.initial() if params is None else params
+    model.bind(params)
+    return params
+
+
+def travelled(model: TorchModel) -> TorchModel:
+    copied: TorchModel = cloudpickle.loads(cloudpickle.dumps(model))
+    return copied
+
+
+def plain(module: nn.Module, loss: Any, labels: np.ndarray, optimizer: Callable[..., Any]) -> Any:
+    made = optimizer(module.parameters())
+    for _ in range(20):
+        made.zero_grad()
+        loss(module(torch.from_numpy(X)), torch.from_numpy(labels)).backward()
+        made.step()
+    return np.concatenate([p.detach().numpy().ravel() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("weights", [None, np.ones(24, np.float32)], ids=["plain", "ones"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_twenty_steps_are_those_of_torch(name: str, weights: np.ndarray | None) -> None:
+    loss, labels = LOSSES[name]
+    model = TorchModel(mlp(), loss, SGD)
+    params = bound(model)
+    for _ in range(20):
+        model.step(Batch(X, labels, weights))
+    np.testing.assert_allclose(params, plain(mlp(), loss, labels, SGD), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("weights", [None, np.ones(24, np.float32)], ids=["plain", "ones"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_loss_of_rows_in_parts_is_that_of_all_rows(
+    name: str, weights: np.ndarray | None
+) -> None:
+    loss, labels = LOSSES[name]
+    model = TorchModel(mlp(), loss, SGD)
+    bound(model)
+    total = weight = 0.0
+    for part in (slice(0, 5), slice(5, 24)):
+        of_part = None if weights is None else weights[part]
+        value, rows = model.loss(Batch(X[part], labels[part], of_part))
+        total, weight = total + value, weight + rows
+    with torch.no_grad():
+        wanted = loss(mlp()(torch.from_numpy(X)), torch.from_numpy(labels)).item()
+    assert total / weight == pytest.approx(wanted, abs=1e-6)
+
+
+@pytest.mark.parametrize("weights", [None, np.ones(24, np.float32)], ids=["plain", "ones"])
+def test_a_minibatch_whose_labels_are_all_ignored_changes_nothing(
+    weights: np.ndarray | None,
+) -> None:
+    model = TorchModel(mlp(), nn.CrossEntropyLoss(), partial(torch.optim.SGD, lr=0.1))
+    params = bound(model)
+    before, nothing = params.copy(), Batch(X, np.full(24, -100), weights)
+    assert model.step(nothing) == 0
+    np.testing.assert_array_equal(params, before)
+    assert model.loss(nothing) == (0.0, 0.0)
+
+
+def test_hooks_on_parameters_act_in_a_model_that_has_travelled() -> None:
+    module = mlp()
+    mask = torch.zeros(5, 6)
+    mask[2:] = 1
+    module[0].weight.register_hook(lambda gradient: gradient * mask)
+
+    def halve(parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None
+        parameter.grad.mul_(0.5)
+
+    module[2].bias.register_post_accumulate_grad_hook(halve)
+    wanted = copy.deepcopy(mlp())
+    wanted[0].weight.register_hook(lambda gradient: gradient * mask)
+    wanted[2].bias.register_post_accumulate_grad_hook(halve)
+    expected = plain(wanted, nn.CrossEntropyLoss(), Y, SGD)
+    model = TorchModel(module, nn.CrossEntropyLoss(), SGD)
+    for made in (travelled(model), copy.deepcopy(model), travelled(copy.deepcopy(model)), model):
+        params = bound(made, model.initial())
+        for _ in range(20):
+            made.step(Batch(X, Y))
+        np.testing.assert_allclose(params, expected, rtol=0, atol=1e-5)
+
+
+def test_a_hook_that_holds_the_module_is_refused_by_the_parameters_name() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(6, 3)
+            self.register_buffer("mask", torch.ones(3, 6))
+            self.inner.weight.register_hook(lambda gradient: gradient * self.mask)
+
+    with pytest.raises(UsageError, match=r"a hook on inner\.weight .* holds the module"):
+        TorchModel(Masked(), nn.CrossEntropyLoss(), SGD)
+
+
+class Lookahead(torch.optim.SGD):
+    """SGD whose parameters go halfway back to slow ones every third step; kept as attributes."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, lr=lr, momentum=0.9)
+        self.steps_done = 0
+        self.slow: dict[Any, torch.Tensor] = {}
+        self.norms: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        super().step()
+        self.steps_done += 1
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["history"] = [torch.full((2,), float(self.steps_done)), 1]
+                slow = self.slow.setdefault(p, p.detach().clone())
+                if self.steps_done % 3 == 0:
+                    slow.lerp_(p, 0.5)
+                    p.copy_(slow)
+        self.norms = [*self.norms, p.norm()][-2:]
+
+
+def test_what_an_optimizer_keeps_as_attributes_is_part_of_its_state() -> None:
+    optimizer = partial(Lookahead, lr=0.05)
+    expected = plain(mlp(), nn.CrossEntropyLoss(), Y, optimizer)
+    model = TorchModel(mlp(), nn.CrossEntropyLoss(), optimizer)
+    params = bound(model)
+    for _ in range(4):
+        for _ in range(5):
+            model.step(Batch(X, Y))
+        other = TorchModel(mlp(1), nn.CrossEntropyLoss(), optimizer)
+        params = bound(other, params.copy())
+        other.load_updater_state(copy.deepcopy(model.updater_state()))
+        model = other
+    np.testing.assert_allclose(params, expected, rtol=0, atol=1e-6)
+    made = model._made()[0]
+    history = next(iter(made.state.values()))["history"]
+    assert history[0].tolist() == [20.0, 20.0]
+    assert history[1] == 1
+    assert len(made.norms) == 2
+
+
+def test_layers_are_frozen_and_unfrozen_between_two_fits() -> None:
+    model = TorchModel(mlp(), nn.CrossEntropyLoss(), partial(torch.optim.Adam, lr=0.01))
+    params = bound(model)
+    model.step(Batch(X, Y))
+    state = copy.deepcopy(model.updater_state())
+    for trained in (False, True):
+        model.module[0].requires_grad_(trained)
+        other = travelled(model)
+        now = bound(other, params.copy())
+        other.load_updater_state(copy.deepcopy(state))
+        other.step(Batch(X, Y))
+        assert (now[:35] != params[:35]).any() == trained
+        assert (now[35:] != params[35:]).any()
+        left = without_frozen(other, np.ones(other.n_params, np.float32))
+        assert left[:35].any() == trained
+        assert left[35:].all()
+        state = copy.deepcopy(other.updater_state())
+
+
+def test_a_buffer_that_changes_its_shape_is_named() -> None:
+    module = mlp()
+    module.register_buffer("bank", torch.zeros(0, 4))
+    model = TorchModel(module, nn.CrossEntropyLoss(), SGD)
+    module.bank = torch.zeros(3, 4)
+    with pytest.raises(UsageError, match=r"buffer bank has shape \[3, 4\] now.*\[0, 4\]"):
+        model.buffers_bytes()
