@@ -235,6 +235,17 @@ class Epochal(Protocol):
         """
 
 
+def buffers_to_save(model: Any) -> bytes:
+    """Return what a saved network needs beside the parameters; b"" for a model without buffers.
+
+    A model that keeps frozen weights apart returns them too, from ``saved_buffers_bytes()``.
+    """
+    if hasattr(model, "saved_buffers_bytes"):
+        saved: bytes = model.saved_buffers_bytes()
+        return saved
+    return model.buffers_bytes() if isinstance(model, Buffered) else b""
+
+
 @runtime_checkable
 class PartlyFrozen(Protocol):
     """A model some of whose parameters may be frozen from one fit to the next."""

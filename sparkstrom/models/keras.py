@@ -22,9 +22,12 @@ from sparkstrom.models.base import Batch, Columns, Flat, Share, State
 from sparkstrom.models.buffers import averaged, packed, unpacked
 from sparkstrom.models.flat import Layout, bindable
 from sparkstrom.models.keras_objects import (
+    adapted_layers,
     all_layers,
     buffers_of,
+    excluded_from_decay,
     foreign,
+    frozen_of,
     is_own,
     is_seed,
     keras,
@@ -52,6 +55,9 @@ from sparkstrom.models.xla import (
 __all__ = ["KerasModel"]
 
 PARTS = ("model", "optimizer")
+# Trainable variables without weight decay: their places, and a pattern of their names.
+Excluded = tuple[list[int], str | None]
+NONE_EXCLUDED: Excluded = ([], None)
 NUMBER = re.compile(r"_\d+(?=/)")  # Keras counts what has no name over the whole process
 
 
@@ -81,27 +87,54 @@ class KerasModel:
         need_jax()
         need_model(model)
         need_equal(model, revived(keras.saving.serialize_keras_object(model), classes_of(model)))
-        self._set_up(model, loss, optimizer, outputs_of(outputs, loss))
+        excluded = excluded_from_decay(optimizer, model.trainable_variables)
+        self._set_up(model, loss, optimizer, outputs_of(outputs, loss), excluded)
         self._initial: Flat | None = flat_of(model.trainable_variables)
 
-    def _set_up(self, model: Any, loss: Any, optimizer: Any, outputs: str) -> None:
+    def _set_up(
+        self, model: Any, loss: Any, optimizer: Any, outputs: str, excluded: Excluded
+    ) -> None:
         """What follows from its parts, here and where it is unpickled."""
         self._model, self._loss, self._outputs = model, loss, outputs
         names = getattr(model, "output_names", None) or ()
         self._rows_loss, self._optimizer = rows_loss_of(loss, names), optimizer_of(optimizer)
         variables = model.trainable_variables
         self._layout = Layout.of((name_of(v), tuple(v.shape)) for v in variables)
+        self._excluded = excluded
+        places, pattern = excluded
+        if places or pattern is not None:
+            self._optimizer.exclude_from_weight_decay(
+                [variables[i] for i in places], None if pattern is None else [pattern]
+            )
         self._optimizer.build(variables)
         self._fixed = [jnp.array(v.value) for v in model.non_trainable_variables]
-        self._buffers = buffers_of(model)
+        self._buffers, self._frozen = buffers_of(model), frozen_of(model)
         self._updater = [jnp.array(v.value) for v in self._optimizer.variables]
         self._pace: tuple[int | None, int] | None = None  # workers (None: always one), position
         self._params: Flat | None = None
         self._initial = None
+        self._compile()
+
+    def _compile(self) -> None:
         self._jit_step = jax.jit(self._next, donate_argnums=1)
         self._trial = Trial(self._tried, "jax", "keras")
         self._jit_predict = jax.jit(self._predicted)
         self._jit_loss = jax.jit(self._measured)
+
+    def _finalize_adapted(self) -> None:
+        """Have adapted layers compute with the values that this model holds for their variables.
+
+        Keras takes what ``adapt`` measured as constants of the compiled functions.
+        """
+        if layers := adapted_layers(self._model):
+            self._assign_fixed()
+            for layer in layers:
+                layer.finalize_state()
+            self._compile()
+
+    def _assign_fixed(self) -> None:
+        for value, variable in zip(self._fixed, self._model.non_trainable_variables, strict=True):
+            variable.assign(value)
 
     # -- the flat-parameter protocol -------------------------------------------------------------
 
@@ -122,8 +155,7 @@ class KerasModel:
             self._layout.views(self._bound()), self._model.trainable_variables, strict=True
         ):
             variable.assign(view)
-        for value, variable in zip(self._fixed, self._model.non_trainable_variables, strict=True):
-            variable.assign(value)
+        self._assign_fixed()
         return self._model
 
     def initial(self) -> Flat:
@@ -214,9 +246,20 @@ class KerasModel:
         return packed(self._buffer_values())
 
     def load_buffers_bytes(self, buffers: bytes) -> None:
-        """Take what ``buffers_bytes`` of an equal model returned."""
-        for i, value in zip(self._buffers, unpacked(self._buffer_values(), buffers), strict=True):
+        """Take what ``buffers_bytes`` or ``saved_buffers_bytes`` of an equal model returned."""
+        places = self._buffers
+        if len(buffers) != sum(self._fixed[i].nbytes for i in places):
+            places = [*self._buffers, *self._frozen]
+        like = [np.asarray(self._fixed[i]) for i in places]
+        values = unpacked(like, buffers)
+        for i, value in zip(places, values, strict=True):
             self._fixed[i] = jnp.array(value)
+        if any(not np.array_equal(a, b) for a, b in zip(like, values, strict=True)):
+            self._finalize_adapted()
+
+    def saved_buffers_bytes(self) -> bytes:
+        """Return the buffers and behind them the frozen layers' weights, for a saved network."""
+        return packed([np.asarray(self._fixed[i]) for i in (*self._buffers, *self._frozen)])
 
     def average_buffers(self, reports: list[bytes]) -> bytes:
         """Means in float64, in the given order; whole numbers take the largest."""
@@ -297,14 +340,17 @@ class KerasModel:
             "optimizer": keras.saving.serialize_keras_object(self._optimizer),
             "outputs": self._outputs,
             "classes": classes_of(self._model) | foreign([self._optimizer]),
+            "excluded": self._excluded,
             "fixed": [np.asarray(value) for value in self._fixed],
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         need_jax()
         model, optimizer = (revived(state[part], state["classes"]) for part in PARTS)
-        self._set_up(model, state["loss"], optimizer, state["outputs"])
+        excluded = state.get("excluded", NONE_EXCLUDED)  # missing in pickles of earlier versions
+        self._set_up(model, state["loss"], optimizer, state["outputs"], excluded)
         self._fixed = [jnp.array(value) for value in state["fixed"]]
+        self._finalize_adapted()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KerasModel:
         """A model of its own for another fit, with the same initial parameters."""
@@ -325,6 +371,8 @@ class KerasModel:
             return described
         loss = getattr(self._loss, "__name__", self._loss)  # of a function: Keras knows it by name
         parts = {"model": self._model, "optimizer": self._optimizer, "loss": loss}
+        if self._excluded != NONE_EXCLUDED:
+            described["excluded_from_weight_decay"] = list(self._excluded)
         return described | {
             name: keras.saving.serialize_keras_object(part) for name, part in parts.items()
         }
@@ -343,7 +391,12 @@ class KerasModel:
         model, optimizer, loss = (
             part if isinstance(part, str) else revived(part, {}) for part in parts
         )
-        return cls(model, loss, optimizer, outputs=description["outputs"])
+        made = cls(model, loss, optimizer, outputs=description["outputs"])
+        if (excluded := description.get("excluded_from_weight_decay")) is not None:
+            initial = made._initial
+            made._set_up(model, loss, optimizer, made.outputs, (list(excluded[0]), excluded[1]))
+            made._initial = initial
+        return made
 
 
 def classes_of(model: Any) -> dict[str, Any]:

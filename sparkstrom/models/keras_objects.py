@@ -7,7 +7,9 @@ imported, so both must be said before.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
+import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -66,12 +68,44 @@ def need_model(model: Any) -> None:
             f"{model.name} has no trainable variables yet: give it a keras.Input, call it once, or"
             " thaw some layers"
         )
+    _refuse_own_steps(model)
     for variable in model.trainable_variables:
         if variable.dtype != "float32":
             raise UsageError(
                 f"parameter {variable.path} is {variable.dtype}: parameters are float32; to"
                 " compute in another type take the dtype policy mixed_bfloat16"
             )
+
+
+OWN_STEPS = ("train_step", "compute_loss", "compute_loss_and_updates", "test_step", "predict_step")
+
+
+def _refuse_own_steps(model: Any) -> None:
+    """Raise UsageError for methods of the user's that Keras' trainer calls and a step here not."""
+    for name in OWN_STEPS:
+        owner = next((kind for kind in type(model).__mro__ if name in vars(kind)), None)
+        if name in vars(model) or (owner is not None and is_own(owner)):
+            raise UsageError(
+                f"{type(model).__name__} has a {name} of its own, which would not be called: a step"
+                " here is call(training=True), the loss that is passed, and the optimizer; put the"
+                " computation into call, add_loss and the loss, and leave the method out"
+            )
+
+
+def excluded_from_decay(optimizer: Any, variables: Sequence[Any]) -> tuple[list[int], str | None]:
+    """Return what ``exclude_from_weight_decay`` was told: places of variables, a pattern of names.
+
+    Neither is in an optimizer's configuration. Raise UsageError for variables of another model.
+    """
+    keys = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
+    places = [i for i, v in enumerate(variables) if keys and optimizer._var_key(v) in keys]
+    if len(places) != len(keys):
+        raise UsageError(
+            f"{optimizer.name}.exclude_from_weight_decay names {len(keys) - len(places)} variables"
+            " that the model does not train: pass trainable variables of this model, or var_names"
+        )
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    return places, None if pattern is None else pattern.pattern
 
 
 def optimizer_of(optimizer: Any) -> Any:
@@ -98,6 +132,11 @@ def optimizer_of(optimizer: Any) -> Any:
             f"{made.name} has use_ema=True: its averages would lack what other workers learn;"
             " pass use_ema=False"
         )
+    if made.loss_scale_factor is not None:
+        raise UsageError(
+            f"{made.name} has loss_scale_factor={made.loss_scale_factor}: losses are not scaled"
+            " here; leave it out, bfloat16 (the dtype policy mixed_bfloat16) needs none"
+        )
     return type(made).from_config(made.get_config())
 
 
@@ -118,6 +157,12 @@ def rows_loss_of(loss: Any, names: Sequence[str] = ()) -> RowsLoss:
             raise UsageError(
                 f"{loss.name} has reduction={loss.reduction!r}: a minibatch's loss is the mean over"
                 " its rows here; leave the reduction out"
+            )
+        owner = next(kind for kind in type(loss).__mro__ if "__call__" in vars(kind))
+        if is_own(owner):
+            raise UsageError(
+                f"{type(loss).__name__} has a __call__ of its own, which would not be called:"
+                " override call(y_true, y_pred), which returns a loss for each row, instead"
             )
         return _masked(loss.call)
     if not callable(loss):
@@ -152,14 +197,21 @@ def _sum_of(losses: Any, names: Sequence[str]) -> RowsLoss:
 
 
 def _masked(call: RowsLoss) -> RowsLoss:
-    """As Keras does it: places that a layer's mask leaves out count nothing in the mean."""
+    """As Keras does it: places that are masked count nothing in the mean.
+
+    Layers put masks on outputs, and losses with ``ignore_class`` on what they return.
+    """
 
     def losses(labels: Any, outputs: Any) -> Any:
         values = call(labels, outputs)
-        mask = mask_of(outputs)
-        if mask is None or mask.shape != values.shape:
+        masks = [
+            mask
+            for mask in (mask_of(outputs), mask_of(values))
+            if mask is not None and mask.shape == values.shape
+        ]
+        if not masks:
             return values
-        counted = mask.astype(values.dtype)
+        counted = functools.reduce(operator.and_, masks).astype(values.dtype)
         return values * counted * (counted.size / counted.sum().clip(1.0))
 
     return losses
@@ -198,6 +250,16 @@ def is_seed(variable: Any) -> bool:
 
 def buffers_of(model: Any) -> list[int]:
     """Which non-trainable variables layers change in training; frozen layers change none."""
+    frozen = set(frozen_of(model))
+    return [
+        i
+        for i, variable in enumerate(model.non_trainable_variables)
+        if not is_seed(variable) and i not in frozen
+    ]
+
+
+def frozen_of(model: Any) -> list[int]:
+    """Return which non-trainable variables are frozen layers' own, without seeds."""
     still = {
         id(variable)
         for layer in all_layers(model)
@@ -207,8 +269,13 @@ def buffers_of(model: Any) -> list[int]:
     return [
         i
         for i, variable in enumerate(model.non_trainable_variables)
-        if not is_seed(variable) and id(variable) not in still
+        if id(variable) in still and not is_seed(variable)
     ]
+
+
+def adapted_layers(model: Any) -> list[Any]:
+    """Return the layers that compute with what ``adapt`` measured, not with their variables."""
+    return [each for each in all_layers(model) if isinstance(each, keras.layers.Normalization)]
 
 
 # -- what travels, and what is saved ---------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.checkpoint.store import local_path, save_model
-from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel
+from sparkstrom.models.base import Exporting, Flat, FlatModel, buffers_to_save
 from sparkstrom.observe.progress_choice import progress_for
 from sparkstrom.spark.driver.checkpoint_content import FitKey, Resumption
 from sparkstrom.spark.driver.fit_checkpoints import FitCheckpoints, Found, Use
@@ -85,7 +85,7 @@ class TrainedNetwork:
             model.describe(),
             self._learnt.parameters,
             self._learnt.epochs,
-            buffers=model.buffers_bytes() if isinstance(model, Buffered) else b"",
+            buffers=buffers_to_save(model),
             exported=model.exported() if isinstance(model, Exporting) else None,
         )
 

@@ -18,7 +18,7 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.checkpoint.store import load_model, save_model
-from sparkstrom.models.base import Buffered, Exporting, Flat, FlatModel, Starting
+from sparkstrom.models.base import Exporting, Flat, FlatModel, Starting, buffers_to_save
 from sparkstrom.models.registry import from_description, says_all
 from sparkstrom.spark.driver.option_json import from_json, to_json
 from sparkstrom.spark.driver.pickling import packed
@@ -172,7 +172,7 @@ def _put_model(
             described,
             parameters,
             epochs,
-            buffers=model.buffers_bytes() if isinstance(model, Buffered) else b"",
+            buffers=buffers_to_save(model),
             exported=model.exported() if exports and isinstance(model, Exporting) else None,
         )
         if not says_all(described):

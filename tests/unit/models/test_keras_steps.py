@@ -1,0 +1,213 @@
+"""Twenty steps of a KerasModel against twenty of Keras' own, and predictions after each journey."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch, buffers_to_save
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom[keras]'")
+pytest.importorskip("keras", reason="keras is not installed: pip install 'sparkstrom[keras]'")
+
+from sparkstrom.models.keras import KerasModel
+from sparkstrom.models.keras_objects import keras
+
+CHANCE = np.random.default_rng(0)
+X = (CHANCE.normal(size=(32, 4)) * [1, 10, 100, 1000] + [5, -50, 500, 10000]).astype(np.float32)
+SMALL = CHANCE.normal(size=(32, 4)).astype(np.float32)
+Y = CHANCE.integers(0, 3, 32)
+ONE_HOT = np.eye(3, dtype=np.float32)[Y]
+SPARSE = keras.losses.SparseCategoricalCrossentropy
+
+
+def plain() -> Any:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(3)]
+    )
+
+
+def normalized() -> Any:
+    keras.utils.set_random_seed(1)
+    layer = keras.layers.Normalization()
+    layer.adapt(X)
+    return keras.Sequential([keras.Input((4,)), layer, keras.layers.Dense(3)])
+
+
+def partly_frozen() -> Any:
+    keras.utils.set_random_seed(1)
+    backbone = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.BatchNormalization()]
+    )
+    backbone.trainable = False
+    return keras.Sequential([keras.Input((4,)), backbone, keras.layers.Dense(3)])
+
+
+def regularized() -> Any:
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(
+                8,
+                "relu",
+                kernel_regularizer=keras.regularizers.L2(0.01),
+                kernel_constraint=keras.constraints.MaxNorm(0.5),
+                activity_regularizer=keras.regularizers.L1(0.001),
+            ),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def decayed(**excluded: Any) -> Any:
+    optimizer = keras.optimizers.AdamW(0.05, weight_decay=1.0)
+    optimizer.exclude_from_weight_decay(**excluded)
+    return optimizer
+
+
+def sgd() -> Any:
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+CASES: dict[str, tuple[Callable[[], Any], Any, Callable[[], Any], np.ndarray, np.ndarray]] = {
+    "plain": (plain, SPARSE(from_logits=True), sgd, SMALL, Y),
+    "ignore_class": (plain, SPARSE(from_logits=True, ignore_class=0), sgd, SMALL, Y),
+    "label smoothing": (
+        plain,
+        keras.losses.CategoricalCrossentropy(from_logits=True, label_smoothing=0.2),
+        sgd,
+        SMALL,
+        ONE_HOT,
+    ),
+    "huber": (plain, keras.losses.Huber(), sgd, SMALL, ONE_HOT),
+    "no decay of biases": (
+        plain,
+        SPARSE(from_logits=True),
+        lambda: decayed(var_names=["bias"]),
+        SMALL,
+        Y,
+    ),
+    "normalization": (normalized, SPARSE(from_logits=True), sgd, X, Y),
+    "frozen": (partly_frozen, SPARSE(from_logits=True), sgd, SMALL, Y),
+    "penalties": (regularized, SPARSE(from_logits=True), sgd, SMALL, Y),
+    "clipped": (
+        plain,
+        SPARSE(from_logits=True),
+        lambda: keras.optimizers.Adam(0.05, global_clipnorm=0.1),
+        SMALL,
+        Y,
+    ),
+    "schedule": (
+        plain,
+        SPARSE(from_logits=True),
+        lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 5, 0.5)),
+        SMALL,
+        Y,
+    ),
+}
+
+
+def stepped(model: KerasModel, features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    params = model.initial()
+    model.bind(params)
+    for _ in range(20):
+        model.step(Batch(features, labels))
+    return params
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_twenty_steps_are_those_of_keras(name: str) -> None:
+    make, loss, optimizer, features, labels = CASES[name]
+    reference = make()
+    reference.compile(loss=loss, optimizer=optimizer())
+    for _ in range(20):
+        reference.train_on_batch(features, labels)
+    expected = np.concatenate([np.asarray(v).ravel() for v in reference.trainable_variables])
+    model = KerasModel(make(), loss, optimizer())
+    initial = model.initial()
+    travelled = pickle.loads(pickle.dumps(model))
+    travelled.start_from(initial)
+    for made in (model, copy.deepcopy(model), travelled):
+        np.testing.assert_allclose(stepped(made, features, labels), expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_from_its_description_and_saved_buffers_predicts_the_same(name: str) -> None:
+    make, loss, optimizer, features, labels = CASES[name]
+    model = KerasModel(make(), loss, optimizer())
+    params = stepped(model, features, labels)
+    again = KerasModel.from_description(model.describe())
+    again.load_buffers_bytes(buffers_to_save(model))
+    again.bind(params.copy())
+    np.testing.assert_allclose(again.predict(features), model.predict(features), atol=1e-5)
+    again.step(Batch(features, labels))
+    again.load_updater_state(model.updater_state())
+    continued = again.initial()
+    continued[:] = params
+    again.bind(continued)
+    again.load_buffers_bytes(model.buffers_bytes())
+    again.step(Batch(features, labels))
+    model.step(Batch(features, labels))
+    np.testing.assert_allclose(continued, params, rtol=0, atol=1e-5)
+
+
+def test_variables_without_weight_decay_are_known_by_their_places() -> None:
+    reference = plain()
+    optimizer = decayed(var_list=[reference.trainable_variables[0]])
+    model = KerasModel(reference, SPARSE(from_logits=True), optimizer)
+    wanted = plain()
+    wanted.compile(
+        loss=SPARSE(from_logits=True), optimizer=decayed(var_list=[wanted.trainable_variables[0]])
+    )
+    for _ in range(20):
+        wanted.train_on_batch(SMALL, Y)
+    expected = np.concatenate([np.asarray(v).ravel() for v in wanted.trainable_variables])
+    np.testing.assert_allclose(stepped(copy.deepcopy(model), SMALL, Y), expected, rtol=0, atol=2e-4)
+    other = decayed(var_list=[plain().trainable_variables[0]])
+    with pytest.raises(UsageError, match="exclude_from_weight_decay"):
+        KerasModel(plain(), SPARSE(from_logits=True), other)
+
+
+class OwnStep(keras.Model):  # type: ignore[misc]
+    """A model whose loss is computed by a method of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(3)
+        self.build((None, 4))
+
+    def build(self, shape: Any) -> None:
+        self.dense.build(shape)
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        return 2 * super().compute_loss(*args, **kwargs)
+
+
+class OwnCall(keras.losses.Loss):  # type: ignore[misc]
+    """A loss that bypasses ``call``."""
+
+    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return 0.0
+
+
+def test_what_would_not_be_called_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="OwnStep has a compute_loss of its own"):
+        KerasModel(OwnStep(), "mse", "sgd")
+    with pytest.raises(UsageError, match="OwnCall has a __call__ of its own"):
+        KerasModel(plain(), OwnCall(), "sgd")
+    with pytest.raises(UsageError, match="loss_scale_factor"):
+        KerasModel(plain(), "mse", keras.optimizers.SGD(0.1, loss_scale_factor=8.0))
