@@ -94,6 +94,7 @@ def test_ctrl_c_keeps_what_was_learnt(tmp_path: Path) -> None:
     found = ended(program)
     print(found)
     assert found["moved"] > 1e-3
+    assert found["saved"]
     assert found["left"] == []
     assert found["equal"]
     assert not any(map(is_alive, workers))
