@@ -51,6 +51,7 @@ class Rejection(enum.StrEnum):
     SEAL = "the seal does not fit"
     AGAIN = "counted already"
     TOO_LONG = "too long a message"
+    EARLY = "a frame of an edge that is not open here yet"  # it comes again
     OTHER_EDGE = "a frame of another edge"
     OTHER_STREAM = "a frame of the edge's other stream"  # whose counters are not these
     OTHER_RECEIVER = "a frame for somebody else"

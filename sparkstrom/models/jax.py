@@ -8,6 +8,7 @@ bound memory, because JAX arrays cannot be changed in place.
 from __future__ import annotations
 
 import io
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -99,6 +100,10 @@ class JaxModel:
         self._jit_predict = jax.jit(self._applied)
         self._jit_loss = jax.jit(self._measure)
         self._jit_init = jax.jit(lambda flat: self._optimizer.init(self._params_of(flat)))
+
+    def __repr__(self) -> str:
+        rates = "".join(f", learning_rate={rate:.6g}" for rate in rates_of(self._optimizer))
+        return f"JaxModel({self.n_params:,} parameters{rates}, seed={self._seed})"
 
     # -- the flat-parameter protocol -------------------------------------------------------------
 
@@ -397,3 +402,24 @@ def need_parameters(tree: Any) -> None:
                 f"parameter {name} is {leaf.dtype}: parameters are float32; convert it in init, and"
                 " compute in other types inside apply"
             )
+
+
+def rates_of(part: Any, depth: int = 12) -> list[float]:
+    """Return the constant learning rates of an optax transformation, in order.
+
+    optax holds them in closures alone: ``scale_by_learning_rate`` has minus the rate as step_size.
+    """
+    if depth == 0:
+        return []
+    if isinstance(part, tuple):
+        return [rate for each in part for rate in rates_of(each, depth - 1)]
+    found: list[float] = []
+    if isinstance(part, types.FunctionType):
+        cells = zip(part.__code__.co_freevars, part.__closure__ or (), strict=False)
+        for name, cell in cells:
+            value = cell.cell_contents
+            if name == "step_size" and isinstance(value, int | float):
+                found.append(-float(value))
+            else:
+                found += rates_of(value, depth - 1)
+    return found

@@ -136,6 +136,15 @@ class KerasModel:
         for value, variable in zip(self._fixed, self._model.non_trainable_variables, strict=True):
             variable.assign(value)
 
+    def __repr__(self) -> str:
+        loss = self._loss if isinstance(self._loss, str) else type(self._loss).__name__
+        config = self._optimizer.get_config()
+        rate = config["learning_rate"]
+        told = f"{float(rate):.6g}" if np.ndim(rate) == 0 and not isinstance(rate, dict) else rate
+        optimizer = f"{type(self._optimizer).__name__}(learning_rate={told})"
+        size = f"{self.n_params:,} parameters"
+        return f"KerasModel({self._model.name}, {size}, loss={loss}, optimizer={optimizer})"
+
     # -- the flat-parameter protocol -------------------------------------------------------------
 
     @property

@@ -67,6 +67,12 @@ class DenseNetwork:
         self._gradient: Flat | None = None
         self._state: State = self._updater.init(self.n_params)
 
+    def __repr__(self) -> str:
+        return (
+            f"DenseNetwork({list(self._widths)}, hidden={self._hidden!r}, loss={self._loss!r},"
+            f" updater={self._updater!r}, seed={self._seed}, l2={self._l2})"
+        )
+
     # -- the flat-parameter protocol -------------------------------------------------------------
 
     @property

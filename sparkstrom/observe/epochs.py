@@ -7,14 +7,17 @@ figure is the sum over partitions of what each measured at its own end of that e
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sparkstrom.observe.telemetry import EpochFigures, TrainingCounters, WorkerCounters
 
 EARLIER = -1  # the attempts before the fit went on, which have the first word
-WINDOW = 16  # newest epochs whose figure is among the counters: a message has room for 256 names
+# Newest epochs whose three figures are among the counters: a message has room for 256 names. Older
+# than RECENT_S, they have been heard, so that WINDOW_MIN of them will do.
+WINDOW, WINDOW_MIN, RECENT_S = 48, 8, 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +34,31 @@ class Finished:
 class EpochLog:
     """A worker's finished epochs: the newest go to the driver live, all of them at the end."""
 
-    def __init__(self, partition: int = 0, attempt: int = 0) -> None:
-        self._partition, self._attempt = partition, attempt
+    def __init__(
+        self, partition: int = 0, attempt: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._partition, self._attempt, self._clock = partition, attempt, clock
         self._finished: list[Finished] = []
+        self._added_s: list[float] = []
 
     def add(self, finished: Finished) -> None:
         self._finished.append(finished)
+        self._added_s.append(self._clock())
 
     def figures(self) -> EpochFigures | None:
         """For the driver to follow: the newest epochs, if there are any."""
         if not self._finished:
             return None
-        newest = self._finished[-1]
-        held_sums = {one.epoch: one.held_sum for one in self._finished[-WINDOW:]}
-        return EpochFigures(newest.epoch, newest.held_weight, held_sums)
+        since_s = self._clock() - RECENT_S
+        recent = sum(added_s >= since_s for added_s in self._added_s[-WINDOW:])
+        told = self._finished[-max(WINDOW_MIN, recent) :]
+        return EpochFigures(
+            told[-1].epoch,
+            told[-1].held_weight,
+            held_sums={one.epoch: one.held_sum for one in told},
+            loss_sums={one.epoch: one.loss_sum for one in told},
+            examples={one.epoch: one.examples for one in told},
+        )
 
     def report(self) -> dict[str, Any]:
         """Everything, JSON-able."""
@@ -116,13 +130,11 @@ class EpochBook:
                 self._follow(one.training, one.training.epochs)
 
     def _follow(self, training: TrainingCounters, figures: EpochFigures) -> None:
-        """Of earlier epochs the loss is not told live."""
+        """Take the epochs whose figures are all there."""
         told = self._of(training.partition, training.attempt)
         for epoch, held_sum in figures.held_sums.items():
-            is_newest = epoch == figures.finished
-            loss = training.last_loss_sum if is_newest else 0.0
-            examples = training.last_examples if is_newest else 0
-            if epoch not in told or is_newest:
+            loss, examples = figures.loss_sums.get(epoch), figures.examples.get(epoch)
+            if loss is not None and examples is not None:
                 told[epoch] = Finished(epoch, loss, examples, held_sum, figures.held_weight)
 
     def close(self, reports: Iterable[Mapping[str, Any]]) -> None:

@@ -29,6 +29,10 @@ class Classification:
 
     confusion: I64
 
+    def __repr__(self) -> str:
+        classes = len(self.confusion)
+        return f"Classification(rows={self.rows}, classes={classes}, accuracy={self.accuracy:.4f})"
+
     @classmethod
     def of(cls, labels: NDArray[Any], predicted: NDArray[Any], classes: int) -> Classification:
         """Count whole-numbered classes below ``classes``. Raise UsageError for another label."""
@@ -101,6 +105,9 @@ class Regression:
     squared: tuple[ExactSum, ...]  # (prediction - label)^2
     labels: tuple[ExactSum, ...]
     labels_squared: tuple[ExactSum, ...]
+
+    def __repr__(self) -> str:
+        return f"Regression(rows={self.rows}, rmse={self.rmse:.6g}, r2={self.r2:.6g})"
 
     @classmethod
     def of(cls, labels: NDArray[Any], predicted: NDArray[Any]) -> Regression:
@@ -175,6 +182,9 @@ class Roc:
     scores: NDArray[np.float32]
     positives: I64
     negatives: I64
+
+    def __repr__(self) -> str:
+        return f"Roc(auc={self.auc:.4f}, average_precision={self.average_precision:.4f})"
 
     @classmethod
     def of(cls, is_positive: NDArray[np.bool_], scores: NDArray[np.floating]) -> Roc:

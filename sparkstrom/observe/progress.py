@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TextIO
+
+log = logging.getLogger(__name__)
 
 LOG_EVERY_S, LOG_EVERY_S_MAX = 3.0, 60.0  # between two plain lines: a twentieth of the fit so far
 LOG_SHARE = 20
@@ -99,6 +104,8 @@ class ProgressLine:
     """Where a fit shows itself; this one shows nothing. From any thread; closed at the fit's end.
 
     Others draw and write: ``_draw`` when it is time or the phase is another, ``_write`` a line.
+    The first failure to do so (nobody reads the stream, it is closed, its disk is full) ends the
+    display and nothing else.
     """
 
     every_s = 0.0  # between two drawings, at least
@@ -109,6 +116,7 @@ class ProgressLine:
         self._due_s = 0.0
         self._phase = ""
         self._pace = Pace()
+        self._is_mute = False
 
     def show(self, line: Line, *, force: bool = False) -> None:
         """Draw if it is time; ``force``: in any case, and for the last time."""
@@ -119,12 +127,22 @@ class ProgressLine:
             seconds = now_s - self._began_s
             self._phase, self._due_s = line.phase, now_s + self._pause_s(seconds)
             self._pace.look(line, now_s)
-            self._draw(line, seconds, last=force)
+            self._guarded(partial(self._draw, line, seconds, last=force))
 
     def say(self, text: str) -> None:
         """A line of its own; it stays."""
         with self._lock:
-            self._write(text)
+            self._guarded(partial(self._write, text))
+
+    def _guarded(self, output: Callable[[], object]) -> None:
+        """Call ``output``, unless an earlier one has failed."""
+        if self._is_mute:
+            return
+        try:
+            output()
+        except Exception as error:  # streams, terminals and notebooks raise errors of many kinds
+            self._is_mute = True
+            log.warning("nothing more is shown of this fit: %r", error)
 
     def close(self) -> None:
         """No more is shown; idempotent."""
@@ -144,7 +162,7 @@ class PlainLines(ProgressLine):
 
     def __init__(self, stream: TextIO | None = None) -> None:
         super().__init__()
-        self._stream = stream or sys.stderr
+        self._stream: TextIO | None = stream or sys.stderr  # None: the program has none
 
     def _pause_s(self, seconds: float) -> float:
         return min(LOG_EVERY_S_MAX, max(LOG_EVERY_S, seconds / LOG_SHARE))
@@ -153,8 +171,25 @@ class PlainLines(ProgressLine):
         self._write(plain_text(line, self._pace, seconds))
 
     def _write(self, text: str) -> None:
-        self._stream.write(f"{text}\n")
-        self._stream.flush()
+        if self._stream is not None:
+            write_text(self._stream, f"{text}\n")
+
+
+def write_text(stream: TextIO, text: str) -> None:
+    """Write and flush; escape characters that the stream's encoding does not have."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        stream.write(text.encode("ascii", "backslashreplace").decode())
+    stream.flush()
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Return False also for a stream that is missing or closed."""
+    try:
+        return stream is not None and stream.isatty()
+    except (OSError, ValueError):
+        return False
 
 
 def plain_text(line: Line, pace: Pace, seconds: float) -> str:

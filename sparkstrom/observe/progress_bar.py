@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-from sparkstrom.observe.progress import Line, ProgressLine, figures_in_words
+from sparkstrom.observe.progress import Line, ProgressLine, figures_in_words, is_terminal
 
 DRAW_EVERY_S = 0.2
 BAR_CELLS_MIN = 10
@@ -55,7 +55,8 @@ class TerminalBar(ProgressLine):
         """What was drawn last stays."""
         with self._lock:
             if self._meter is not None:
-                self._meter.close()
+                self._guarded(self._meter.close)
+                self._meter.disable = True  # tqdm closes what is collected as garbage, too
                 self._meter = None
             while self._others:
                 self._others.pop()()
@@ -88,19 +89,22 @@ class TerminalBar(ProgressLine):
             return
         with self._lock:
             if self._meter is not None and not self._line_is_open:
-                self._stream.write(ERASE)
-                self._stream.flush()
+                self._guarded(self._erase)
             stream.write(text)
             stream.flush()
             self._line_is_open = not text.endswith("\n")
             if self._meter is not None and not self._line_is_open:
-                self._meter.refresh()
+                self._guarded(self._meter.refresh)
+
+    def _erase(self) -> None:
+        self._stream.write(ERASE)
+        self._stream.flush()
 
     def _let_others_write(self) -> None:
         """Python's standard streams, and log handlers that have them, where they are terminals."""
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
-            if not stream.isatty():
+            if not is_terminal(stream):
                 continue
             above: Any = Above(stream, self)
             setattr(sys, name, above)
@@ -130,7 +134,7 @@ def columns_of(stream: TextIO) -> int:
     """How wide its terminal is now."""
     try:
         return os.get_terminal_size(stream.fileno()).columns
-    except OSError:  # it is none, or does not say
+    except (OSError, ValueError):  # it is none, is closed, or does not say
         return shutil.get_terminal_size().columns
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.observe.progress import PlainLines, ProgressLine
+from sparkstrom.observe.progress import PlainLines, ProgressLine, is_terminal
 
 WAYS = ("auto", "bar", "plain", "notebook")
 NEEDED = {"bar": "tqdm", "notebook": "IPython"}
@@ -50,8 +50,8 @@ def _usual_way() -> str:
     """A notebook's kernel, a terminal that can move its cursor, or neither."""
     if _is_notebook():
         return "notebook"
-    is_terminal = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    return "bar" if is_terminal and _is_there(NEEDED["bar"]) else "plain"
+    can_draw = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
+    return "bar" if can_draw and _is_there(NEEDED["bar"]) else "plain"
 
 
 def _is_notebook() -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import sys
+from functools import partial
 from typing import Any
 
 from sparkstrom.observe.progress import Line, Pace, ProgressLine, figures_in_words, plain_text
@@ -39,7 +40,7 @@ class NotebookBar(ProgressLine):
         with self._lock:
             if self._newest is not None and not self._ended:
                 self._ended = True
-                self._update(BROKEN)
+                self._guarded(partial(self._update, BROKEN))
 
     def _draw(self, line: Line, seconds: float, *, last: bool) -> None:
         self._newest, self._ended = (line, seconds), last

@@ -29,6 +29,8 @@ class EpochFigures:
     finished: int  # the newest, from 0 in this fit
     held_weight: float  # of the rows held out; 0: none are
     held_sums: dict[int, float] = field(metadata={TOLD: "held@"}, default_factory=dict)  # by epoch
+    loss_sums: dict[int, float] = field(metadata={TOLD: "loss@"}, default_factory=dict)  # likewise
+    examples: dict[int, int] = field(metadata={TOLD: "examples@"}, default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,7 @@ class MasterThread(threading.Thread):
         self.finished = threading.Event()  # done, or failed
         self._ended = threading.Event()  # the thread answers nobody any more
         self.failure: SparkstromError | None = None
+        self._ended_whole = False  # between two cycles, so that theta is that of a commit
         self._stats: dict[int, WorkerCounters] = {}
         self._wire = WireBytes()
         self._notes: list[str] = []
@@ -137,18 +138,20 @@ class MasterThread(threading.Thread):
     def snapshot(self, *, updaters: bool = False) -> Snapshot:
         """A copy of theta, with the model's buffers, as of the newest commit in it.
 
-        Raise what the fit failed of, or TrainingError where the thread does not answer.
+        Once the thread has ended, copy in the calling thread; this includes a fit that was given
+        up, whose parameters are those of its last commit. Raise the fit's failure if the thread
+        broke or the fit fails meanwhile, or TrainingError if the thread does not answer.
         """
         answer: Future[Snapshot] = Future()
         self._snapshots.put(answer)
         self._mail.wake()
         for _ in range(SNAPSHOT_S):
+            if self._ended_whole:
+                return self._copied()
             if wait([answer], timeout=1.0).done:
                 return answer.result()
-            if self.failure is not None:
+            if self.failure is not None and self._ended.is_set() and not self._ended_whole:
                 raise self.failure
-            if self.finished.is_set() and not self.is_alive():
-                return self._copied()
         raise TrainingError(f"the master did not copy its parameters within {SNAPSHOT_S} s")
 
     def copy_updaters(self, *, everybody: bool) -> Future[tuple[bytes, ...]]:
@@ -225,6 +228,7 @@ class MasterThread(threading.Thread):
             self._recovery.guard(partial(self._mail.open_join_stream, self.join_stream))
             while not self._ending.is_set():
                 self._cycle()
+            self._ended_whole = True
         except SparkstromError as error:
             self._fail(error)
         except Exception as error:

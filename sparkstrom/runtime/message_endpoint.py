@@ -333,7 +333,7 @@ class MessageEndpoint:
         direct = header.from_master
         agreed = slot.node is not None and (header.sender, header.edge) == (slot.node, slot.edge)
         if not (direct or agreed):
-            raise FrameError(Rejection.OTHER_EDGE)
+            raise FrameError(Rejection.EARLY if slot.node is None else Rejection.OTHER_EDGE)
         if (header.kind != Kind.CONTROL) != slot.data:
             raise FrameError(Rejection.OTHER_STREAM)  # each has counters: heard here, it is new
         if header.receiver != self.me and not (direct and header.receiver is None):

@@ -239,7 +239,7 @@ class NodeThread(threading.Thread):
             update_bytes=self._mail.traffic.update_bytes,
             wire_bytes=self._mail.traffic.wire_bytes,
             by_kind=dict(self._mail.traffic.by_kind),
-            rejected=self._mail.traffic.rejected.total(),
+            rejected=self._mail.traffic.strange,
             links=self._wire.look(self._mail.transport),
         )
         told = WorkerCounters(self._channel.stats, own)

@@ -26,9 +26,18 @@ class Traffic:
     wire_bytes: int = 0  # handed over to be sent, on every stream; runtime/wire_bytes: what left
     update_bytes: int = 0  # sealed updates of our own, the first time they were sent
     received_bytes: int = 0
-    rejected: Counter[Rejection] = field(default_factory=Counter)  # strangers' frames
+    rejected: Counter[Rejection] = field(default_factory=Counter)  # frames not taken, and why
     not_queued: int = 0
     by_kind: Counter[str] = field(default_factory=Counter)  # of wire_bytes
+
+    @property
+    def strange(self) -> int:
+        """Frames of strangers, damaged ones and replays.
+
+        Early frames are not among them: at a healthy start a parent's first frame may arrive before
+        the master's order that opens the edge to it. It has this fit's seal and is sent again.
+        """
+        return self.rejected.total() - self.rejected[Rejection.EARLY]
 
     def count_sent(self, message: Message, frames: Iterable[bytes]) -> None:
         """These frames of it are handed over."""

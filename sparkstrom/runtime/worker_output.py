@@ -11,7 +11,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TextIO
 
 from sparkstrom.base.clock import Clock
@@ -53,14 +53,32 @@ class WorkerOutput:
 
 
 class CopiedStream:
-    """A text stream that goes on to be what it was, and hands each whole line to ``add``."""
+    """A text stream that goes on to be what it was, and hands each whole line to ``add``.
 
-    def __init__(self, stream: TextIO, add: Callable[[str], None]) -> None:
+    Where the stream fails (it is closed, or its disk is full), lines still reach ``add``.
+    """
+
+    def __init__(self, stream: TextIO | None, add: Callable[[str], None]) -> None:
         self._stream, self._add, self._partial = stream, add, ""
+        self._is_mute = stream is None
+
+    def _guarded(self, output: Callable[[TextIO], object]) -> None:
+        """Call ``output``, unless an earlier one has failed."""
+        if self._is_mute or self._stream is None:
+            return
+        try:
+            output(self._stream)
+        except (OSError, ValueError):
+            self._is_mute = True
+
+    def flush(self) -> None:
+        """As the stream does it."""
+        self._guarded(lambda stream: stream.flush())
 
     def write(self, text: str) -> int:
         """As the stream does it."""
-        count = self._stream.write(text)
+        count = len(text)
+        self._guarded(lambda stream: stream.write(text))
         if "\n" not in text:  # most writes of a print are a part of its line
             self._partial = (self._partial + text)[-PARTIAL_CHARS_MAX:]
             return count
@@ -100,7 +118,7 @@ def _prints(output: WorkerOutput) -> Iterator[None]:
     finally:
         if sys.stdout is copied:  # a user's code may have put its own there
             sys.stdout = before
-        before.flush()
+        copied.flush()
 
 
 @contextmanager
@@ -117,7 +135,8 @@ def _warnings(output: WorkerOutput) -> Iterator[None]:
             file: TextIO | None = None,
             line: str | None = None,
         ) -> None:
-            shows(message, category, filename, lineno, file, line)
+            with suppress(OSError, ValueError):  # from a stream that is closed, or full
+                shows(message, category, filename, lineno, file, line)
             output.add(f"{category.__name__}: {message} ({filename}, line {lineno})")
 
         warnings.showwarning = show

@@ -21,7 +21,9 @@ from sparkstrom.simulation.sim_process import EdgeEnd, SimProcess
 
 PIECE_BYTES_MIN = 32  # of data in a frame: what the least media driver takes
 CONTROL_FRAMES_MAX = 64  # to a neighbour: what is repeated there meanwhile
-COMES = frozenset({Rejection.AGAIN, Rejection.OTHER_EDGE, Rejection.OTHER_RECEIVER})
+COMES = frozenset(
+    {Rejection.AGAIN, Rejection.EARLY, Rejection.OTHER_EDGE, Rejection.OTHER_RECEIVER}
+)
 RECORDED = COMES | {Rejection.SEAL, Rejection.NOT_DIRECT, Rejection.OTHER_STREAM}
 
 Key = tuple[int, SimProcess | None, bool]  # edge, sender, data

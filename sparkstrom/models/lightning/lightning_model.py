@@ -93,6 +93,12 @@ class LightningModel(FlatModule):
         self._make_updater()
         without_storage(module, self._named)
 
+    def _said(self) -> dict[str, str]:
+        """The module's hyperparameters, and its learning rate if it has one by a usual name."""
+        known = {name: getattr(self._module, name, None) for name in ("lr", "learning_rate")}
+        known |= dict(getattr(self._module, "hparams", {}))
+        return {k: repr(v) for k, v in known.items() if isinstance(v, str | int | float | bool)}
+
     def _new_pacing(self) -> IntervalPacing:
         return IntervalPacing()
 

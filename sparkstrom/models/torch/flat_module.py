@@ -95,6 +95,15 @@ class FlatModule:
         self._has_stepped = False
         self._is_placed = False
 
+    def __repr__(self) -> str:
+        kind, module = type(self).__name__, type(self._module).__name__
+        said = "".join(f", {name}={value}" for name, value in self._said().items())
+        return f"{kind}({module}, {self.n_params:,} parameters{said})"
+
+    def _said(self) -> dict[str, str]:
+        """Name what else tells two models apart, such as the learning rate."""
+        return {}
+
     # -- what they bring who inherit -------------------------------------------------------------
 
     def _new_pacing(self) -> Pacing:

@@ -25,6 +25,7 @@ from sparkstrom.models.torch.optimizers import (
     SchedulerFactory,
     made_optimizer,
     made_scheduler,
+    optimizer_in_words,
     refuse_instances,
     stepped,
     with_gradients,
@@ -101,6 +102,11 @@ class TorchModel(FlatModule):
         )
         made_scheduler(scheduler, made_optimizer(optimizer, groups, self._named))
         without_storage(module, self._named)
+
+    def _said(self) -> dict[str, str]:
+        optimizer, groups, _ = self._factories
+        loss = {} if self._loss is None else {"loss": named(self._loss)}
+        return {**loss, "optimizer": optimizer_in_words(optimizer, groups, self._named)}
 
     def bind(self, params: Any) -> None:
         """Work on f32[n_params] of the host or its own device; the optimizer's state stays."""

@@ -118,6 +118,21 @@ def made_optimizer(factory: OptimizerFactory, groups: Groups | None, named: Name
     return optimizer
 
 
+def optimizer_in_words(factory: OptimizerFactory, groups: Groups | None, named: Named) -> str:
+    """Return "Adam(lr=0.001, eps=1e-08, ...)": class and numbers, of each group if they differ."""
+    try:
+        optimizer = made_optimizer(factory, groups, named)
+    except Exception:  # a factory of a user's own; its repr must not raise
+        return repr(factory)
+    numbers = {
+        name: dict.fromkeys(f"{group[name]:.6g}" for group in optimizer.param_groups)
+        for name, default in optimizer.defaults.items()
+        if isinstance(default, int | float) and not isinstance(default, bool)
+    }
+    told = ", ".join(f"{name}={' and '.join(values)}" for name, values in numbers.items())
+    return f"{type(optimizer).__name__}({told})"
+
+
 def check_optimizer(optimizer: Optimizer, named: Named) -> None:
     """Raise UsageError unless it steps once a minibatch, on all trainable parameters.
 

@@ -223,7 +223,8 @@ def _events(fit: FitHistory) -> list[Element]:
     if len(marks) > LINES_SHOWN:
         events.append(("", f"and {len(marks) - LINES_SHOWN:,} more"))
     slow = [(f"{s:.1f} s", words) for words, s in list(fit.slow_links.items())[:LINES_SHOWN]]
-    faults = [element("h3", "Workers lost and replaced"), pairs(events)] if events else []
+    title = "Workers lost and replaced" if fit.diverged_s is None else "What went wrong"
+    faults = [element("h3", title), pairs(events)] if events else []
     links = pairs(slow) if slow else element("p", "No link was found too slow.", class_="muted")
     return [*faults, *_checkpoints(fit), element("h3", "Links"), links]
 

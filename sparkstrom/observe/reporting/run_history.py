@@ -197,7 +197,8 @@ def _epoch(fit: FitHistory, event: dict[str, Any]) -> None:
     if seconds is None:
         return
     epoch, loss, held = (number(event.get(name)) for name in ("epoch", "loss", "validation"))
-    if loss is None and fit.diverged_s is None:
+    is_known = number(event.get("examples")) != 0  # with no example the loss was not told in time
+    if loss is None and is_known and fit.diverged_s is None:
         fit.diverged_s = seconds
     fit.epochs.append(EpochPoint(seconds, epoch, loss, held))
 

@@ -49,9 +49,12 @@ class Group:
 def headline(made: Figures) -> str:
     """What was trained, in one line."""
     workers, epochs = number(made.get("workers")), number(made.get("epochs"))
+    before = number(made.get("epochs_resumed"))
+    here = epochs - before if epochs is not None and before else epochs
+    resumed = f", after {plural(before, 'epoch')} before it was resumed" if before else ""
     return (
-        f"{plural(workers, 'worker')} trained {plural(epochs, 'epoch')} in"
-        f" {duration(number(made.get('seconds')))}"
+        f"{plural(workers, 'worker')} trained {plural(here, 'epoch')} in"
+        f" {duration(number(made.get('seconds')))}{resumed}"
     )
 
 

@@ -66,6 +66,10 @@ class ConnectApplication:
         return str(self._session.session_id)
 
     @property
+    def is_stopped(self) -> bool:
+        return bool(getattr(self._session, "is_stopped", False))  # Spark 3.5 does not say
+
+    @property
     def live_conf(self) -> Any:
         return self.conf()
 

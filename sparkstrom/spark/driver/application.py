@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sparkstrom.base.errors import UsageError
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.data.columns import Chosen
 from sparkstrom.spark.data.partitioning import Spread
@@ -31,6 +32,19 @@ if TYPE_CHECKING:
     from sparkstrom.spark.executor.job import TrainingJob
 
 Say = Callable[[str], None]
+
+
+STOPPED = (
+    "the Spark session was stopped (spark.stop()): make a network with a new session; a network of"
+    " the stopped one still has its parameters (new.parameters = network.parameters, or"
+    " network.save and SparkNetwork.load)"
+)
+
+
+def need_session(application: Application) -> None:
+    """Raise UsageError if the application's session was stopped."""
+    if application.is_stopped:
+        raise UsageError(STOPPED)
 
 
 class PlaceSearch(Protocol):
@@ -57,6 +71,11 @@ class Application(Protocol):
     @property
     def host(self) -> str:
         """This program's machine, as executors may call it."""
+        ...
+
+    @property
+    def is_stopped(self) -> bool:
+        """Was its session stopped, so that Spark runs nothing any more?"""
         ...
 
     def conf(self) -> Mapping[str, str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from sparkstrom.base.errors import SparkstromError
 from sparkstrom.checkpoint.cadence import Cadence, CheckpointEvery
 from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
 from sparkstrom.checkpoint.checkpoint_file import Checkpoint
@@ -154,10 +155,19 @@ class CheckpointKeeper(FitListener):
         return self._close(fit)
 
     def interrupted(self) -> list[str]:
-        """A person ended it: the same command goes on from here."""
+        """Save what a fit that a person ended has learnt, so that the same command continues it.
+
+        Return warnings; what cannot be saved never hides the interruption.
+        """
         if self._cadence is None:
             return self._close(None)
-        return self._close(self._progressed(self._master.snapshot(updaters=True)))
+        try:
+            snapshot = self._master.snapshot(updaters=True)
+        except SparkstromError as error:
+            where = self._kept.directory.url
+            text = f"what was learnt since the last checkpoint is not saved in {where}: {error}"
+            return [*self._close(None), text]
+        return self._close(self._progressed(snapshot))
 
     @property
     def newest(self) -> str | None:

@@ -22,7 +22,7 @@ from sparkstrom.spark.data import partitioning as spreading
 from sparkstrom.spark.data.columns import Chosen
 from sparkstrom.spark.data.partitioning import Spread
 from sparkstrom.spark.driver.averaging_master import TrainingMaster, moves
-from sparkstrom.spark.driver.cluster import Slots, driver_host, live_conf, slots_of
+from sparkstrom.spark.driver.cluster import Slots, driver_host, is_stopped, live_conf, slots_of
 from sparkstrom.spark.driver.container_memory import ContainerMemory, Need
 from sparkstrom.spark.driver.decommission_watch import DecommissionWatch
 from sparkstrom.spark.driver.evaluation import Evaluation, Wanted, evaluate_source
@@ -56,6 +56,10 @@ class ClassicApplication:
     @property
     def live_conf(self) -> Any:
         return live_conf(self._context)
+
+    @property
+    def is_stopped(self) -> bool:
+        return is_stopped(self._context)
 
     @property
     def host(self) -> str:

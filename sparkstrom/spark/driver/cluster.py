@@ -40,6 +40,18 @@ class Slots:
         return self.executors * self.per_executor
 
 
+def is_stopped(context: Any) -> bool:
+    """Was this SparkContext stopped, here or in its JVM, or is the JVM gone?"""
+    if context._jsc is None:
+        return True
+    from py4j.protocol import Py4JError
+
+    try:
+        return bool(context._jsc.sc().isStopped())
+    except (Py4JError, OSError):
+        return True
+
+
 def slots_of(context: Any) -> Slots:
     """Executors and task slots, from the master URL and the configuration.
 

@@ -72,8 +72,14 @@ class Evaluation:
             return float("nan")
         return float(self.losses.exact / self.weights.exact)
 
+    def __repr__(self) -> str:
+        return f"Evaluation({', '.join(f'{name}={value}' for name, value in self._figures())})"
+
     def table(self) -> str:
         """The figures, one per line."""
+        return "\n".join(f"{name:<20}{value}" for name, value in self._figures())
+
+    def _figures(self) -> list[tuple[str, str]]:
         lines = [("rows", f"{self.rows:,}")]
         if (found := self.classification) is not None:
             lines += [("accuracy", f"{found.accuracy:.4f}")]
@@ -88,7 +94,7 @@ class Evaluation:
             lines += [("average precision", f"{roc.average_precision:.4f}")]
         if self.losses is not None:
             lines += [("loss", f"{self.loss:.6g}")]
-        return "\n".join(f"{name:<20}{value}" for name, value in lines)
+        return lines
 
 
 def wanted_for(model: FlatModel, metrics: str | Sequence[str] | None, positive: int) -> Wanted:

@@ -64,7 +64,12 @@ class FitListener:
         """Some node has told more; all that all have told, by node, the departed too."""
 
     def on_epoch(self, epoch: Epoch) -> None:
-        """All partitions that are being trained have come to the end of this one."""
+        """All partitions that are being trained have come to the end of this one.
+
+        Each epoch once, in order. Listeners that need to hear live are not told of an epoch whose
+        figures come too late for the next one; the others hear of it, and of all after it, when
+        the fit is over.
+        """
 
     def on_progress(self, progress: Progress) -> None:
         """Where the fit stands; also while nothing changes, so that time can be shown."""
@@ -83,7 +88,7 @@ class FitEvents:
         self._book = book or EpochBook(spec.first_epoch)
         self._before: Progress | None = None
         self._training: frozenset[int] = frozenset()
-        self._epochs_told = self._book.epochs_before
+        self._epochs_told = self._epochs_in_order = self._book.epochs_before
         self._lines_told = self._news_told = 0
 
     @property
@@ -131,14 +136,22 @@ class FitEvents:
     def _tell_epochs(self) -> None:
         """Those that are complete now, in order, each once."""
         for epoch in self._book.judged_by(self._training):
-            if epoch >= self._epochs_told:
-                self._epochs_told = epoch + 1
-                for listener in self._listeners:
+            if epoch < self._epochs_told:
+                continue
+            self._epochs_told = epoch + 1
+            is_next = epoch == self._epochs_in_order
+            self._epochs_in_order += is_next
+            for listener in self._listeners:
+                if is_next or listener.needs_live:
                     listener.on_epoch(self._book.epoch(epoch))
 
     def end(self, outcome: Outcome, reports: list[str]) -> None:
         """After a fit that is done."""
         self._book.close([json.loads(report)["epochs"] for report in reports])
         end = FitDone(self._spec, outcome, reports, self._book.history())
+        for epoch in self._book.judged_by(self._training):
+            for listener in self._listeners:
+                if epoch >= self._epochs_in_order and not listener.needs_live:
+                    listener.on_epoch(self._book.epoch(epoch))
         for listener in self._listeners:
             listener.on_fit_end(end)

@@ -284,6 +284,7 @@ class FollowedFit:
             best=watch.best,
             horizons=horizons,
         )
+        summary = replace(summary, epochs_resumed=run.book.epochs_before)
         ends = self._call.ends_with
         if ends is not None and summary.stopped is None:
             last = spec.first_epoch + spec.epochs

@@ -8,6 +8,7 @@ listener's name, unless it says that it is not worth that.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 import traceback
@@ -81,6 +82,18 @@ def check_listeners(listeners: Sequence[Any]) -> None:
             )
 
 
+def broken_stream() -> str:
+    """Return "stdout" or "stderr" if it cannot be written any more, as its flush tells; else ""."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            return name
+    return ""
+
+
 class ListenerThread(FitListener):
     """Hears a fit in the driver's main thread, and tells the users' listeners in its own."""
 
@@ -97,6 +110,7 @@ class ListenerThread(FitListener):
         self._listeners, self._begin, self._spec, self._say = list(listeners), begin, spec, say
         self.warnings: list[str] = []  # of listeners that failed and did not end the fit
         self._copy, self._judge = copy, judge
+        self._has_lost_stream = False
         self._queue: deque[Event | None] = deque()
         self._there = threading.Condition()
         self._raised: Raised | None = None
@@ -190,6 +204,15 @@ class ListenerThread(FitListener):
         log.warning("%s", text)
         self._say(f"sparkstrom warns: {text}")
 
+    def _warn_of_stream(self, name: str, error: Exception) -> None:
+        """Once: what a listener prints from now on is lost, and it still hears the fit."""
+        if not self._has_lost_stream:
+            self._has_lost_stream = True
+            self._warn(
+                f"sys.{name} cannot be written ({type(error).__name__}: {error}): what listeners"
+                " print there is lost, and the fit continues"
+            )
+
     def _seconds(self) -> float:
         return round(time.monotonic() - self._began_s, 3)
 
@@ -221,6 +244,9 @@ class ListenerThread(FitListener):
         try:
             hears(event)
         except Exception as error:  # handed to the main thread, or told
+            if isinstance(error, (OSError, ValueError)) and (broken := broken_stream()):
+                self._warn_of_stream(broken, error)
+                return
             self._listeners.remove(listener)
             raised = Raised(f"{type(listener).__name__}.{method}", error)
             if getattr(listener, "fails_fit", True):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from sparkstrom.checkpoint.store import load_model, local_path
 from sparkstrom.models.base import FlatModel
@@ -22,7 +22,7 @@ from sparkstrom.spark.averaging.averaging_run import AveragingRun
 from sparkstrom.spark.data.columns import Chosen, Names
 from sparkstrom.spark.data.export import Exports
 from sparkstrom.spark.data.partitioning import Spread
-from sparkstrom.spark.driver.application import Application
+from sparkstrom.spark.driver.application import Application, need_session
 from sparkstrom.spark.driver.applications import application_of, context_of
 from sparkstrom.spark.driver.attempts import begins_anew
 from sparkstrom.spark.driver.averaging_master import TrainingMaster
@@ -59,7 +59,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
 
     ``spark`` is a SparkSession or SparkContext; ``progress=False`` is silent, True is "auto";
     "bar", "plain" and "notebook" say how it is shown (docs/progress.md). With ``keep=False``
-    workers leave nothing for a next fit, which saves files, and the job that removes them. Raises
+    workers leave nothing for a next fit, which saves files, and the job that removes them. In a
+    ``with`` block it is closed at the end. Raises
     UsageError for options, configuration or a session that cannot work, before any work starts.
     """
 
@@ -75,6 +76,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         check_progress(progress)
         need_model(model)
         self._application = application = application_of(spark)
+        need_session(application)
         conf = application.conf()
         self._master = resolve(master or SharedTrainingMaster(), conf, os.environ)
         application.check(self._master)
@@ -115,6 +117,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         lines: None is a new file in the directory sparkstrom-runs, "" none.
         Raises UsageError, SetupError or TrainingError (with host, partition and traceback).
         """
+        need_session(self._application)
         record = FitRecord()
         chosen = Chosen(features, label, weight, validation)
         rule = check_call(self._model, epochs, chosen, early_stopping, listeners, run_log)
@@ -285,10 +288,20 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         return network
 
     def close(self) -> None:
-        """Remove what workers kept for the next fit, and exported rows. Idempotent."""
+        """Remove what workers kept for the next fit, and exported rows. Idempotent.
+
+        After ``spark.stop()`` nothing is left on executors, and nothing is asked of Spark.
+        """
         self._exports.close()
         if not self._may_have_files:
             return
-        self._application.forget(self._site.network)
+        if not self._application.is_stopped:  # executors, and what they keep, end with Spark
+            self._application.forget(self._site.network)
         self._learnt.use_up()
         self._may_have_files = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -10,7 +10,7 @@ from typing import Any
 from sparkstrom.models.base import Batch, Flat, FlatModel
 from sparkstrom.spark.data import partitioning as spreading
 from sparkstrom.spark.data.columns import Chosen, Names
-from sparkstrom.spark.driver.application import Application
+from sparkstrom.spark.driver.application import Application, need_session
 from sparkstrom.spark.driver.evaluation import (
     Evaluation,
     Wanted,
@@ -73,11 +73,13 @@ class Predictor:
             batch, (model, _) = Batch(*data), self._current()
             model.check(batch.features, batch.labels)
             return merged([evaluate_batch(model, wanted, batch)])
+        need_session(self._application)
         self._application.check_data(data)
         return self._application.evaluate(self._shipped(), wanted, data, chosen)
 
     def _shipped(self) -> Any:
         """The model with its parameters, as a broadcast; one as long as they stay the same."""
+        need_session(self._application)
         trained = TrainedModel.of(*self._current(), self._name)
         if self._broadcast is None or self._broadcast.value.digest != trained.digest:
             self._broadcast = self._application.ship(trained)

@@ -46,7 +46,7 @@ class TrainingSummary:
     bytes_dense: int  # minibatches x 4 x n_params: dense float32 updates
     seconds: float
     phase_seconds: dict[str, float]
-    epochs: int
+    epochs: int  # trained, those before a resumed checkpoint included; fewer if it was stopped
     workers: int
     n_params: int
     minibatches: int  # committed, each once
@@ -96,6 +96,7 @@ class TrainingSummary:
         repr=False
     )  # survived: workers and controllers lost, media drivers replaced
     slow_links: list[str] = field(repr=False)  # that carried less than training would fill
+    epochs_resumed: int = 0  # of ``epochs``: complete before the fit was resumed
 
     @property
     def staleness_mean(self) -> float:
@@ -184,7 +185,7 @@ def summarize(
         bytes_dense=trained * 4 * spec.n_params,
         seconds=record.ended_s - record.began_s,
         phase_seconds=phases_of(outcome.phase_began_s, record),
-        epochs=spec.epochs,
+        epochs=record.end.epochs_trained,
         workers=spec.workers,
         n_params=spec.n_params,
         minibatches=outcome.minibatches,
@@ -211,7 +212,7 @@ def summarize(
         tau=tau_of(total),
         exactness_breaches=overflows,
         first_breach=outcome.first_overflow,
-        rejected_frames=outcome.traffic.rejected.total() + total.rejected,
+        rejected_frames=outcome.traffic.strange + total.rejected,
         departures=departures(outcome),
         warnings=[*warnings, *warnings_of(outcome, total, executors, overflows)],
         stopped=outcome.stop_reason,

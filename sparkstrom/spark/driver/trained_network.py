@@ -24,6 +24,9 @@ class TrainedNetwork:
         self._model, self._checkpoints, self._progress = model, checkpoints, progress
         self._learnt = Learnt(model)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._model!r}, {self._learnt.epochs} epochs trained)"
+
     def _begin_with(
         self, found: Found | None, key: FitKey
     ) -> tuple[TrainingSummary | None, Resumption | None]:

@@ -173,6 +173,9 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         self.several = several  # values in a row's prediction
         self._shipped: Any = None
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model!r}, {self.epochs_trained} epochs trained)"
+
     @property
     def model(self) -> FlatModel:
         """The model with its parameters, in this process."""

@@ -1,14 +1,16 @@
 """A program on a machine without Spark: it says what it has seen, as JSON.
 
 ``python plain_program.py WHAT``: "fits" trains twice; "interrupted" is told to stop by Ctrl-C and
-trains again; "killed" waits, in the middle of a fit, for the end that it is given; "kept" likewise
-the first time, with checkpoints in the directory ``checkpoints``, and to its end the second time.
+trains again, with checkpoints only at a fit's end; "killed" waits, in the middle of a fit, for the
+end that it is given; "kept" likewise the first time, with checkpoints in the directory
+``checkpoints``, and to its end the second time.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 sys.modules["pyspark"] = None  # type: ignore[assignment]  # importing it fails
 
@@ -69,6 +71,11 @@ if __name__ == "__main__":
     wrapper = ParallelWrapper(
         model, 2, progress=False, batch_size_per_worker=8, debug_longer_iterations=sleep,
         **(kept if sys.argv[1] == "kept" else {}),
+        **(
+            {"checkpoint_directory": "checkpoints", "checkpoint_every": "1 h"}
+            if sys.argv[1] == "interrupted"
+            else {}
+        ),
     )  # fmt: skip
     initial, found = wrapper.parameters, {}
     if sys.argv[1] == "fits":
@@ -91,6 +98,9 @@ if __name__ == "__main__":
         except KeyboardInterrupt:
             found["moved"] = float(np.abs(wrapper.parameters - initial).max())
             found["left"] = wrapper.worker_pids()
+            [saved] = Path("checkpoints").glob("*.npz")
+            with np.load(saved) as file:
+                found["saved"] = bool((file["parameters"] == wrapper.parameters).all())
         for place in range(2):
             wrapper._site.pool.drop(place)
         found["equal"] = fit(epochs=1).replicas_equal

@@ -94,9 +94,37 @@ def test_ctrl_c_keeps_what_was_learnt(tmp_path: Path) -> None:
     found = ended(program)
     print(found)
     assert found["moved"] > 1e-3
+    assert found["saved"]
     assert found["left"] == []
     assert found["equal"]
     assert not any(map(is_alive, workers))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("redirected", ["2>&1 | head -1 >&2", "2>/dev/full", "2>&-"])
+def test_a_standard_error_that_cannot_be_written_costs_no_fit(
+    redirected: str, tmp_path: Path
+) -> None:
+    program = (
+        "import json, sys, numpy as np\n"
+        "from pathlib import Path\n"
+        "from sparkstrom import ParallelWrapper\n"
+        "from sparkstrom.models import DenseNetwork\n"
+        "x = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)\n"
+        "with ParallelWrapper(DenseNetwork([4, 2]), 1, batch_size_per_worker=8) as wrapper:\n"
+        "    before = wrapper.parameters\n"
+        "    wrapper.fit((x, (x[:, 0] > 0).astype(int)), epochs=3, run_log='')\n"
+        "    moved = float(np.abs(wrapper.parameters - before).max())\n"
+        "Path('moved').write_text(str(moved))\n"
+    )
+    (tmp_path / "train.py").write_text(program)
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} train.py {redirected}"],
+        cwd=tmp_path, env=os.environ | {"TMPDIR": str(tmp_path)}, check=False,
+        capture_output=True, text=True, timeout=LIMIT_S,
+    )  # fmt: skip
+    assert (tmp_path / "moved").exists(), done.stderr
+    assert float((tmp_path / "moved").read_text()) > 1e-3
 
 
 @pytest.mark.slow

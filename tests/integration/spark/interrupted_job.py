@@ -10,6 +10,7 @@ import json
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 from pyspark.sql import SparkSession
@@ -54,7 +55,13 @@ def main(when: str, controller: str) -> None:
     data = spark.sparkContext.parallelize(rows, 2)
     data.count()  # executors are there
     void = VoidConfiguration(controller=controller)
-    master = SharedTrainingMaster(void, debug_longer_iterations=10, batch_size_per_worker=10)
+    master = SharedTrainingMaster(
+        void,
+        debug_longer_iterations=10,
+        batch_size_per_worker=10,
+        checkpoint_directory="checkpoints",
+        checkpoint_every="1 h",
+    )
     model = DenseNetwork([8, 4, 2], updater=Sgd(0.1), seed=1)
     network = SparkNetwork(spark, model, master, progress=False)
     before = network.parameters
@@ -68,6 +75,9 @@ def main(when: str, controller: str) -> None:
             time.sleep(0.05)
         found["jobs_gone_s"] = time.monotonic() - interrupted_s
         found["moved"] = float(np.abs(network.parameters - before).max())
+        for saved in Path("checkpoints").glob("*.npz"):
+            with np.load(saved) as file:
+                found["saved"] = bool((file["parameters"] == network.parameters).all())
     summary = network.fit(data, epochs=1)
     found["equal_afterwards"] = summary.replicas_equal
     found["minibatches"] = [summary.minibatches, summary.minibatches_expected]

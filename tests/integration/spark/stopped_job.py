@@ -15,6 +15,7 @@ import numpy as np
 from pyspark.sql import SparkSession
 
 from sparkstrom import SharedTrainingMaster, SparkNetwork
+from sparkstrom.base.errors import UsageError
 from sparkstrom.models import DenseNetwork, Sgd
 
 OURS = re.compile(rb"/sparkstrom-\d+-[0-9a-f]{16}-(driver|\d+-\d+)")
@@ -54,16 +55,32 @@ def main() -> None:
     chance = np.random.default_rng(0)
     rows = [(x, int(x.argmax() % 4)) for x in chance.random((256, 8), np.float32)]
     model = DenseNetwork([8, 16, 4], updater=Sgd(0.1), seed=1)
-    network = SparkNetwork(spark, model, SharedTrainingMaster(), progress=False, keep=False)
+    network = SparkNetwork(spark, model, SharedTrainingMaster(), progress=False)
     looking = Looking()
-    network.fit(spark.sparkContext.parallelize(rows), 20, listeners=[looking], run_log="")
+    data = spark.sparkContext.parallelize(rows)
+    network.fit(data, 20, listeners=[looking], run_log="")
     after_fit = media_drivers()
     spark.stop()
     after_stop, began_s = media_drivers(), time.monotonic()
     while media_drivers() and time.monotonic() - began_s < 10:
         time.sleep(0.01)
     gone_s = time.monotonic() - began_s
-    print(json.dumps([looking.seen, after_fit, after_stop, gone_s]), flush=True)
+    refused = []
+    for call in (
+        lambda: network.fit(data, run_log=""),
+        lambda: network.predict(data),
+        lambda: network.evaluate(data),
+        lambda: SparkNetwork(spark, model),
+    ):
+        try:
+            call()
+        except UsageError as error:
+            refused.append(str(error))
+    with network:  # its end closes it; what workers kept for a next fit went with the executors
+        assert network._may_have_files
+    assert not network._may_have_files
+    assert network.predict(np.stack([x for x, _ in rows])).shape == (256, 4)
+    print(json.dumps([looking.seen, after_fit, after_stop, gone_s, refused]), flush=True)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,8 @@ def test_ctrl_c_at(when, controller, tmp_path):
     print(when, controller, found, f"{time.monotonic() - began_s:.1f} s", text)
     assert found["jobs_gone_s"] < GONE_S
     assert (found["moved"] > 1e-3) == (when == "training")  # less is rounding to the grid
+    if when == "training":
+        assert found["saved"]
     assert found["equal_afterwards"]
     assert found["minibatches"][0] == found["minibatches"][1] == 40
     assert "reentrant" not in text

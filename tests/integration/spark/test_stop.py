@@ -14,7 +14,7 @@ LIMIT_S = 300.0
 
 
 @pytest.mark.slow
-def test_no_media_driver_outlives_spark(tmp_path: Path) -> None:
+def test_nothing_outlives_spark_and_what_needs_it_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(JOB)],
         capture_output=True,
@@ -25,9 +25,11 @@ def test_no_media_driver_outlives_spark(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    seen, after_fit, after_stop, gone_s = json.loads(done.stdout.splitlines()[-1])
+    seen, after_fit, after_stop, gone_s, refused = json.loads(done.stdout.splitlines()[-1])
     print(seen, after_fit, after_stop, gone_s)
     assert "driver" in seen
     assert len(seen) == 3  # and one of each executor
     assert "driver" not in after_fit  # the driver program's goes with its fit
     assert after_stop == []
+    assert len(refused) == 4  # fit, predict, evaluate, another network; close() says nothing
+    assert all("the Spark session was stopped" in text for text in refused)

@@ -382,3 +382,10 @@ def test_rows_that_do_not_fit_are_named() -> None:
         model.check(rows.features[:, :5], rows.labels)
     with pytest.raises(UsageError, match="row 0: label is 7: labels must be 0 to 2"):
         model.check(rows.features, np.full(8, 7))
+
+
+def test_a_keras_model_has_its_learning_rate() -> None:
+    made = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)], name="small")
+    model = KerasModel(made, "mse", keras.optimizers.Adam(0.003))
+    expected = "KerasModel(small, 10 parameters, loss=mse, optimizer=Adam(learning_rate=0.003))"
+    assert repr(model) == expected

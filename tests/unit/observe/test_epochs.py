@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from sparkstrom.observe.epochs import WINDOW, EpochBook, EpochLog, Finished
+from sparkstrom.observe.epochs import RECENT_S, WINDOW, WINDOW_MIN, EpochBook, EpochLog, Finished
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 
 
@@ -49,14 +49,13 @@ def test_a_worker_that_has_finished_nothing_says_who_it_is() -> None:
 
 
 def test_tasks_reports_fill_what_was_not_seen_live() -> None:
-    log = log_of(0, range(40))
+    log = log_of(0, range(80))
     book = EpochBook(first_epoch=10)
     book.follow([counters(log)])
-    assert [one.epoch for one in book.history()] == list(range(51 - WINDOW, 51))
-    assert math.isnan(book.history()[0].loss)
+    assert [one.epoch for one in book.history()] == list(range(91 - WINDOW, 91))
     book.close([json.loads(json.dumps(log.report()))])
     history = book.history()
-    assert [one.epoch for one in history] == list(range(11, 51))
+    assert [one.epoch for one in history] == list(range(11, 91))
     assert (history[3].loss, history[3].examples) == (5.0 / 4, 4)
     assert history[3].validation == 3.5
 
@@ -84,6 +83,26 @@ def test_nothing_held_out_is_nothing_measured() -> None:
     assert math.isnan(book.epoch(0).validation)
     assert book.epoch(0).held_weight == 0.0
     assert book.history()[0].loss == 0.5
+
+
+def test_epochs_shorter_than_the_time_between_two_looks_have_all_their_figures() -> None:
+    """Their counters come together; each has its loss and the rows of all partitions."""
+    book = EpochBook()
+    book.follow([counters(log_of(0, range(20))), counters(log_of(1, range(18)))])
+    told = [book.epoch(epoch) for epoch in book.judged_by({0, 1})]
+    assert [one.examples for one in told] == 18 * [8]
+    assert [one.loss for one in told] == [(8.0 - epoch) / 4 for epoch in range(18)]
+
+
+def test_epochs_that_have_been_heard_leave_the_counters() -> None:
+    now_s = [0.0]
+    log = EpochLog(0, 0, lambda: now_s[0])
+    for epoch in range(40):
+        log.add(Finished(epoch, 1.0, 4))
+    now_s[0] = RECENT_S + 1
+    figures = log.figures()
+    assert figures is not None
+    assert list(figures.loss_sums) == list(range(40 - WINDOW_MIN, 40))
 
 
 def test_figures_leave_room_for_other_counters() -> None:

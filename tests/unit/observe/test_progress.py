@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 from contextlib import closing
 
 import pytest
@@ -16,6 +17,8 @@ from sparkstrom.observe.progress import (
     clock_time,
     figures_in_words,
 )
+from sparkstrom.observe.progress_bar import TerminalBar
+from sparkstrom.observe.progress_choice import progress_for
 
 
 class Clock:
@@ -132,3 +135,57 @@ def test_switched_off_it_is_silent(capfd: pytest.CaptureFixture[str]) -> None:
         shown.show(line(), force=True)
         shown.say("waiting")
     assert capfd.readouterr() == ("", "")
+
+
+class Unwritable(io.StringIO):
+    """A stream that nobody reads, whose disk is full, or that is closed."""
+
+    encoding = "utf-8"
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error, self.tries = error, 0
+
+    def write(self, text: str) -> int:
+        self.tries += 1
+        raise self._error
+
+    def isatty(self) -> bool:
+        return True
+
+
+FAILURES = [BrokenPipeError(32, "Broken pipe"), OSError(28, "no space"), ValueError("closed file")]
+
+
+@pytest.mark.parametrize("error", FAILURES)
+@pytest.mark.parametrize("kind", [PlainLines, TerminalBar])
+def test_the_first_failure_of_a_stream_mutes_it_and_ends_no_fit(
+    kind: type[PlainLines | TerminalBar], error: Exception, clock: Clock
+) -> None:
+    stream = Unwritable(error)
+    with closing(kind(stream)) as shown:
+        shown.say("a note")
+        tries = stream.tries
+        shown.show(line(), force=True)
+        shown.say("another note")
+    assert stream.tries == tries == 1
+
+
+@pytest.mark.parametrize("kind", [PlainLines, TerminalBar])
+def test_a_program_without_standard_error_is_shown_nothing(
+    kind: type[PlainLines | TerminalBar], monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert isinstance(progress_for("auto"), PlainLines)
+    with closing(kind()) as shown:
+        shown.say("a note")
+        shown.show(line(), force=True)
+
+
+def test_characters_that_the_stream_does_not_have_are_escaped(clock: Clock) -> None:
+    written = io.BytesIO()
+    with closing(PlainLines(io.TextIOWrapper(written, encoding="ascii"))) as shown:
+        shown.say("a word…")
+        shown.say("another one")
+        assert written.getvalue() == b"a word\\u2026\nanother one\n"

@@ -109,3 +109,20 @@ def test_of_a_broken_thread_it_raises_why(
     master.finished.wait(30)
     with pytest.raises(TrainingError, match="broken on purpose"):
         master.snapshot()
+
+
+def test_of_a_fit_that_was_given_up_the_parameters_are_there_after_its_thread_has_ended(
+    make_master: Callable[[Theta], tuple[MasterThread, Breaking]],
+) -> None:
+    """As Ctrl-C and a cancelled job end it: what was learnt is saved after that."""
+    theta = Theta(N, K)
+    theta.load(np.full(N, 0.5, np.float32))
+    theta.commit = 7
+    master, _ = make_master(theta)
+    master.give_up("KeyboardInterrupt")
+    assert master.finished.wait(30)
+    master.end()
+    assert master.failure is not None
+    made = master.snapshot(updaters=True)
+    assert made.commit == 7
+    np.testing.assert_array_equal(made.parameters, np.full(N, 0.5, np.float32))

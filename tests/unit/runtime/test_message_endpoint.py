@@ -129,7 +129,8 @@ def test_who_has_no_edge_yet_hears_nobody_but_the_master(network: MemoryNetwork)
     for head in (HEAD, replace(HEAD, receiver=None), strange):
         offer(node, node.address, Seal(KEY, JOB).close(head, ASK))
     assert node.got() == []
-    assert node.room.traffic.rejected == {Rejection.OTHER_EDGE: 3}
+    assert node.room.traffic.rejected == {Rejection.EARLY: 3}
+    assert node.room.traffic.strange == 0
 
 
 def test_a_repeated_frame_is_counted_and_dropped(pair: tuple[Office, Office]) -> None:

@@ -289,4 +289,5 @@ def test_what_strangers_send_is_counted_by_a_few_reasons(
     ours = Seal(KEY, JOB).close(HEAD, ASK)
     offer(master, node.address, ours)
     assert node.got() == []
-    assert node.room.traffic.rejected[Rejection.OTHER_EDGE] == 1
+    assert node.room.traffic.rejected[Rejection.EARLY] == 1
+    assert node.room.traffic.strange == FORGED

@@ -211,3 +211,15 @@ def test_a_thousand_workers_do_not_flood_the_driver() -> None:
     for second in range(10_000):
         heard.take(says("hello"), float(second))
     assert len(heard.lines) == heard_lines.TOTAL
+
+
+@pytest.mark.parametrize("stream", [None, "closed"])
+def test_a_print_reaches_the_driver_where_standard_output_cannot_be_written(
+    stream: str | None, output: WorkerOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stdout", closed if stream else None)
+    with captured(output):
+        print("loss", 0.25, flush=True)
+    assert lines(output) == ["loss 0.25"]

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from sparkstrom.base.errors import TrainingError
 from sparkstrom.base.identity import Position
 from sparkstrom.checkpoint.cadence import parse_every
 from sparkstrom.checkpoint.checkpoint_directory import CheckpointDirectory
@@ -139,6 +140,21 @@ def test_what_a_person_interrupts_is_saved_and_not_done(bench: Bench) -> None:
     bench.master.commit = 33
     assert bench.keeper.interrupted() == []
     assert (bench.newest().parameters[0], bench.newest().epochs_done) == (33, None)
+
+
+def test_parameters_that_cannot_be_had_are_a_warning_and_not_the_fit_s_error(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The interruption itself must reach who called ``fit``."""
+
+    def snapshot(*, updaters: bool = False) -> Snapshot:
+        raise TrainingError("the master failed")
+
+    bench.keeper.on_phase(Phase.RUNNING)
+    monkeypatch.setattr(bench.master, "snapshot", snapshot)
+    [warning] = bench.keeper.interrupted()
+    assert "is not saved" in warning
+    assert "the master failed" in warning
 
 
 def test_before_training_there_is_nothing_to_save(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from sparkstrom.spark.driver.cluster import (
     check_conf,
     check_key,
     driver_host,
+    is_stopped,
     slots_of,
     workers_for,
 )
@@ -202,3 +204,17 @@ def test_a_key_that_travels_in_the_clear_is_told_of_once(
     assert all("spark.network.crypto.enabled=true" in warning for warning in warnings)
     assert check_key(conf) == []
     assert len(check_key(conf | {"spark.app.id": f"{request.node.name}, another"})) == warns
+
+
+def test_a_context_is_stopped_here_in_its_jvm_or_with_it() -> None:
+    def context(stopped: Any) -> Any:
+        scala = SimpleNamespace(isStopped=stopped)
+        return SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: scala))
+
+    def gone() -> bool:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    assert not is_stopped(context(lambda: False))
+    assert is_stopped(context(lambda: True))
+    assert is_stopped(context(gone))
+    assert is_stopped(SimpleNamespace(_jsc=None))

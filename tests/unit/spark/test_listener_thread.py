@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -216,6 +218,45 @@ def test_a_run_log_that_cannot_be_written_ends_no_fit(tmp_path: Path) -> None:
     (warning,) = summary.warnings
     assert warning.startswith("listener JsonLines.on_fit_begin raised ")
     assert diary.kinds == ["FitBegin", "WorkerChange", "Iteration", "FitEnd"]
+
+
+class Printer:
+    """Prints at each event, as users' listeners do."""
+
+    def __init__(self) -> None:
+        self.heard = 0
+
+    def on_iteration(self, event: Iteration) -> None:
+        self.heard += 1
+        print(event.minibatches, flush=True)
+
+
+def test_a_listener_that_prints_where_nobody_reads_ends_no_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in ``train.py | head -1``: it still hears the fit, and one warning says so."""
+
+    class Unread(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    printer = Printer()
+    thread = thread_of(printer)
+
+    def fit() -> Any:
+        thread.on_fit_begin(SPEC)
+        for minibatches in (1, 2):
+            thread.on_progress(replace(START, minibatches=minibatches))
+            while printer.heard < minibatches:
+                thread._there.acquire()
+                thread._there.release()
+        thread.on_progress(replace(START, minibatches=2))
+        return Summary()
+
+    monkeypatch.setattr(sys, "stdout", Unread())
+    summary = thread.follow(fit)
+    [warning] = summary.warnings
+    assert "sys.stdout cannot be written (BrokenPipeError" in warning
 
 
 def test_what_is_raised_after_the_end_is_a_warning() -> None:

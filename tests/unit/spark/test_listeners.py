@@ -12,7 +12,7 @@ import pytest
 
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.messages import Phase
-from sparkstrom.observe.epochs import Epoch, EpochLog, Finished
+from sparkstrom.observe.epochs import WINDOW, Epoch, EpochLog, Finished
 from sparkstrom.observe.progress import Line, ProgressLine
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
@@ -155,6 +155,20 @@ def test_the_end_has_a_history_without_gaps(events: FitEvents, heard: Heard) -> 
     assert end.epochs_trained == 5
     assert replace(end, outcome=outcome(stop_reason="enough")).epochs_trained == 3
     assert replace(end, outcome=outcome(stop_reason="soon"), history=[]).epochs_trained == 0
+
+
+def test_epochs_that_were_too_many_to_be_told_live_are_told_whole_at_the_end() -> None:
+    """Who must hear live hears of the newest ones meanwhile; nobody hears of a part of the rows."""
+    heard, live = Heard(), Heard()
+    live.needs_live = "early_stopping"
+    events = FitEvents(SPEC, [heard, live])
+    logs = [log_of(p, *map(float, range(WINDOW + 3))) for p in (0, 1)]
+    events.look(replace(START, training=BOTH, stats=told(*logs)))
+    assert not [one for one in heard.news() if isinstance(one, tuple)]
+    assert next(one[0] for one in live.news() if isinstance(one, tuple)) == 11 + 3
+    events.end(outcome(), [json.dumps({"epochs": log.report()}) for log in logs])
+    assert [one[0] for one in heard.news() if isinstance(one, tuple)] == list(range(11, 62))
+    assert not [one for one in live.news() if isinstance(one, tuple)]
 
 
 def test_all_hear_an_event_before_any_hears_the_next() -> None:

@@ -25,6 +25,8 @@ class Shipped:
 class Context:
     """Counts what is sent to executors."""
 
+    is_stopped = False
+
     def __init__(self) -> None:
         self.sent: list[Any] = []
 

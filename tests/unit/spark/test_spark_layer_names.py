@@ -93,7 +93,9 @@ class Shuffled:
 class Named(SparkLayerNames):
     def __init__(self, model: DenseNetwork) -> None:
         theta = model.initial()
-        application: Any = SimpleNamespace(ship=lambda value: SimpleNamespace(value=value))
+        application: Any = SimpleNamespace(
+            is_stopped=False, ship=lambda value: SimpleNamespace(value=value)
+        )
         self._predictor = Predictor(application, lambda: (model, theta))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from sparkstrom.codec.frames import Rejection
 from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.residual_figures import PERCENTILES
@@ -326,3 +327,18 @@ def test_a_notebook_gets_the_same_escaped() -> None:
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown
     assert "2 workers trained 2 epochs in 10 s" in shown
+
+
+def test_epochs_are_those_that_were_trained() -> None:
+    """Of an early stop those until then; what was trained before a resumption is said apart."""
+    stopped = summary(stop_reason="early stopping: no better for 5 epochs")
+    assert stopped.epochs == 1
+    assert "2 workers trained 1 epoch in" in str(stopped)
+    whole = replace(summary(stop_reason=None), epochs=10, epochs_resumed=6)
+    assert "2 workers trained 4 epochs in" in str(whole)
+    assert "after 6 epochs before it was resumed" in str(whole)
+
+
+def test_frames_that_came_before_their_edge_was_open_are_no_strangers() -> None:
+    traffic = Traffic(rejected=Counter({Rejection.EARLY: 2, Rejection.SEAL: 1}))
+    assert summary(traffic=traffic).rejected_frames == summary().rejected_frames - 2
