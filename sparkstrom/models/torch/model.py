@@ -37,7 +37,15 @@ from sparkstrom.models.torch.tensors import (
     explained,
     parts_of,
 )
-from sparkstrom.models.torch.torch_losses import Loss, is_torchs, named, outputs_kind, weighted
+from sparkstrom.models.torch.torch_losses import (
+    Loss,
+    is_per_label,
+    is_torchs,
+    named,
+    outputs_kind,
+    weighted,
+)
+from sparkstrom.models.torch.torch_losses import ignored_label as ignored_by
 from sparkstrom.models.torch.travel import refuse_holders, without_storage
 
 Step = Callable[[nn.Module, Optimizer, TorchBatch], Any]
@@ -108,6 +116,16 @@ class TorchModel(FlatModule):
                 f"the loss {named(self._loss)} needs labels: name their column, or pass a loss that"
                 " takes all from the module's output"
             )
+
+    @property
+    def per_label(self) -> bool:
+        """Whether the loss takes each of several outputs for a label that is true or false."""
+        return is_per_label(self._loss)
+
+    @property
+    def ignored_label(self) -> int | None:
+        """The label whose places the loss leaves out; None: it counts all."""
+        return ignored_by(self._loss)
 
     def need_loss(self) -> None:
         """Raise UsageError where held-out rows could not be measured."""

@@ -18,19 +18,39 @@ from sparkstrom.models.torch.tensors import TINY, Tensors
 Loss = Callable[..., torch.Tensor]
 MEANS = ("mean", "batchmean")  # the latter adds up a row's values, as KLDivLoss wants it
 OUTPUTS = ("logits", "probabilities", "values")
-OF_CLASSES = ("crossentropy", "nll", "withlogits")  # in the name of a loss of logits
+OF_CLASSES = ("crossentropy", "nll", "withlogits", "multilabelsoft")  # in a loss of logits' name
+PER_LABEL = ("withlogits", "bceloss", "binarycrossentropy", "multilabelsoft")
 
 
 def outputs_kind(wanted: str | None, loss: Any) -> str:
     """What a module with this loss puts out. Raise UsageError for an unknown word."""
     if wanted is None:
-        name = getattr(loss, "func", loss)  # of a partial
-        name = getattr(name, "__name__", type(name).__name__).replace("_", "").lower()
+        name = _plain(loss)
+        if name in ("bceloss", "binarycrossentropy"):
+            return "probabilities"
         of_classes = loss is None or any(word in name for word in OF_CLASSES)
         return "logits" if of_classes else "values"
     if wanted not in OUTPUTS:
         raise UsageError(f"outputs={wanted!r}: must be one of {', '.join(OUTPUTS)}")
     return wanted
+
+
+def is_per_label(loss: Any) -> bool:
+    """Whether each output has a true or false of its own."""
+    said = getattr(loss, "per_label", None)  # DL4J's
+    return any(word in _plain(loss) for word in PER_LABEL) if said is None else bool(said)
+
+
+def ignored_label(loss: Any) -> int | None:
+    """The ``ignore_index`` of a loss of classes; None where it has none."""
+    found = getattr(loss, "ignore_index", None)  # of a module
+    if found is None and (parameter := _parameters(loss).get("ignore_index")) is not None:
+        found = parameter.default  # of a function, or of a partial with its own
+    return found if isinstance(found, int) else None
+
+
+def _plain(loss: Any) -> str:
+    return named(loss).replace("_", "").lower()
 
 
 def is_torchs(loss: Any) -> bool:
