@@ -44,6 +44,7 @@ from sparkstrom.models.torch.torch_losses import (
     named,
     outputs_kind,
     weighted,
+    with_classes,
 )
 from sparkstrom.models.torch.torch_losses import ignored_label as ignored_by
 from sparkstrom.models.torch.travel import refuse_holders, without_storage
@@ -166,11 +167,12 @@ class TorchModel(FlatModule):
 
     def _loss_of(self, output: Any, batch: TorchBatch) -> torch.Tensor:
         assert self._loss is not None
-        with explained("the loss", LOSS_FITS, output=output, target=batch.labels), self._strictly():
+        labels = with_classes(self._loss, output, batch.labels)
+        with explained("the loss", LOSS_FITS, output=output, target=labels), self._strictly():
             if batch.weights is None:
-                loss = self._loss(output, batch.labels)
+                loss = self._loss(output, labels)
             else:
-                loss = weighted(self._loss, output, batch.labels, batch.weights)
+                loss = weighted(self._loss, output, labels, batch.weights)
         if not (isinstance(loss, torch.Tensor) and loss.ndim == 0):
             shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise UsageError(f"loss(output, target) returned {shape}: it must be one number, the"

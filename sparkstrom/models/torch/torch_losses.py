@@ -19,6 +19,7 @@ Loss = Callable[..., torch.Tensor]
 MEANS = ("mean", "batchmean")  # the latter adds up a row's values, as KLDivLoss wants it
 OUTPUTS = ("logits", "probabilities", "values")
 OF_CLASSES = ("crossentropy", "nll", "withlogits", "multilabelsoft")  # in a loss of logits' name
+OF_INDICES = ("crossentropyloss", "crossentropy", "nllloss", "multimarginloss")
 PER_LABEL = ("withlogits", "bceloss", "binarycrossentropy", "multilabelsoft")
 
 
@@ -39,6 +40,26 @@ def is_per_label(loss: Any) -> bool:
     """Whether each output has a true or false of its own."""
     said = getattr(loss, "per_label", None)  # DL4J's
     return any(word in _plain(loss) for word in PER_LABEL) if said is None else bool(said)
+
+
+def with_classes(loss: Any, output: Tensors, target: Tensors) -> Tensors:
+    """The target as ``loss`` wants it: class indices that came as fractions are int64.
+
+    Spark ML's labels are doubles. Raise UsageError naming one that is not whole.
+    """
+    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+        return target
+    of_indices = is_torchs(loss) and _plain(loss) in OF_INDICES
+    if not (of_indices and target.is_floating_point() and target.ndim == output.ndim - 1):
+        return target
+    whole = target.long()
+    if (wrong := whole != target).any():
+        raise UsageError(
+            f"a label is {target[wrong][0].item():g}: the loss {named(loss)} takes classes, which"
+            " are whole numbers from 0; for other values take a loss of values, such as MSELoss,"
+            " or give shares [rows, classes]"
+        )
+    return whole
 
 
 def ignored_label(loss: Any) -> int | None:

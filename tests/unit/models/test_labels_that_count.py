@@ -16,6 +16,7 @@ from sparkstrom.spark.driver.evaluation import Evaluation, Wanted, evaluate_batc
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'sparkstrom[torch]'")
 import torch
+
 from sparkstrom.models.torch import TorchModel
 
 nn, fn = torch.nn, torch.nn.functional
