@@ -111,7 +111,7 @@ def wanted_columns(
         take_of(role, one, used, partial(_check, known, role))
         for role, one in wanted_by_role(chosen)
     ]
-    columns = [_column(known.fields[name], dense).alias(f"c{i}") for name, i in used.items()]
+    columns = [_column(known.fields[name], f"c{i}", dense) for name, i in used.items()]
     schema = _schema(frame.select(*columns)).serialize().to_pybytes()
     return columns, reading_for(chosen, schema, takes)
 
@@ -266,23 +266,28 @@ def is_image(kind: Any) -> bool:
     return isinstance(kind, StructType) and set(IMAGE_FIELDS) <= set(kind.names)
 
 
-def _column(field: StructField, dense: bool) -> Column:
-    """A column as executors want it: decimals as doubles, of images what is needed."""
+def _column(field: StructField, alias: str, dense: bool) -> Column:
+    """A column as executors want it: decimals as doubles, of images what is needed.
+
+    One expression where it is taken as it is: each call to the JVM counts for wide tables.
+    """
     from pyspark.sql import functions as sql
 
     kind, quoted = field.dataType, "`" + field.name.replace("`", "``") + "`"
     if is_image(kind):
-        return sql.struct(*(sql.col(quoted)[field].alias(field) for field in IMAGE_FIELDS))
+        whole = sql.struct(*(sql.col(quoted)[part].alias(part) for part in IMAGE_FIELDS))
+        return whole.alias(alias)
     if dense and is_vector(kind) and 0 < _vector_width(field) <= DENSE_WIDTH_MAX:
         from pyspark.ml.functions import vector_to_array
 
-        return vector_to_array(sql.col(quoted), "float32")
+        return vector_to_array(sql.col(quoted), "float32").alias(alias)
     wanted = kind.simpleString()
     if "decimal" in wanted and not is_vector(kind):
         import re
 
-        return sql.col(quoted).cast(re.sub(r"decimal\(\d+,\d+\)", "double", wanted))
-    return sql.col(quoted)
+        double = re.sub(r"decimal\(\d+,\d+\)", "double", wanted)
+        return sql.col(quoted).cast(double).alias(alias)
+    return sql.expr(f"{quoted} AS {alias}")
 
 
 def _vector_width(field: StructField) -> int:
