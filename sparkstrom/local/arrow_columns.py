@@ -27,12 +27,12 @@ def reading_of(
     schema: pa.Schema, batches: Callable[[list[str]], Iterable[pa.RecordBatch]], chosen: Chosen
 ) -> tuple[Reading, Iterable[pa.RecordBatch]]:
     """How to read the columns, and batches of these alone. Raise UsageError naming a wrong one."""
-    used: list[str] = []
+    used: dict[str, int] = {}
     takes = [
         take_of(role, one, used, partial(_check, schema, role))
         for role, one in wanted_by_role(chosen)
     ]
-    return reading_for(chosen, b"", takes), batches(used)
+    return reading_for(chosen, b"", takes), batches(list(used))
 
 
 def _check(schema: pa.Schema, role: str, name: str, side_by_side: bool) -> None:

@@ -159,6 +159,11 @@ class JaxModel:
         """What ``predict`` returns: logits, probabilities or values."""
         return self._outputs
 
+    @property
+    def per_label(self) -> bool:
+        """Whether the loss takes each of several outputs for a label that is true or false."""
+        return "sigmoid_binary" in getattr(self._loss, "__name__", type(self._loss).__name__)
+
     def loss(self, batch: Batch) -> tuple[float, float]:
         """(sum of weight x loss, sum of weights), with ``apply``; nothing changes."""
         mean = float(self._jit_loss(self._bound(), self._buffers(), *batch))

@@ -32,6 +32,7 @@ from sparkstrom.models.keras_objects import (
     is_seed,
     keras,
     name_of,
+    named_loss,
     need_equal,
     need_jax,
     need_model,
@@ -156,6 +157,17 @@ class KerasModel:
     def outputs(self) -> str:
         """What ``predict`` returns: logits, probabilities or values."""
         return self._outputs
+
+    @property
+    def per_label(self) -> bool:
+        """Whether the loss takes each of several outputs for a label that is true or false."""
+        return "binary" in named_loss(self._loss)
+
+    @property
+    def ignored_label(self) -> int | None:
+        """The label whose places the loss leaves out; None: it counts all."""
+        found = getattr(self._loss, "ignore_class", None)
+        return found if isinstance(found, int) else None
 
     @property
     def module(self) -> Any:

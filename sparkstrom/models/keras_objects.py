@@ -223,11 +223,16 @@ def outputs_of(outputs: str | None, loss: Any) -> str:
         if outputs not in KINDS:
             raise UsageError(f"outputs={outputs!r}: must be one of {', '.join(KINDS)}")
         return outputs
-    called = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-    if "crossentropy" not in called.lower().replace("_", ""):
+    if "crossentropy" not in named_loss(loss):
         return VALUES
     options = loss.get_config() if isinstance(loss, keras.losses.Loss) else {}
     return LOGITS if options.get("from_logits") else PROBABILITIES
+
+
+def named_loss(loss: Any) -> str:
+    """Its name in small letters, without underscores."""
+    called = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+    return str(called).lower().replace("_", "")
 
 
 def name_of(variable: Any) -> str:

@@ -23,6 +23,18 @@ def kind_of(model: object) -> str:
     return model.outputs if isinstance(model, Measured) else LOGITS
 
 
+def per_label(model: object, outputs: NDArray[Any]) -> bool:
+    """Whether each of several outputs says yes or no on its own, as a loss per label trains it."""
+    if not getattr(model, "per_label", False) or outputs.ndim < 2:
+        return False
+    return int(outputs.shape[label_axis(model, outputs)]) > 1
+
+
+def label_axis(model: object, outputs: NDArray[Any]) -> int:
+    """Along which axis outputs have a model's labels or classes."""
+    return 1 if outputs.ndim == 2 else int(getattr(model, "class_axis", 1))
+
+
 def predict_in_blocks(model: Any, features: Columns) -> Outputs:
     """Outputs f32[rows, outputs], as ``predict_whole``, all of a row side by side."""
     outputs = predict_whole(model, features)
@@ -98,7 +110,15 @@ def by_place(
     """Outputs [n, classes] and class indices [n], of rows; of sequences and images of each place.
 
     Outputs are [rows, classes, steps ...] or, where labels say so, [rows, steps ..., classes].
+    With a loss per label each output is a place of two classes: [n, 1].
     """
+    if per_label(model, outputs):
+        if labels.size != outputs.size:
+            raise UsageError(
+                f"labels of shape {labels.shape} against outputs of shape {outputs.shape}: the "
+                "model's loss is per label, so each output needs a label of its own, 0 or 1"
+            )
+        return outputs.reshape(-1, 1), labels.reshape(-1)
     axis = _class_axis(model, outputs.shape, labels.shape)
     if axis is None:
         return outputs.reshape(len(outputs), -1), class_labels(labels)
@@ -120,11 +140,29 @@ def _class_axis(model: object, outputs: tuple[int, ...], labels: tuple[int, ...]
 
 
 def class_labels(labels: Columns) -> NDArray[Any]:
-    """Class indices [rows]; of shares per class the largest. Raise UsageError for two arrays."""
+    """Class indices [rows]; of shares per class the largest.
+
+    Raise UsageError for two arrays, and for rows of which several labels are true.
+    """
     array = one_array(labels, "labels")
     wide = array.ndim > 1 and array.shape[1] > 1
+    if wide and ((array == 1).sum(axis=1) > 1).any():
+        row = int(((array == 1).sum(axis=1) > 1).argmax())
+        raise UsageError(
+            f"labels {array[row].tolist()} are true of one row: several labels are no class; train"
+            " with a loss per label, such as BCEWithLogitsLoss, binary_crossentropy or XENT, which"
+            " is measured label by label, or ask for the metric loss"
+        )
     classes: NDArray[Any] = array.argmax(axis=1) if wide else array.reshape(len(array))
     return classes
+
+
+def counted(model: object, labels: NDArray[Any], classes: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which of ``by_place``'s classes count: all but those that the model's loss ignores."""
+    ignored = getattr(model, "ignored_label", None)
+    if ignored is None or labels.size != classes.size:  # shares per class ignore nothing
+        return np.ones(len(classes), np.bool_)
+    return np.asarray(classes != ignored)
 
 
 def measured(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
@@ -134,9 +172,11 @@ def measured(model: Any, batch: Batch, metric: str) -> tuple[float, float]:
         return float(total), float(weight)
     outputs, labels = predict_whole(model, batch.features), one_array(batch.labels, "labels")
     wide, classes = by_place(model, outputs, labels)
-    hits = (classes_of(wide, kind_of(model)) == classes).reshape(batch.rows, -1).mean(axis=1)
+    counts = counted(model, labels, classes)
+    hits = (classes_of(wide, kind_of(model)) == classes) & counts
+    hit, of_all = (places.reshape(batch.rows, -1).mean(axis=1) for places in (hits, counts))
     weights = np.ones(batch.rows) if batch.weights is None else batch.weights.astype(np.float64)
-    return float((weights * hits).sum()), float(weights.sum())
+    return float((weights * hit).sum()), float((weights * of_all).sum())
 
 
 def raw_of(outputs: Outputs, kind: str) -> NDArray[np.float64]:

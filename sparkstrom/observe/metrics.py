@@ -25,16 +25,36 @@ I64 = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Classification:
-    """How often each class was taken for which: i64[classes, classes], rows are the labels."""
+    """How often each class was taken for which.
 
-    confusion: I64
+    Only pairs that occur are held, so that many classes take no more than there are rows.
+    """
+
+    classes: int
+    cells: I64  # label x classes + predicted, rising
+    counts: I64  # of each cell
+    by_label: bool = False  # counts each of a row's labels, true or false, as a place of its own
+
+    @property
+    def confusion(self) -> I64:
+        """i64[classes, classes], rows are the labels; made when it is asked for."""
+        dense = np.zeros(self.classes * self.classes, np.int64)
+        dense[self.cells] = self.counts
+        return dense.reshape(self.classes, self.classes)
 
     def __repr__(self) -> str:
         classes = len(self.confusion)
         return f"Classification(rows={self.rows}, classes={classes}, accuracy={self.accuracy:.4f})"
 
     @classmethod
-    def of(cls, labels: NDArray[Any], predicted: NDArray[Any], classes: int) -> Classification:
+    def of(
+        cls,
+        labels: NDArray[Any],
+        predicted: NDArray[Any],
+        classes: int,
+        *,
+        by_label: bool = False,
+    ) -> Classification:
         """Count whole-numbered classes below ``classes``. Raise UsageError for another label."""
         known = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))
         if not known.all():
@@ -42,43 +62,62 @@ class Classification:
                 f"a label is {labels[~known][0]}: the model knows the classes 0 to {classes - 1}"
             )
         cells = labels.astype(np.int64) * classes + predicted.astype(np.int64)
-        counted = np.bincount(cells, minlength=classes * classes).astype(np.int64)
-        return cls(counted.reshape(classes, classes))
+        found, counts = np.unique(cells, return_counts=True)
+        return cls(classes, found, counts.astype(np.int64), by_label)
 
     @staticmethod
     def merged(parts: Sequence[Classification]) -> Classification:
         """All that the parts have counted."""
-        return Classification(np.sum([part.confusion for part in parts], axis=0, dtype=np.int64))
+        first = parts[0]
+        cells, where = np.unique(
+            np.concatenate([part.cells for part in parts]), return_inverse=True
+        )
+        counts = np.zeros(len(cells), np.int64)
+        np.add.at(counts, where, np.concatenate([part.counts for part in parts]))
+        return Classification(first.classes, cells, counts, first.by_label)
 
     @property
     def rows(self) -> int:
-        return int(self.confusion.sum())
+        return int(self.counts.sum())
 
     @property
     def accuracy(self) -> float:
         """Share of rows whose class was found."""
-        return float(_share(np.trace(self.confusion), self.confusion.sum()))
+        return float(_share(self._hits.sum(), self.counts.sum()))
 
     def precision(self, average: str | None = "macro") -> Any:
         """Share of rows taken for a class that are of it; f64[classes] where average is None."""
-        return self._averaged(_share(self._hits, self.confusion.sum(axis=0)), average)
+        return self._averaged(_share(self._hits, self._taken), average)
 
     def recall(self, average: str | None = "macro") -> Any:
         """Share of a class's rows that were found; f64[classes] where average is None."""
-        return self._averaged(_share(self._hits, self.confusion.sum(axis=1)), average)
+        return self._averaged(_share(self._hits, self._support), average)
 
     def f1(self, average: str | None = "macro") -> Any:
         """Harmonic mean of precision and recall; f64[classes] where average is None."""
-        taken = self.confusion.sum(axis=0) + self.confusion.sum(axis=1)
-        return self._averaged(_share(2 * self._hits, taken), average)
+        return self._averaged(_share(2 * self._hits, self._taken + self._support), average)
 
     @property
     def _hits(self) -> I64:
-        return np.diagonal(self.confusion)
+        labels, found = np.divmod(self.cells, self.classes)
+        return self._by_class(labels[labels == found], self.counts[labels == found])
+
+    @property
+    def _support(self) -> I64:
+        return self._by_class(self.cells // self.classes, self.counts)
+
+    @property
+    def _taken(self) -> I64:
+        return self._by_class(self.cells % self.classes, self.counts)
+
+    def _by_class(self, where: I64, counts: I64) -> I64:
+        out = np.zeros(self.classes, np.int64)
+        np.add.at(out, where, counts)
+        return out
 
     def _averaged(self, by_class: F64, average: str | None) -> Any:
         """scikit-learn's averages, over the classes that a label or a prediction has."""
-        seen = (self.confusion.sum(axis=0) + self.confusion.sum(axis=1)) > 0
+        seen = (self._taken + self._support) > 0
         if average is None:
             return by_class
         if average == "macro":
@@ -86,7 +125,7 @@ class Classification:
         if average == "micro":
             return self.accuracy
         if average == "weighted":
-            support = self.confusion.sum(axis=1)
+            support = self._support
             return float(_share((by_class * support).sum(), support.sum()))
         if average == "binary" and len(by_class) == 2:
             return float(by_class[1])
@@ -182,19 +221,27 @@ class Roc:
     scores: NDArray[np.float32]
     positives: I64
     negatives: I64
+    positive: int = 1  # the class that the others are told from
+    classes: int = 2  # that the model knows
 
     def __repr__(self) -> str:
         return f"Roc(auc={self.auc:.4f}, average_precision={self.average_precision:.4f})"
 
     @classmethod
-    def of(cls, is_positive: NDArray[np.bool_], scores: NDArray[np.floating]) -> Roc:
+    def of(
+        cls,
+        is_positive: NDArray[np.bool_],
+        scores: NDArray[np.floating],
+        positive: int = 1,
+        classes: int = 2,
+    ) -> Roc:
         """Count scores f32[rows] of rows that are of the class or not."""
         falling, where = np.unique(-(scores.astype(np.float32) + 0.0), return_inverse=True)
         if not np.isfinite(falling).all():
             raise UsageError("a score is not finite: the model has diverged, or its input is bad")
-        positives = np.bincount(where[is_positive], minlength=len(falling)).astype(np.int64)
-        negatives = np.bincount(where[~is_positive], minlength=len(falling)).astype(np.int64)
-        return cls(-falling, positives, negatives)
+        trues = np.bincount(where[is_positive], minlength=len(falling)).astype(np.int64)
+        falses = np.bincount(where[~is_positive], minlength=len(falling)).astype(np.int64)
+        return cls(-falling, trues, falses, positive, classes)
 
     @staticmethod
     def merged(parts: Sequence[Roc]) -> Roc:
@@ -204,7 +251,7 @@ class Roc:
         counts = np.zeros((2, len(falling)), np.int64)
         np.add.at(counts[0], where, np.concatenate([part.positives for part in parts]))
         np.add.at(counts[1], where, np.concatenate([part.negatives for part in parts]))
-        return Roc(-falling, counts[0], counts[1])
+        return Roc(-falling, counts[0], counts[1], parts[0].positive, parts[0].classes)
 
     def curve(self) -> tuple[F64, F64, F64]:
         """False and true positive rates and their thresholds, as ``sklearn.metrics.roc_curve``.

@@ -41,11 +41,14 @@ from sparkstrom.models.torch.tensors import (
 from sparkstrom.models.torch.torch_losses import (
     Loss,
     counted,
+    is_per_label,
     is_torchs,
     named,
     outputs_kind,
     weighted,
+    with_classes,
 )
+from sparkstrom.models.torch.torch_losses import ignored_label as ignored_by
 from sparkstrom.models.torch.travel import refuse_holders, without_storage
 
 Step = Callable[[nn.Module, Optimizer, TorchBatch], Any]
@@ -122,6 +125,16 @@ class TorchModel(FlatModule):
                 " takes all from the module's output"
             )
 
+    @property
+    def per_label(self) -> bool:
+        """Whether the loss takes each of several outputs for a label that is true or false."""
+        return is_per_label(self._loss)
+
+    @property
+    def ignored_label(self) -> int | None:
+        """The label whose places the loss leaves out; None: it counts all."""
+        return ignored_by(self._loss)
+
     def need_loss(self) -> None:
         """Raise UsageError where held-out rows could not be measured."""
         if self._loss is None:
@@ -161,11 +174,12 @@ class TorchModel(FlatModule):
 
     def _loss_of(self, output: Any, batch: TorchBatch) -> torch.Tensor:
         assert self._loss is not None
-        with explained("the loss", LOSS_FITS, output=output, target=batch.labels), self._strictly():
+        labels = with_classes(self._loss, output, batch.labels)
+        with explained("the loss", LOSS_FITS, output=output, target=labels), self._strictly():
             if batch.weights is None:
-                loss = self._loss(output, batch.labels)
+                loss = self._loss(output, labels)
             else:
-                loss = weighted(self._loss, output, batch.labels, batch.weights)
+                loss = weighted(self._loss, output, labels, batch.weights)
         if not (isinstance(loss, torch.Tensor) and loss.ndim == 0):
             shape = list(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise UsageError(f"loss(output, target) returned {shape}: it must be one number, the"

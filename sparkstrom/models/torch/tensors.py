@@ -174,7 +174,24 @@ def explained(doing: str, remedy: str, **trees: Any) -> Iterator[None]:
         if isinstance(error, IndexError) and unknown:
             raise UsageError(unknown) from error
         kinds = ", ".join(f"{name} {kind_of(tree)}" for name, tree in trees.items())
+        remedy = _one_column(**trees) or remedy
         raise UsageError(f"{doing} failed for {kinds}: {said_by(error)}; {remedy}") from error
+
+
+def _one_column(output: Any = None, target: Any = None, features: Any = None, **_: Any) -> str:
+    """The remedy where a column of numbers, [rows], meets [rows, 1]; else empty."""
+    if isinstance(features, torch.Tensor) and features.ndim == 1:
+        return (
+            "one number per row is [rows], and a layer of one input wants [rows, 1]: name the"
+            ' column in a list, such as features=["income"], or reshape(-1, 1) an array'
+        )
+    both = isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)
+    if both and output.shape == (*target.shape, 1):
+        return (
+            "one number per row is [rows], and a module with one output makes [rows, 1]: name the"
+            ' column in a list, such as label=["y"], or reshape(-1, 1) an array'
+        )
+    return ""
 
 
 def _unknown_class(output: Any = None, target: Any = None, **_: Any) -> str:

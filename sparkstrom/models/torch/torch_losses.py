@@ -20,19 +20,60 @@ from sparkstrom.models.torch.tensors import IGNORED, TINY, Tensors
 Loss = Callable[..., torch.Tensor]
 MEANS = ("mean", "batchmean")  # the latter adds up a row's values, as KLDivLoss wants it
 OUTPUTS = ("logits", "probabilities", "values")
-OF_CLASSES = ("crossentropy", "nll", "withlogits")  # in the name of a loss of logits
+OF_CLASSES = ("crossentropy", "nll", "withlogits", "multilabelsoft")  # in a loss of logits' name
+OF_INDICES = ("crossentropyloss", "crossentropy", "nllloss", "multimarginloss")
+PER_LABEL = ("withlogits", "bceloss", "binarycrossentropy", "multilabelsoft")
 
 
 def outputs_kind(wanted: str | None, loss: Any) -> str:
     """What a module with this loss puts out. Raise UsageError for an unknown word."""
     if wanted is None:
-        name = getattr(loss, "func", loss)  # of a partial
-        name = getattr(name, "__name__", type(name).__name__).replace("_", "").lower()
+        name = _plain(loss)
+        if name in ("bceloss", "binarycrossentropy"):
+            return "probabilities"
         of_classes = loss is None or any(word in name for word in OF_CLASSES)
         return "logits" if of_classes else "values"
     if wanted not in OUTPUTS:
         raise UsageError(f"outputs={wanted!r}: must be one of {', '.join(OUTPUTS)}")
     return wanted
+
+
+def is_per_label(loss: Any) -> bool:
+    """Whether each output has a true or false of its own."""
+    said = getattr(loss, "per_label", None)  # DL4J's
+    return any(word in _plain(loss) for word in PER_LABEL) if said is None else bool(said)
+
+
+def with_classes(loss: Any, output: Tensors, target: Tensors) -> Tensors:
+    """The target as ``loss`` wants it: class indices that came as fractions are int64.
+
+    Spark ML's labels are doubles. Raise UsageError naming one that is not whole.
+    """
+    if not (isinstance(output, torch.Tensor) and isinstance(target, torch.Tensor)):
+        return target
+    of_indices = is_torchs(loss) and _plain(loss) in OF_INDICES
+    if not (of_indices and target.is_floating_point() and target.ndim == output.ndim - 1):
+        return target
+    whole = target.long()
+    if (wrong := whole != target).any():
+        raise UsageError(
+            f"a label is {target[wrong][0].item():g}: the loss {named(loss)} takes classes, which"
+            " are whole numbers from 0; for other values take a loss of values, such as MSELoss,"
+            " or give shares [rows, classes]"
+        )
+    return whole
+
+
+def ignored_label(loss: Any) -> int | None:
+    """The ``ignore_index`` of a loss of classes; None where it has none."""
+    found = getattr(loss, "ignore_index", None)  # of a module
+    if found is None and (parameter := _parameters(loss).get("ignore_index")) is not None:
+        found = parameter.default  # of a function, or of a partial with its own
+    return found if isinstance(found, int) else None
+
+
+def _plain(loss: Any) -> str:
+    return named(loss).replace("_", "").lower()
 
 
 def is_torchs(loss: Any) -> bool:

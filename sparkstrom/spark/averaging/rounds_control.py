@@ -259,8 +259,9 @@ class RoundsControl:
         """Of this fit; who judges it has its say before anything else happens."""
         with self._there:
             for index, tally in self._tallies.items():
-                if tally.facts.rows:
+                if tally.facts.rows or tally.facts.held_out:
                     tally.end_epoch(epoch, measures.get(index))
+                if tally.facts.rows:
                     self._ended[index] = Position(epoch + 1, 0)
             self._progress = self._look()
         self._looks.await_judgement()
@@ -289,7 +290,7 @@ class RoundsControl:
         return [
             json.dumps({"epochs": tally.log.report(), "mass_dismissed": 0.0})
             for tally in self._tallies.values()
-            if tally.facts.rows
+            if tally.facts.rows or tally.facts.held_out
         ]
 
     def _stats(self, n_params: int) -> dict[int, WorkerCounters]:

@@ -13,6 +13,7 @@ from sparkstrom.runtime.records import Nest, nest_of
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructField
 
 # One column, several numeric ones side by side, several arrays by place, or several by name.
 Names = str | list[str] | tuple[str | list[str], ...] | dict[str, str | list[str]]
@@ -104,12 +105,13 @@ def wanted_columns(
 
     ``dense``: vectors that are known to be short come as arrays.
     """
-    used: list[str] = []
+    used: dict[str, int] = {}
+    known = _Known.of(frame)
     takes = [
-        take_of(role, one, used, partial(_check, frame, role))
+        take_of(role, one, used, partial(_check, known, role))
         for role, one in wanted_by_role(chosen)
     ]
-    columns = [_column(frame, name, dense).alias(f"c{i}") for i, name in enumerate(used)]
+    columns = [_column(known.fields[name], f"c{i}", dense) for name, i in used.items()]
     schema = _schema(frame.select(*columns)).serialize().to_pybytes()
     return columns, reading_for(chosen, schema, takes)
 
@@ -152,8 +154,8 @@ def each_of(names: Names) -> list[str | list[str]]:
     return list(names) if isinstance(names, tuple) else [names]
 
 
-def take_of(role: str, one: Any, used: list[str], check: Callable[[str, bool], None]) -> Take:
-    """What is read for one array; ``used``: names of all columns that are read, in order.
+def take_of(role: str, one: Any, used: dict[str, int], check: Callable[[str, bool], None]) -> Take:
+    """What is read for one array; ``used``: the columns that are read, each with its place.
 
     ``check(name, side_by_side)`` raises for a column that does not fit.
     """
@@ -166,23 +168,42 @@ def take_of(role: str, one: Any, used: list[str], check: Callable[[str, bool], N
     side_by_side = not isinstance(one, str)
     for name in names:
         check(name, side_by_side)
-        if name not in used:
-            used.append(name)
-    return Take(role, tuple(names), tuple(map(used.index, names)), side_by_side)
+        used.setdefault(name, len(used))
+    return Take(role, tuple(names), tuple(used[name] for name in names), side_by_side)
 
 
-def _check(frame: DataFrame, role: str, name: str, side_by_side: bool) -> None:
-    _check_name(frame, role, name)
-    _check_kind(role, name, frame.schema[name].dataType, side_by_side=side_by_side)
+class _Known(NamedTuple):
+    """A frame's columns, looked at once: a table may have thousands."""
+
+    fields: dict[str, StructField]
+    by_spark: dict[str, list[str]]  # those that Spark takes for the same name
+    exact: bool
+
+    @classmethod
+    def of(cls, frame: DataFrame) -> _Known:
+        exact = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+        fields, by_spark = dict[str, Any](), dict[str, list[str]]()
+        for field in frame.schema.fields:
+            fields.setdefault(field.name, field)
+            by_spark.setdefault(field.name if exact else field.name.lower(), []).append(field.name)
+        return cls(fields, by_spark, exact)
+
+    def same_as(self, name: str) -> list[str]:
+        """All that Spark takes for this name."""
+        return self.by_spark[name if self.exact else name.lower()]
 
 
-def _check_name(frame: DataFrame, role: str, name: str) -> None:
-    if name not in frame.columns:
+def _check(known: _Known, role: str, name: str, side_by_side: bool) -> None:
+    _check_name(known, role, name)
+    _check_kind(role, name, known.fields[name].dataType, side_by_side=side_by_side)
+
+
+def _check_name(known: _Known, role: str, name: str) -> None:
+    if name not in known.fields:
         raise UsageError(
-            f"there is no column {name!r} for {role}; the DataFrame has {frame.columns}"
+            f"there is no column {name!r} for {role}; the DataFrame has {list(known.fields)}"
         )
-    exact = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
-    same = [c for c in frame.columns if c == name or (not exact and c.lower() == name.lower())]
+    same = known.same_as(name)
     if len(same) > 1:
         raise UsageError(
             f"{role} column {name!r} could be any of {same}, for Spark they are the same name: "
@@ -245,28 +266,33 @@ def is_image(kind: Any) -> bool:
     return isinstance(kind, StructType) and set(IMAGE_FIELDS) <= set(kind.names)
 
 
-def _column(frame: DataFrame, name: str, dense: bool) -> Column:
-    """A column as executors want it: decimals as doubles, of images what is needed."""
+def _column(field: StructField, alias: str, dense: bool) -> Column:
+    """A column as executors want it: decimals as doubles, of images what is needed.
+
+    One expression where it is taken as it is: each call to the JVM counts for wide tables.
+    """
     from pyspark.sql import functions as sql
 
-    kind, quoted = frame.schema[name].dataType, "`" + name.replace("`", "``") + "`"
+    kind, quoted = field.dataType, "`" + field.name.replace("`", "``") + "`"
     if is_image(kind):
-        return sql.struct(*(sql.col(quoted)[field].alias(field) for field in IMAGE_FIELDS))
-    if dense and is_vector(kind) and 0 < _vector_width(frame, name) <= DENSE_WIDTH_MAX:
+        whole = sql.struct(*(sql.col(quoted)[part].alias(part) for part in IMAGE_FIELDS))
+        return whole.alias(alias)
+    if dense and is_vector(kind) and 0 < _vector_width(field) <= DENSE_WIDTH_MAX:
         from pyspark.ml.functions import vector_to_array
 
-        return vector_to_array(sql.col(quoted), "float32")
+        return vector_to_array(sql.col(quoted), "float32").alias(alias)
     wanted = kind.simpleString()
     if "decimal" in wanted and not is_vector(kind):
         import re
 
-        return sql.col(quoted).cast(re.sub(r"decimal\(\d+,\d+\)", "double", wanted))
-    return sql.col(quoted)
+        double = re.sub(r"decimal\(\d+,\d+\)", "double", wanted)
+        return sql.col(quoted).cast(double).alias(alias)
+    return sql.expr(f"{quoted} AS {alias}")
 
 
-def _vector_width(frame: DataFrame, name: str) -> int:
+def _vector_width(field: StructField) -> int:
     """What Spark ML notes beside the vectors that it makes; 0 where nobody has noted it."""
-    noted = frame.schema[name].metadata.get("ml_attr", {})
+    noted = field.metadata.get("ml_attr", {})
     return int(noted.get("num_attrs", sum(map(len, noted.get("attrs", {}).values()))))
 
 

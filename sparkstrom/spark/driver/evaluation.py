@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparkstrom.base.errors import SetupError, SparkstromError, UsageError
 from sparkstrom.base.import_archives import keep_unchanged_archives
@@ -24,7 +25,10 @@ from sparkstrom.models.outputs import (
     by_place,
     class_count,
     classes_of,
+    counted,
     kind_of,
+    label_axis,
+    per_label,
     predict_whole,
     score_of_class,
 )
@@ -37,6 +41,7 @@ from sparkstrom.spark.data.shuffle_blocks import Blocks
 from sparkstrom.spark.executor.inference import opened
 
 METRICS = ("classification", "regression", "roc", "loss")
+AT_ONCE = 32  # partitions' figures that one task, or the driver, merges
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,8 @@ class Evaluation:
     def _figures(self) -> list[tuple[str, str]]:
         lines = [("rows", f"{self.rows:,}")]
         if (found := self.classification) is not None:
-            lines += [("accuracy", f"{found.accuracy:.4f}")]
+            name = "accuracy by label" if found.by_label else "accuracy"
+            lines += [(name, f"{found.accuracy:.4f}")]
             lines += [
                 (f"{name} (macro)", f"{getattr(found, name)():.4f}")
                 for name in ("precision", "recall", "f1")
@@ -90,6 +96,10 @@ class Evaluation:
         if (sums := self.regression) is not None:
             lines += [(name, f"{getattr(sums, name):.6g}") for name in ("mse", "rmse", "mae", "r2")]
         if (roc := self.roc) is not None:
+            what = (
+                f"{roc.positive} of {roc.classes} (0 to {roc.classes - 1}; choose with positive=)"
+            )
+            lines += [("ROC of class", what)]
             lines += [("area under ROC", f"{roc.auc:.4f}")]
             lines += [("average precision", f"{roc.average_precision:.4f}")]
         if self.losses is not None:
@@ -121,12 +131,22 @@ def evaluate_batch(model: FlatModel, wanted: Wanted, batch: Batch) -> Evaluation
         labels, kind = one_array(batch.labels, "labels"), kind_of(model)
         if asked["classification"] or asked["roc"]:
             wide, classes = by_place(model, outputs, labels)
+            counts, by_label = counted(model, labels, classes), per_label(model, outputs)
+            wide, classes = wide[counts], classes[counts]
         if asked["classification"]:
             found = classes_of(wide, kind)
-            out["classification"] = Classification.of(classes, found, class_count(wide))
+            out["classification"] = Classification.of(
+                classes, found, class_count(wide), by_label=by_label
+            )
         if asked["roc"]:
-            scores = score_of_class(wide, kind, wanted.positive)
-            out["roc"] = Roc.of(classes == wanted.positive, scores)
+            positive, known = wanted.positive, class_count(wide)
+            if by_label:
+                axis = label_axis(model, outputs)
+                known = outputs.shape[axis]
+                wide, classes = _of_label(outputs, classes, positive, axis)
+                positive = 1
+            scores = score_of_class(wide, kind, positive)
+            out["roc"] = Roc.of(classes == positive, scores, wanted.positive, known)
         if asked["regression"]:
             out["regression"] = Regression.of(labels, outputs)
     if asked["loss"]:
@@ -134,6 +154,21 @@ def evaluate_batch(model: FlatModel, wanted: Wanted, batch: Batch) -> Evaluation
         measured = np.array([model.loss(part) for part in blocks_of(batch)], np.float64)
         out["losses"], out["weights"] = ExactSum.of(measured[:, 0]), ExactSum.of(measured[:, 1])
     return Evaluation(batch.rows, **out)
+
+
+def _of_label(
+    outputs: NDArray[Any], labels: NDArray[Any], index: int, axis: int
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Outputs [n, 1] and labels [n] of one of several labels of each row, step or pixel."""
+    if not 0 <= index < outputs.shape[axis]:
+        raise UsageError(
+            f"positive={index}: this model knows the labels 0 to {outputs.shape[axis] - 1}"
+        )
+    chosen = (
+        array.take(index, axis).reshape(-1) for array in (outputs, labels.reshape(outputs.shape))
+    )
+    scores, truth = chosen
+    return scores[:, None], truth
 
 
 def merged(parts: Sequence[Evaluation]) -> Evaluation:
@@ -167,31 +202,71 @@ def evaluate_partition(
     What is wrong with the rows is an answer: Spark would try a task that fails again.
     """
     keep_unchanged_archives()
-    model, parts = opened(shipped.value), []
+    model, parts = opened(shipped.value), Growing()
     try:
         for block in of_rows(blocks(index, items), BLOCK_ROWS):
             check_block(model, block)
-            parts.append(evaluate_batch(model, wanted, block.form.batch(block.records)))
+            parts.add(evaluate_batch(model, wanted, block.form.batch(block.records)))
     except (UsageError, SetupError) as error:
         yield error
         return
-    if parts:
-        yield merged(parts)
+    if parts.all:
+        yield merged(parts.all)
+
+
+class Growing:
+    """Evaluations that are merged as they come, each of them about as often as there are bits
+    in their number: neither memory nor time grows with blocks times figures."""
+
+    def __init__(self) -> None:
+        self._by_level: list[Evaluation | None] = []
+
+    @property
+    def all(self) -> list[Evaluation]:
+        """Of everything that was added, in a few parts."""
+        return [part for part in self._by_level if part is not None]
+
+    def add(self, part: Evaluation) -> None:
+        """As a binary counter counts: two of a level are one of the next."""
+        for level, held in enumerate(self._by_level):
+            if held is None:
+                self._by_level[level] = part
+                return
+            part = merged([held, part])
+            self._by_level[level] = None
+        self._by_level.append(part)
 
 
 def evaluate_source(shipped: Any, wanted: Wanted, source: Source) -> Evaluation:
     """The figures of all partitions. Raise UsageError naming a row that does not fit."""
     run = partial(evaluate_partition, shipped, wanted, source.blocks)
+    answers = source.rdd.mapPartitionsWithIndex(run)
     with in_one_line("evaluating"):
-        found = source.rdd.mapPartitionsWithIndex(run).collect()
+        while (count := answers.getNumPartitions()) > AT_ONCE:
+            answers = answers.coalesce(-(-count // AT_ONCE), shuffle=True)
+            answers = answers.mapPartitions(merged_answers)
+        found = answers.collect()
     return merged_or_raise(found)
+
+
+def merged_answers(found: Iterable[Any]) -> Iterator[Evaluation | UsageError | SetupError]:
+    """Of what ``evaluate_partition`` yielded on some partitions; runs on an executor."""
+    parts = Growing()
+    for part in found:
+        if not isinstance(part, Evaluation):
+            yield part
+            return
+        parts.add(part)
+    if parts.all:
+        yield merged(parts.all)
 
 
 def merged_or_raise(found: Iterable[Evaluation | SparkstromError]) -> Evaluation:
     """Of what ``evaluate_partition`` yielded on all partitions."""
-    parts: list[Evaluation] = []
+    parts = Growing()
     for part in found:
         if not isinstance(part, Evaluation):
             raise part
-        parts.append(part)
-    return merged(parts)
+        if part.rows:
+            parts.add(part)
+    return merged(parts.all)

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 CLASSES = "struct<prediction:double,raw:array<double>,probability:array<double>>"
+LABELS = "struct<prediction:array<double>,raw:array<double>,probability:array<double>>"
 
 
 class SparkstromEstimator(
@@ -212,9 +213,12 @@ class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromMod
         from pyspark.ml.functions import array_to_vector
         from pyspark.sql import functions as sql
 
-        make = partial(classified, kind_of(self.trained.model))
+        model = self.trained.model
+        by_label = self.several and bool(getattr(model, "per_label", False))
+        make = partial(labelled if by_label else classified, kind_of(model))
         held = f"{self.uid}_outputs"
-        made = column_of(dataset, self._ship(dataset), make, CLASSES, features)
+        schema = LABELS if by_label else CLASSES
+        made = column_of(dataset, self._ship(dataset), make, schema, features)
         out = dataset.withColumn(held, made)
         for param, field in (("rawPredictionCol", "raw"), ("probabilityCol", "probability")):
             if name := self.getOrDefault(param):
@@ -250,6 +254,21 @@ def classified(kind: str, outputs: Outputs) -> pd.DataFrame:
             "prediction": classes_of(scores, kind).astype(np.float64),
             "raw": list(raw_of(scores, kind)),
             "probability": list(probabilities_of(scores, kind)),
+        }
+    )
+
+
+def labelled(kind: str, outputs: Outputs) -> pd.DataFrame:
+    """Outputs as the fields of ``LABELS``: of each label its own, true or false."""
+    import pandas as pd
+
+    scores = only(outputs)
+    wide, shape = scores.reshape(-1, 1), (len(scores), -1)
+    return pd.DataFrame(
+        {
+            "prediction": list(classes_of(wide, kind).astype(np.float64).reshape(shape)),
+            "raw": list(scores.astype(np.float64).reshape(shape)),
+            "probability": list(probabilities_of(wide, kind)[:, 1].reshape(shape)),
         }
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -188,3 +189,18 @@ def test_who_wants_parameters_alone_has_no_states_encoded(
         patch.setattr(common_state, "encode_state", lambda state: pytest.fail("encoded"))
         assert (fit.control.snapshot().parameters == fit.common.parameters).all()
     assert fit.control.copy_updaters(everybody=True).result() == ()
+
+
+def test_a_partition_whose_rows_are_all_held_out_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a split by time makes one, which has no rows to train on."""
+    for seed in range(20):
+        here = Engine(rows_of((45, 1)), tmp_path, monkeypatch)
+        fit = Fit(here, network(), replace(MASTER, rng_seed=seed), epochs=2, fraction=0.6)
+        found = history(fit, EpochBook())
+        facts = [tally.facts for tally in fit.control._tallies.values()]
+        if facts[1].held_out:
+            break
+    assert (facts[1].rows, facts[1].held_out) == (0, 1)
+    assert [one.held_weight for one in found] == [facts[0].held_out + 1] * 2

@@ -59,6 +59,11 @@ class Dl4jLoss:
             each = each * of_outputs.reshape(1, -1, *[1] * (z.ndim - 2))
         return each.flatten(1).sum(dim=1)
 
+    @property
+    def per_label(self) -> bool:
+        """Each output is a label that is true or false (XENT)."""
+        return self.kind == "binaryxent"
+
     def _wanted(self, z: Tensor, target: Tensor) -> Tensor:
         """Labels in the shape of the outputs."""
         if self.kind == SPARSE and target.ndim == z.ndim and target.shape[1] == 1 < z.shape[1]:

@@ -240,16 +240,14 @@ def _groups(rules: Numbered, epochs: int, named: dict[str, Any]) -> list[dict[st
 
 
 def _is_of_classes(network: SavedNetwork) -> bool:
-    """Softmax; or one sigmoid, learnt as the probability of class 1."""
+    """Softmax; or sigmoids, each learnt as the probability of class 1, or of its label."""
     from sparkstrom.models.dl4j.java_names import activation, loss
 
     step = network.steps[-1]
     found = activation(step.fields.get("activationfn", step.fields.get("activationfunction")))
     learnt = loss(step.fields.get("lossfn", step.fields.get("lossfunction")))
     kinds = tuple(one.kind if one is not None else "" for one in (found, learnt))
-    return kinds[0] == "softmax" or (
-        kinds == ("sigmoid", "binaryxent") and step.fields.get("nout") == 1
-    )
+    return kinds[0] == "softmax" or kinds == ("sigmoid", "binaryxent")
 
 
 def _refuse_untrainable(network: SavedNetwork) -> None:

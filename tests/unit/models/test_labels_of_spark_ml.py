@@ -1,0 +1,66 @@
+"""Class labels that are doubles, as Spark ML has them; one number where [rows, 1] is meant."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not installed: pip install 'sparkstrom[torch]'"
+)
+from sparkstrom.models.torch import TorchModel  # noqa: E402
+
+nn, fn = torch.nn, torch.nn.functional
+X = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
+Y = X.argmax(axis=1)
+
+
+def model(loss: Any, outputs: int = 3, inputs: int = 3) -> Any:
+    torch.manual_seed(1)
+    made = TorchModel(nn.Linear(inputs, outputs), loss, partial(torch.optim.SGD, lr=0.1))
+    made.bind(made.initial())
+    return made
+
+
+@pytest.mark.parametrize("weights", [None, np.ones(8, np.float32)])
+@pytest.mark.parametrize(
+    "loss",
+    [nn.CrossEntropyLoss(), fn.cross_entropy, partial(fn.cross_entropy), nn.MultiMarginLoss()],
+)
+def test_whole_doubles_are_classes_for_a_loss_of_classes(loss: Any, weights: Any) -> None:
+    whole, doubles = model(loss), model(loss)
+    expected = whole.step(Batch(X, Y, weights))
+    assert doubles.step(Batch(X, Y.astype(np.float32), weights)) == expected
+    assert (doubles.initial() == whole.initial()).all()
+    assert doubles.loss(Batch(X, Y.astype(np.float32), weights)) == whole.loss(Batch(X, Y, weights))
+
+
+def test_a_label_that_is_not_whole_is_no_class() -> None:
+    labels = Y.astype(np.float32)
+    labels[3] = 1.5
+    with pytest.raises(UsageError, match=r"a label is 1.5: the loss CrossEntropyLoss takes"):
+        model(nn.CrossEntropyLoss()).step(Batch(X, labels))
+
+
+def test_other_losses_get_their_doubles() -> None:
+    shares = np.eye(3, dtype=np.float32)[Y]
+    assert np.isfinite(model(nn.CrossEntropyLoss()).step(Batch(X, shares)))
+    half = np.full((8, 1), 0.5, np.float32)
+    assert np.isfinite(model(nn.MSELoss(), 1).step(Batch(X, half)))
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.MSELoss()])
+def test_one_logit_and_a_label_per_row_say_how_to_name_the_column(loss: Any) -> None:
+    with pytest.raises(UsageError, match=r'label=\["y"\]'):
+        model(loss, 1).step(Batch(X, (Y > 0).astype(np.float32)))
+
+
+def test_one_feature_says_how_to_name_the_column() -> None:
+    with pytest.raises(UsageError, match=r'features=\["income"\]'):
+        model(nn.MSELoss(), 1, inputs=1).step(Batch(X[:, 0], X[:, :1]))

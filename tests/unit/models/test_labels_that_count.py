@@ -1,0 +1,146 @@
+"""What counts in an accuracy: not what the loss ignores, and each of several true labels."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models import DenseNetwork
+from sparkstrom.models.base import Batch
+from sparkstrom.models.outputs import class_labels, measured
+from sparkstrom.spark.driver.evaluation import Evaluation, Wanted, evaluate_batch, merged
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'sparkstrom[torch]'")
+import torch
+
+from sparkstrom.models.torch import TorchModel
+
+nn, fn = torch.nn, torch.nn.functional
+random = np.random.default_rng(1)
+X = random.normal(size=(40, 3)).astype(np.float32)
+MANY = (X > 0).astype(np.float32)  # several are true of a row
+LOSSES_PER_LABEL = [nn.BCEWithLogitsLoss(), fn.binary_cross_entropy_with_logits]
+
+
+def model(loss: Any, **options: Any) -> Any:
+    """Its outputs are its features."""
+    module = nn.Linear(3, 3, bias=False)
+    with torch.no_grad():
+        module.weight[:] = torch.eye(3)
+    made = TorchModel(module, loss, partial(torch.optim.SGD, lr=0.1), **options)
+    made.bind(made.initial())
+    return made
+
+
+@pytest.mark.parametrize(
+    ("loss", "ignored"),
+    [
+        (nn.CrossEntropyLoss(), -100),
+        (fn.cross_entropy, -100),
+        (nn.CrossEntropyLoss(ignore_index=2), 2),
+        (partial(fn.cross_entropy, ignore_index=-1), -1),
+    ],
+)
+def test_places_that_the_loss_ignores_do_not_count(loss: Any, ignored: int) -> None:
+    labels = X.argmax(axis=1)
+    labels[:3] = (labels[:3] + 1) % 3
+    labels[labels == 2] = 1 if ignored == 2 else 2
+    labels[10:] = ignored
+    kept = labels != ignored
+    true = float((X.argmax(axis=1) == labels)[kept].mean())
+    hits, weights = measured(model(loss), Batch(X, labels), "accuracy")
+    assert weights == kept.sum()
+    assert hits / weights == pytest.approx(true)
+    found = evaluate_batch(model(loss), Wanted(("classification", "roc")), Batch(X, labels))
+    assert found.classification.rows == kept.sum()
+    assert found.classification.accuracy == pytest.approx(true)
+    assert found.roc.positives.sum() == (labels == 1).sum()
+    nothing = evaluate_batch(
+        model(loss), Wanted(("classification", "roc")), Batch(X, np.full(40, ignored))
+    )
+    assert merged([found, nothing]).classification.accuracy == pytest.approx(true)
+
+
+def test_shares_per_class_ignore_nothing() -> None:
+    shares = np.eye(3, dtype=np.float32)[X.argmax(axis=1)]
+    hits, weights = measured(
+        model(nn.CrossEntropyLoss(ignore_index=0)), Batch(X, shares), "accuracy"
+    )
+    assert (hits, weights) == (40, 40)
+
+
+@pytest.mark.parametrize("loss", LOSSES_PER_LABEL)
+def test_each_of_several_true_labels_counts(loss: Any) -> None:
+    labels = MANY.copy()
+    labels[:6, 1] = 1 - labels[:6, 1]
+    assert measured(model(loss), Batch(X, labels), "accuracy") == (40 - 6 / 3, 40)
+    found = evaluate_batch(model(loss), Wanted(("classification", "roc"), 1), Batch(X, labels))
+    assert found.classification.accuracy == pytest.approx(114 / 120)
+    assert found.classification.confusion.shape == (2, 2)
+    assert found.roc.positives.sum() == labels[:, 1].sum()
+    assert "accuracy by label" in found.table()
+    assert "1 of 3 (0 to 2" in found.table()
+    with pytest.raises(UsageError, match="the labels 0 to 2"):
+        evaluate_batch(model(loss), Wanted(("roc",), 3), Batch(X, labels))
+
+
+def test_probabilities_per_label_are_true_above_one_half() -> None:
+    for loss in (nn.BCELoss(), fn.binary_cross_entropy):
+        shown = model(loss)
+        assert shown.outputs == "probabilities"
+        hits, _ = measured(
+            shown, Batch(np.abs(X), (np.abs(X) > 0.5).astype(np.float32)), "accuracy"
+        )
+        assert hits == 40
+
+
+def test_one_output_of_a_loss_per_label_is_two_classes() -> None:
+    module = nn.Linear(3, 1)
+    made = TorchModel(module, nn.BCEWithLogitsLoss(), partial(torch.optim.SGD, lr=0.1))
+    made.bind(made.initial())
+    found = evaluate_batch(made, Wanted(("classification",)), Batch(X, MANY[:, :1]))
+    assert not found.classification.by_label
+
+
+def test_several_true_labels_are_no_class() -> None:
+    with pytest.raises(UsageError, match=r"labels \[1.0, 1.0, 0.0\] are true of one row"):
+        class_labels(np.array([[0, 0, 1], [1, 1, 0]], np.float32))
+    assert class_labels(np.array([[0.2, 0.5, 0.3]], np.float32)).tolist() == [1]
+
+
+def test_a_thousand_classes_take_no_more_than_their_rows() -> None:
+    network = DenseNetwork([3, 4000], seed=1)
+    network.bind(network.initial())
+    parts = [
+        evaluate_batch(network, Wanted(("classification",)), Batch(X, random.integers(0, 4000, 40)))
+        for _ in range(4)
+    ]
+    whole = merged(parts)
+    held = whole.classification
+    assert isinstance(whole, Evaluation)
+    assert held.rows == 160
+    assert held.cells.nbytes + held.counts.nbytes <= 160 * 16
+
+
+def test_keras_losses_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    pytest.importorskip("jax", reason="jax is not installed")
+    pytest.importorskip("keras", reason="keras is not installed")
+    from sparkstrom.models.keras import KerasModel
+    from sparkstrom.models.keras_objects import keras
+
+    def made(loss: Any) -> Any:
+        dense = keras.layers.Dense(3, activation="sigmoid", kernel_initializer="identity")
+        out = KerasModel(keras.Sequential([keras.Input((3,)), dense]), loss, keras.optimizers.SGD())
+        out.bind(out.initial())
+        return out
+
+    for loss in ("binary_crossentropy", keras.losses.BinaryCrossentropy()):
+        assert measured(made(loss), Batch(X, MANY), "accuracy") == (40, 40)
+    ignoring = made(keras.losses.SparseCategoricalCrossentropy(ignore_class=2))
+    assert ignoring.ignored_label == 2
+    assert not ignoring.per_label
