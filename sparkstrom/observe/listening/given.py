@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import COUNT_MAX, KEY, whole
 from sparkstrom.observe.listening.fit_events import (
     EpochEnd,
     FitBegin,
@@ -25,8 +25,7 @@ class Every:
     """Says when ``every`` more have come; raises UsageError for less than 1."""
 
     def __init__(self, name: str, every: int) -> None:
-        if not (isinstance(every, int) and every >= 1):
-            raise UsageError(f"{name}={every!r}: must be a whole number of at least 1")
+        every = whole(1, COUNT_MAX)[KEY].read(name, every)
         self._every, self._next = every, every
 
     def reset(self) -> None:

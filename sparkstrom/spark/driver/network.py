@@ -26,11 +26,12 @@ from sparkstrom.spark.driver.application import Application
 from sparkstrom.spark.driver.applications import application_of, context_of
 from sparkstrom.spark.driver.attempts import begins_anew
 from sparkstrom.spark.driver.averaging_master import TrainingMaster
-from sparkstrom.spark.driver.call_checks import check_call
+from sparkstrom.spark.driver.call_checks import check_call, epochs_given
 from sparkstrom.spark.driver.cluster import (
     Slots,
     check_conf,
     check_key,
+    check_min_workers,
     check_rounds,
     workers_again,
     workers_for,
@@ -44,6 +45,7 @@ from sparkstrom.spark.driver.fit_run import FitRun
 from sparkstrom.spark.driver.fit_site import RunningFit, TrainingSite
 from sparkstrom.spark.driver.followed_fit import FollowedFit, fit_spec
 from sparkstrom.spark.driver.memory_parts import demand_of
+from sparkstrom.spark.driver.options import need, need_flag
 from sparkstrom.spark.driver.pickling import need_model, need_picklable
 from sparkstrom.spark.driver.predictor import Predictor
 from sparkstrom.spark.driver.preflight import check_machine
@@ -73,8 +75,11 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         keep: bool = True,
     ) -> None:
         check_progress(progress)
+        keep = need_flag("keep", keep)
         need_model(model)
         self._application = application = application_of(spark)
+        hint = "must be a SharedTrainingMaster or a ParameterAveragingTrainingMaster"
+        need(isinstance(master, TrainingMaster | None), "master", master, hint)
         conf = application.conf()
         self._master = resolve(master or SharedTrainingMaster(), conf, os.environ)
         application.check(self._master)
@@ -118,7 +123,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         record = FitRecord()
         chosen = Chosen(features, label, weight, validation)
         rule = check_call(self._model, epochs, chosen, early_stopping, listeners, run_log)
-        epochs, ends = epochs_of(rule, epochs)
+        epochs, ends = epochs_of(rule, epochs_given(epochs))
         need_picklable(self._model)  # it may have been changed since the network was made
         self._application.check_data(data)
         with closing(progress_for(self._progress)) as progress:
@@ -134,6 +139,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
             if done is not None:
                 return done
             workers = workers_again(slots, workers, len(goes_on.starts) if goes_on else None)
+            if self._master.repartition == "always":  # else the data say how many there are
+                check_min_workers(self._master, workers)
             if slots.is_dynamic:
                 note = allocation_note(workers, slots.per_executor, self._master)
                 progress.say(f"sparkstrom notes: {note}")
@@ -141,6 +148,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
             with self._application.interrupts():
                 with self._checkpoints.kept_if_it_fails():
                     spread = self._spread(data, chosen, workers)
+                    check_min_workers(self._master, spread.workers)
                 return self._train(call, spread, Showing(progress, record, slots, warnings))
 
     def _begin(self, slots: Slots, say: Callable[[str], None]) -> tuple[int, list[str]]:

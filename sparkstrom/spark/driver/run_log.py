@@ -7,6 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
 from sparkstrom.observe.listening.json_lines import JsonLines
 from sparkstrom.protocol.common.fit_spec import FitSpec
 
@@ -16,10 +17,11 @@ VARIABLE = "SPARKSTROM_RUNS"  # names another one; empty: no run logs
 
 def check_run_log(run_log: object) -> None:
     """Raise UsageError for what cannot name a file."""
-    if not isinstance(run_log, str | os.PathLike | None):
+    named = os.fspath(run_log) if isinstance(run_log, os.PathLike) else run_log
+    if not (named is None or (isinstance(named, str) and "\0" not in named)):
         raise UsageError(
-            f"run_log={run_log!r}: give the path of a file, None for a new one in {DIRECTORY}, or "
-            '"" for none'
+            f"run_log={shown(run_log)}: give the path of a file, None for a new one in {DIRECTORY},"
+            ' or "" for none'
         )
 
 
