@@ -16,6 +16,7 @@ from typing import Any, Self
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.option_types import KEY
 from sparkstrom.checkpoint.store import load_model, local_path
+from sparkstrom.encoding.backends import warm_up
 from sparkstrom.local.accumulators import Accumulator
 from sparkstrom.local.by_value import packed_by_value
 from sparkstrom.local.dealt_rows import dealt
@@ -143,6 +144,8 @@ class ParallelWrapper(TrainedNetwork):
             if done is not None:
                 return done
             call = FitCall(epochs, chosen, rule, tuple(listeners), run_log, key, goes_on, ends)
+            if self._rule is None:
+                warm_up(say=progress.say)
             theta = self._learnt.theta(self._master.layer_multipliers or {})
             showing = Showing(progress, record, Slots(1, workers), [])
             with self._site.pool.while_open(), self._dealt(data, chosen, workers) as rows:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from sparkstrom.checkpoint.store import load_model, local_path
+from sparkstrom.encoding.backends import warm_up
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.progress_choice import check_progress, progress_for
 from sparkstrom.observe.stopping import EarlyStopping, epochs_of
@@ -36,6 +37,7 @@ from sparkstrom.spark.driver.cluster import (
     workers_again,
     workers_for,
 )
+from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.dynamic_allocation import allocation_note
 from sparkstrom.spark.driver.evaluation import Evaluation, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall, Showing
@@ -166,6 +168,10 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
 
     def _train(self, call: FitCall, spread: Spread, showing: Showing) -> TrainingSummary:
         """All is checked: train, and tell of it."""
+        master = self._master
+        controller = master.void.controller if isinstance(master, SharedTrainingMaster) else None
+        if controller is not None and not parse_controller(controller).apart:
+            warm_up(say=showing.progress.say)
         spec = fit_spec(call, spread.workers, self._learnt, self._model.n_params)
         again = partial(self._again, spread)
         fit = FollowedFit(self._site, self._checkpoints, call, showing, again)
