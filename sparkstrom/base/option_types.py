@@ -209,8 +209,10 @@ def text(wanted: str, words: tuple[str | None, ...] = ()) -> Metadata:
     return {KEY: OptionType(convert, wanted, "", words)}
 
 
-def path(wanted: str = "must be None, a path or a URL") -> Metadata:
-    """Declare None, or a path as a string or Path object; it becomes a string."""
+def path(
+    wanted: str = "must be None, a path or a URL", words: tuple[str | None, ...] = (None,)
+) -> Metadata:
+    """Declare a path as a string or Path object, which becomes a string; or one of ``words``."""
 
     def convert(value: Any) -> str:
         if hasattr(type(value), "__fspath__"):
@@ -219,7 +221,13 @@ def path(wanted: str = "must be None, a path or a URL") -> Metadata:
             raise Refused(wanted)
         return str(value)
 
-    return {KEY: OptionType(convert, wanted, "", (None,))}
+    return {KEY: OptionType(convert, wanted, "", words)}
+
+
+def path_given(value: object) -> str:
+    """Return the path that a method was given. Raise UsageError for what is none."""
+    kind = path("must be a path, as a string or a Path object", words=())[KEY]
+    return str(kind.read("path", value))
 
 
 def instance(

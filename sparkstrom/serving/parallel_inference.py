@@ -145,7 +145,7 @@ class ParallelInference:
         in that call is answered if it ends, and its thread ends with the program at the latest.
         """
         if timeout is not None:
-            need_seconds("timeout", timeout)
+            timeout = need_seconds("timeout", timeout)
         self._closed = True
         if os.getpid() != self._owner:
             return True  # the threads, and what waits, are the other process'

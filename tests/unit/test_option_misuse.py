@@ -32,6 +32,7 @@ from sparkstrom.encoding.thresholds import (
 )
 from sparkstrom.local.parallel_wrapper import ParallelWrapper
 from sparkstrom.local.wrapper_options import TrainingMode, mode_of, options_of, rule_of
+from sparkstrom.ml import SparkstromEstimator
 from sparkstrom.models.networks import DenseNetwork
 from sparkstrom.models.updaters import UPDATERS, Adam, Sgd
 from sparkstrom.observe.listening.given import CollectScoresListener, ScoreIterationListener
@@ -44,14 +45,16 @@ from sparkstrom.observe.termination import (
     MaxTimeIterationTerminationCondition,
     ScoreImprovementEpochTerminationCondition,
 )
-from sparkstrom.serving.parallel_inference import ServingOptions
+from sparkstrom.serving.parallel_inference import ParallelInference, ServingOptions
 from sparkstrom.spark.data.columns import Chosen, check_chosen
 from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
 from sparkstrom.spark.driver.call_checks import check_call
 from sparkstrom.spark.driver.cluster import check_min_workers
 from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.evaluation import wanted_for
 from sparkstrom.spark.driver.network import SparkNetwork
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.executor.inference_udf import check_inputs
 
 
 class Colour(enum.Enum):
@@ -281,3 +284,43 @@ def test_more_workers_than_partitions_are_not_waited_for() -> None:
 def test_what_is_no_session_is_refused_by_name(spark: object) -> None:
     with pytest.raises(UsageError, match=r"^spark=.*must be a SparkSession or SparkContext"):
         SparkNetwork(spark, DenseNetwork([2, 2]))
+
+
+def test_arguments_of_evaluation_and_serving() -> None:
+    model = DenseNetwork([2, 2])
+    survives("metrics", lambda value: wanted_for(model, value, 1))
+    survives("positive", lambda value: wanted_for(model, "roc", value))
+    survives("inputs", lambda value: check_inputs(value, None))
+    survives("shapes", lambda value: check_inputs(None, value))
+    survives("parameters", lambda value: ParallelInference(model, parameters=value).close())
+    with ParallelInference(model) as inference:
+        survives("timeout", inference.close)
+    survives("model", ParallelInference)
+
+
+def test_paths_and_parameters_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrapper = ParallelWrapper(DenseNetwork([2, 2]), 2, progress=False)
+    wrong = [value for value in WRONG if not isinstance(value, str | Path)]
+    for call in (wrapper.save, wrapper.restore, ParallelWrapper.load):
+        for value in wrong:
+            said = told("path", call, value)
+            assert said is not None
+            assert said.startswith("path=")
+    survives("parameters", lambda value: setattr(wrapper, "parameters", value))
+    for value in (np.array(4), 4, None, object(), {4: 5}):
+        with pytest.raises(UsageError):
+            wrapper.fit(value)
+        with pytest.raises(UsageError):
+            wrapper.predict(value)
+
+
+@pytest.mark.parametrize("name", ["epochs", "batchSize", "validationFraction", "verbose"])
+def test_params_of_the_estimator(name: str) -> None:
+    def construct(value: Any) -> None:
+        made = SparkstromEstimator(model=DenseNetwork([2, 2]))
+        made._set(**{name: value})
+        kept = made.getOrDefault(name)
+        assert not isinstance(kept, np.generic | np.ndarray), kept
+
+    survives(name, construct)
