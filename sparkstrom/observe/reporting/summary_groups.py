@@ -67,7 +67,8 @@ def result(made: Figures) -> Group:
         rows.append(("replicas", "NOT equal: see the warnings"))
     rows += [(name, text(made.get(key))) for name, key in ENDS if made.get(key)]
     rows += _speed(made)
-    less = times(number(made.get("bytes_sent")), number(made.get("bytes_dense")))
+    took, dense = number(made.get("bytes_sent")), number(made.get("bytes_dense"))
+    less = times(took, dense) if took and dense and dense > took else ""
     sent = byte_count(number(made.get("bytes_sent")))
     rows.append(("sent", f"{sent} of updates" + (f", {less} than dense ones" if less else "")))
     return Group("Result", rows)
