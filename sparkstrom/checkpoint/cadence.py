@@ -7,6 +7,10 @@ import re
 from dataclasses import dataclass
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import COUNT_MAX, shown
+
+EVERY = r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*"  # an amount and its unit
+AMOUNT_MAX = COUNT_MAX
 
 SECONDS = {
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
@@ -24,17 +28,17 @@ class CheckpointEvery:
     unit: str  # "s", "epochs" or "updates"
 
 
-def parse_every(text: str) -> CheckpointEvery:
+def parse_every(text: object) -> CheckpointEvery:
     """Read ``checkpoint_every``. Raise UsageError where it is no such thing."""
-    found = isinstance(text, str) and re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*", text)
-    if found:
+    found = re.fullmatch(EVERY, text) if isinstance(text, str) else None
+    if found and float(found[1]) <= AMOUNT_MAX:
         amount, unit = float(found[1]), found[2]
         if unit in SECONDS and amount > 0:
             return CheckpointEvery(amount * SECONDS[unit], "s")
         if unit in COUNTS and amount >= 1 and amount.is_integer():
             return CheckpointEvery(amount, COUNTS[unit])
     raise UsageError(
-        f"checkpoint_every is {text!r}: say a number of seconds, minutes or hours, or a whole"
+        f"checkpoint_every is {shown(text)}: say a number of seconds, minutes or hours, or a whole"
         " number of epochs or updates, such as '30 s', '5 min', '2 h', '2 epochs', '500 updates'"
     )
 

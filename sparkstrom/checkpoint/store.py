@@ -18,6 +18,7 @@ import numpy as np
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.base.files import create_beside, open_regular
+from sparkstrom.base.option_types import path_given
 from sparkstrom.base.version import __version__
 from sparkstrom.models.base import Buffered, Flat, FlatModel
 from sparkstrom.models.registry import from_description
@@ -32,12 +33,13 @@ def description_path(path: Path) -> Path:
 
 def local_path(path: str | os.PathLike[str]) -> Path:
     """The path. Raise UsageError for an address: it would become a folder of that name here."""
-    if "://" in os.fspath(path):
+    given = path_given(path)
+    if "://" in given:
         raise UsageError(
-            f"{os.fspath(path)} is an address, and models are saved as local files: save to a local"
+            f"{given} is an address, and models are saved as local files: save to a local"
             " path and copy NAME and what begins with NAME. there, or copy them here to load"
         )
-    return Path(path)
+    return Path(given)
 
 
 def save_model(

@@ -6,6 +6,7 @@ import argparse
 import json
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.units import parse_count
 
 OF_SHARING = {  # flags that mean nothing to rounds, and their defaults
     "executors_per_host": 1,
@@ -28,7 +29,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Sizes are written as Spark writes them, such as 512m or 2g.",
     )
     add = parser.add_argument
-    add("--params", type=int, required=True, metavar="N", help="parameters of the model")
+    add("--params", required=True, metavar="N", help="parameters of the model, such as 25e6")
     add("--workers", type=int, required=True, metavar="N", help="workers of the fit")
     add("--workers-per-node", type=int, default=1, metavar="N", help="of an executor (default: 1)")
     add("--executors-per-host", type=int, metavar="N", help="(default: 1)")
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from sparkstrom.spark.driver.memory_parts import Demand
     from sparkstrom.spark.driver.training_master import SharedTrainingMaster
 
+    args.params = parameters(args.params)
     if args.averaging:
         return _run_rounds(args)
     if args.outer:
@@ -115,6 +117,16 @@ def _run_rounds(args: argparse.Namespace) -> int:
     plan = plan_rounds(demand, Placing(args.workers, args.workers_per_node), master)
     print(json.dumps(plan.to_dict()) if args.json else plan)
     return 0
+
+
+def parameters(text: str) -> int:
+    """Return a number of parameters. Raise UsageError for anything else."""
+    try:
+        return parse_count(text)
+    except ValueError:
+        raise UsageError(
+            f"--params {text!r}: write a whole number, such as 25000000 or 25e6"
+        ) from None
 
 
 def size(flag: str, text: str) -> int:

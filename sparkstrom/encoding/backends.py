@@ -248,8 +248,17 @@ def memory(name: str = "cpu") -> Memory:
     return cast(Memory, importlib.import_module(f"sparkstrom.encoding.{module}"))
 
 
-def warm_up(name: str = "cpu") -> None:
-    """Have every kernel that a step can need in memory, ready to run."""
+COMPILING = "sparkstrom: compiling kernels, once per machine: about 20 s"
+
+
+def warm_up(name: str = "cpu", say: Callable[[str], None] | None = None) -> None:
+    """Have every kernel that a step can need in memory, ready to run.
+
+    ``say`` is told where they must be compiled first, which takes a while.
+    """
     kernels(name)
     importlib.import_module("sparkstrom.encoding.gaps")
-    importlib.import_module("sparkstrom.encoding.cpu.compiled").ready()
+    compiled = importlib.import_module("sparkstrom.encoding.cpu.compiled")
+    if say is not None and not compiled.are_compiled():
+        say(COMPILING)
+    compiled.ready()

@@ -6,10 +6,10 @@ counts what it destroys: conservation is only a law when the losses are terms of
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import COUNT_MAX, check_options, number, whole
 from sparkstrom.encoding.error_feedback import Operands, Residual
 
 
@@ -35,20 +35,24 @@ class ResidualClipping:
     frequency below 1.
     """
 
-    multiple: float = 5.0  # of tau
-    frequency: int = 5  # publications
+    multiple: float = field(
+        default=5.0,
+        metadata=number(
+            least=1, unit="tau", remedy=", or clipping would destroy what the next message sends"
+        ),
+    )
+    frequency: int = field(
+        default=5,
+        metadata=whole(
+            1,
+            COUNT_MAX,
+            unit="publications",
+            remedy=" publication; for no clipping give None in place of ResidualClipping",
+        ),
+    )
 
     def __post_init__(self) -> None:
-        if not self.multiple >= 1.0:
-            raise UsageError(
-                f"multiple={self.multiple}: must be at least 1, or clipping would destroy what the"
-                " next message sends"
-            )
-        if self.frequency < 1:
-            raise UsageError(
-                f"frequency={self.frequency}: must be at least 1 publication; for no clipping give"
-                " None in place of ResidualClipping"
-            )
+        check_options(self)
 
     def is_due(self, publication: int) -> bool:
         """Whether publication number ``publication`` (from 1) ends with clipping."""

@@ -6,11 +6,17 @@ so the conservation law does not know them. Publications count from 1 and go on 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import COUNT_MAX, check_options, number, whole
 
 SHAKE_DIVISOR = 3.0  # DL4J 1.0.0-beta, EncodingHandler: a third of the threshold
+
+
+_FRACTION = number(
+    above=0, below=1, remedy=", as a fraction of all parameters: 0 < last <= first < 1"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +31,22 @@ class WarmUp:
     UsageError for values out of range.
     """
 
-    publications: int  # of each worker; an epoch's worth or a few
-    sent_fraction_first: float = 0.25  # of all parameters, in the first message
-    sent_fraction_last: float = 1e-3  # what the ramp would reach one publication after its last
+    # of each worker; an epoch's worth or a few
+    publications: int = field(
+        metadata=whole(
+            1,
+            COUNT_MAX,
+            unit="publications",
+            remedy="; for no warm-up give None in place of WarmUp",
+        )
+    )
+    # of all parameters, in the first message
+    sent_fraction_first: float = field(default=0.25, metadata=_FRACTION)
+    # what the ramp would reach one publication after its last
+    sent_fraction_last: float = field(default=1e-3, metadata=_FRACTION)
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.publications, int) and not isinstance(self.publications, bool)
-        if not (whole and self.publications >= 1):
-            raise UsageError(
-                f"publications={self.publications!r}: must be a whole number of at least 1; for no"
-                " warm-up give None in place of WarmUp"
-            )
+        check_options(self)
         if not 0 < self.sent_fraction_last <= self.sent_fraction_first < 1:
             raise UsageError(
                 f"sent_fraction_first={self.sent_fraction_first}, sent_fraction_last="

@@ -13,11 +13,11 @@ Formulas and reducers are those of DL4J's ``org.deeplearning4j.optimize.solvers.
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import FLOAT_MIN, check_options, number, whole
 
 ThresholdState = dict[str, float]
 
@@ -66,6 +66,21 @@ def levels_of(threshold: ThresholdAlgorithm) -> int:
     return threshold.levels if isinstance(threshold, Leveled) else 1
 
 
+_TAU = number(
+    least=FLOAT_MIN,
+    unit="parameter units",
+    remedy=": a threshold is positive and finite, such as 1e-3",
+)
+_FRACTION = number(above=0, below=1, unit="of all parameters")
+_LEVELS = whole(
+    1,
+    LEVELS_MAX,
+    unit="steps",
+    remedy=f" (at most {LEVELS_MAX}); an entry moves by up to 2^(levels - 1) tau",
+)
+_DECAY = number(least=0.5, below=1, remedy="; it is the factor by which tau falls per message")
+
+
 @dataclass(frozen=True, slots=True)
 class AutoThreshold:
     """As much as the link has room for: tau is what the wanted fraction of residuals reach.
@@ -74,13 +89,14 @@ class AutoThreshold:
     above 1e-2 accuracy no longer grew, below 1e-3 it fell. ``threshold="auto"`` is this.
     """
 
-    sent_fraction_min: float = 1e-3
-    sent_fraction_max: float = 1e-2
-    levels: int = 4  # an entry moves by tau, 2 tau, ... 2^(levels - 1) tau; 1: by tau alone
+    sent_fraction_min: float = field(default=1e-3, metadata=_FRACTION)
+    sent_fraction_max: float = field(default=1e-2, metadata=_FRACTION)
+    # an entry moves by tau, 2 tau, ... 2^(levels - 1) tau; 1: by tau alone
+    levels: int = field(default=4, metadata=_LEVELS)
 
     def __post_init__(self) -> None:
+        check_options(self)
         _need_band(self.sent_fraction_min, self.sent_fraction_max)
-        _need_levels(self.levels)
 
     def next_fraction(self, fraction: float, round_s: float, step_s: float) -> float:
         """The fraction to send next, from what was wanted last and how that went.
@@ -115,12 +131,12 @@ class FixedThreshold:
     Raises UsageError for a tau that is not positive and finite, or levels that do not exist.
     """
 
-    tau: float  # parameter units
-    levels: int = 1  # an entry moves by tau, 2 tau, ... 2^(levels - 1) tau; DL4J: by tau alone
+    tau: float = field(metadata=_TAU)  # parameter units
+    # an entry moves by tau, 2 tau, ... 2^(levels - 1) tau; DL4J: by tau alone
+    levels: int = field(default=1, metadata=_LEVELS)
 
     def __post_init__(self) -> None:
-        _need_positive("tau", self.tau)
-        _need_levels(self.levels)
+        check_options(self)
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
         """Always this tau."""
@@ -134,16 +150,15 @@ class AdaptiveThreshold:
     Fractions are of all parameters, for one message. Raises UsageError for values out of range.
     """
 
-    tau_initial: float = 1e-4  # parameter units
-    sent_fraction_min: float = 1e-4
-    sent_fraction_max: float = 1e-2
-    decay: float = 0.5 ** (1 / 20)  # tau halves or doubles in 20 messages
-    levels: int = 1  # as of ``FixedThreshold``
+    tau_initial: float = field(default=1e-4, metadata=_TAU)  # parameter units
+    sent_fraction_min: float = field(default=1e-4, metadata=_FRACTION)
+    sent_fraction_max: float = field(default=1e-2, metadata=_FRACTION)
+    # tau halves or doubles in 20 messages
+    decay: float = field(default=0.5 ** (1 / 20), metadata=_DECAY)
+    levels: int = field(default=1, metadata=_LEVELS)  # as of ``FixedThreshold``
 
     def __post_init__(self) -> None:
-        _need_positive("tau_initial", self.tau_initial)
-        _need_decay(self.decay)
-        _need_levels(self.levels)
+        check_options(self)
         _need_band(self.sent_fraction_min, self.sent_fraction_max)
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
@@ -160,20 +175,19 @@ class TargetSparsityThreshold:
     of all parameters. Raises UsageError for values out of range.
     """
 
-    tau_initial: float = 1e-4  # parameter units
-    sent_fraction_target: float = 1e-3
-    decay: float = 0.5 ** (1 / 20)  # tau halves or doubles in 20 messages
-    levels: int = 1  # as of ``FixedThreshold``
+    tau_initial: float = field(default=1e-4, metadata=_TAU)  # parameter units
+    sent_fraction_target: float = field(
+        default=1e-3,
+        metadata=number(
+            above=0, below=1 / 16, remedy="; beyond 1/16 sparse messages no longer pay"
+        ),
+    )
+    # tau halves or doubles in 20 messages
+    decay: float = field(default=0.5 ** (1 / 20), metadata=_DECAY)
+    levels: int = field(default=1, metadata=_LEVELS)  # as of ``FixedThreshold``
 
     def __post_init__(self) -> None:
-        _need_positive("tau_initial", self.tau_initial)
-        _need_decay(self.decay)
-        _need_levels(self.levels)
-        if not 0 < self.sent_fraction_target < 1 / 16:
-            raise UsageError(
-                f"sent_fraction_target={self.sent_fraction_target}: must lie in (0, 1/16); beyond,"
-                " sparse messages no longer pay"
-            )
+        check_options(self)
 
     def next_tau(self, state: ThresholdState, sent_fraction: float | None) -> ThresholdState:
         """tau falls by ``decay`` below the target and rises by it above."""
@@ -211,30 +225,9 @@ def _steer(
     return {"tau": tau, "sent_fraction": sent}
 
 
-def _need_positive(name: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise UsageError(f"{name}={value}: a threshold is a positive, finite number, such as 1e-3")
-
-
 def _need_band(low: float, high: float) -> None:
     if not 0 < low <= high < 1:
         raise UsageError(
             f"sent_fraction_min={low}, sent_fraction_max={high}: need 0 < min <= max < 1, as"
             " fractions of all parameters"
-        )
-
-
-def _need_levels(levels: int) -> None:
-    whole = isinstance(levels, int) and not isinstance(levels, bool)
-    if not (whole and 1 <= levels <= LEVELS_MAX):
-        raise UsageError(
-            f"levels={levels!r}: must be 1 .. {LEVELS_MAX}; an entry moves by up to 2^(levels - 1)"
-            " tau"
-        )
-
-
-def _need_decay(decay: float) -> None:
-    if not 0.5 <= decay < 1:
-        raise UsageError(
-            f"decay={decay}: must lie in [0.5, 1); it is the factor by which tau falls per message"
         )

@@ -222,10 +222,13 @@ def _rows(data: Any) -> Iterable[Any]:
             "data is a tuple of lists: make arrays of them, (numpy.array(features),"
             " numpy.array(labels)); of rows make a list, [(features, label), ...]"
         )
-    if hasattr(data, "__iter__"):
+    is_scalar = getattr(data, "shape", None) == ()  # an array of one value has no rows
+    if hasattr(data, "__iter__") and not is_scalar:
         rows: Iterable[Any] = data
         return rows
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):  # a map-style Dataset
+    if (
+        not is_scalar and hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    ):  # a map-style Dataset
         return (data[i] for i in range(len(data)))
     raise UsageError(
         f"rows cannot be drawn from a {type(data).__module__}.{type(data).__name__}: pass"

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import KEY
 from sparkstrom.checkpoint.store import load_model, local_path
+from sparkstrom.encoding.backends import warm_up
 from sparkstrom.local.accumulators import Accumulator
 from sparkstrom.local.by_value import packed_by_value
 from sparkstrom.local.dealt_rows import dealt
@@ -23,7 +25,14 @@ from sparkstrom.local.local_data import blocks_of_data
 from sparkstrom.local.rounds_fit import RoundsFit
 from sparkstrom.local.scratch import WrapperScratch, remove_left
 from sparkstrom.local.worker_pool import WorkerPool, cores
-from sparkstrom.local.wrapper_options import TrainingMode, mode_of, options_of, rule_of
+from sparkstrom.local.wrapper_options import (
+    PREFETCH,
+    WORKERS,
+    TrainingMode,
+    mode_of,
+    options_of,
+    rule_of,
+)
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.progress_choice import check_progress, progress_for
 from sparkstrom.observe.stopping import EarlyStopping, epochs_of
@@ -32,15 +41,14 @@ from sparkstrom.runtime.prefetching import prefetched
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.data.columns import Chosen, Names
 from sparkstrom.spark.data.row_blocks import check_block
-from sparkstrom.spark.driver.call_checks import check_call
-from sparkstrom.spark.driver.cluster import Slots
+from sparkstrom.spark.driver.call_checks import check_call, epochs_given
+from sparkstrom.spark.driver.cluster import Slots, check_min_workers
 from sparkstrom.spark.driver.evaluation import Evaluation, evaluate_batch, merged, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall, Showing
 from sparkstrom.spark.driver.fit_checkpoints import FitCheckpoints, key_of
 from sparkstrom.spark.driver.fit_record import FitRecord
 from sparkstrom.spark.driver.fit_site import RunningFit
 from sparkstrom.spark.driver.followed_fit import FollowedFit, fit_spec
-from sparkstrom.spark.driver.options import need_whole
 from sparkstrom.spark.driver.pickling import need_model, need_picklable
 from sparkstrom.spark.driver.summary import TrainingSummary
 from sparkstrom.spark.driver.trained_network import TrainedNetwork
@@ -81,12 +89,13 @@ class ParallelWrapper(TrainedNetwork):
         check_progress(progress)
         need_model(model, packed_by_value)
         workers = cores() if workers is None else workers
-        need_whole("workers", workers, 1, ", as a rule one for each core")
-        need_whole("prefetch_buffer", prefetch_buffer, 0, " blocks, as a rule 2")
+        workers = WORKERS[KEY].read("workers", workers)
+        prefetch_buffer = PREFETCH[KEY].read("prefetch_buffer", prefetch_buffer)
         self._mode = mode_of(training_mode)
         self._prefetch_buffer = prefetch_buffer
         self._rule = rule_of(self._mode, averaging_frequency, average_updaters, accumulator)
         self._master = options_of(options, self._mode, self._rule, os.environ)
+        check_min_workers(self._master, workers)
         name = secrets.token_hex(8)
         super().__init__(model, FitCheckpoints(model, self._master, name), progress)
         remove_left()
@@ -124,7 +133,7 @@ class ParallelWrapper(TrainedNetwork):
         record = FitRecord()
         chosen = Chosen(features, label, weight, validation)
         rule = check_call(self._model, epochs, chosen, early_stopping, listeners, run_log)
-        epochs, ends = epochs_of(rule, epochs)
+        epochs, ends = epochs_of(rule, epochs_given(epochs))
         need_picklable(self._model, packed_by_value)
         need_library()
         workers = len(self._site.pool)
@@ -135,6 +144,8 @@ class ParallelWrapper(TrainedNetwork):
             if done is not None:
                 return done
             call = FitCall(epochs, chosen, rule, tuple(listeners), run_log, key, goes_on, ends)
+            if self._rule is None:
+                warm_up(say=progress.say)
             theta = self._learnt.theta(self._master.layer_multipliers or {})
             showing = Showing(progress, record, Slots(1, workers), [])
             with self._site.pool.while_open(), self._dealt(data, chosen, workers) as rows:

@@ -8,13 +8,20 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import COUNT_MAX, KEY, flag, whole
 from sparkstrom.local.accumulators import Accumulator
 from sparkstrom.spark.driver.discovery import REFUSED as VOID_REFUSED
 from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.options import need, need_flag, need_whole, unknown
+from sparkstrom.spark.driver.options import need, unknown
 from sparkstrom.spark.driver.settings import resolve
 from sparkstrom.spark.driver.training_master import ALIASES, ALL, ONE, SharedTrainingMaster
 from sparkstrom.spark.driver.training_master import REFUSED as MASTER_REFUSED
+
+WORKERS = whole(1, 4096, unit="processes", remedy=", as a rule one for each core")
+PREFETCH = whole(0, 65536, unit="blocks of rows", remedy=" blocks, as a rule 2")
+FREQUENCY = whole(
+    1, COUNT_MAX, unit="minibatches", remedy=" minibatches of a worker, as a rule 1 to 10"
+)
 
 
 class TrainingMode(enum.Enum):
@@ -114,7 +121,12 @@ def mode_of(value: object) -> TrainingMode:
     """The mode itself, or its name."""
     names = [mode.value for mode in TrainingMode]
     text = value.value if isinstance(value, TrainingMode) else value
-    need(text in names, "training_mode", value, f"must be one of {', '.join(names)}")
+    need(
+        isinstance(text, str) and text in names,
+        "training_mode",
+        value,
+        f"must be one of {', '.join(names)}",
+    )
     return TrainingMode(text)
 
 
@@ -140,12 +152,12 @@ def rule_of(
             need(value is None, name, value, reason)
         return None
     frequency = 1 if frequency is None else frequency
-    need_whole("averaging_frequency", frequency, 1, " minibatches of a worker, as a rule 1 to 10")
+    frequency = FREQUENCY[KEY].read("averaging_frequency", frequency)
     averages = True if average_updaters is None else average_updaters
-    need_flag("average_updaters", averages)
+    averages = flag()[KEY].read("average_updaters", averages)
     is_custom = mode is TrainingMode.CUSTOM
     reason = "training_mode=CUSTOM needs one: a function (before, after, rows) -> parameters"
     need(not is_custom or callable(accumulator), "accumulator", accumulator, reason)
     reason = "training_mode=AVERAGING takes the mean; one of yours is for training_mode='CUSTOM'"
     need(is_custom or accumulator is None, "accumulator", accumulator, reason)
-    return RoundRule(frequency, averages, accumulator)
+    return RoundRule(frequency or 1, bool(averages), accumulator)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
+
+from sparkstrom.base.option_types import shown
 
 Flat = NDArray[np.float32]  # f32[n_params], contiguous
 # One array, or several by place or by name; rows first in each.
@@ -100,7 +101,7 @@ def no_model(value: Any) -> str | None:
     wrapper = next((WRAPPERS[name] for name in packages if name in WRAPPERS), None)
     if wrapper:
         return f"model is a {type(value).__name__}: put it into {wrapper}"
-    return f"model={reprlib.repr(value)}: pass a model of sparkstrom.models, such as DenseNetwork"
+    return f"model={shown(value)}: pass a model of sparkstrom.models, such as DenseNetwork"
 
 
 @runtime_checkable

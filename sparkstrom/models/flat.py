@@ -79,7 +79,7 @@ def one_array(columns: Columns, what: str = "features") -> NDArray[Any]:
         return columns
     if not columns:
         raise UsageError(f"there are no {what}, and this model needs them: name their column")
-    names = f" ({', '.join(columns)})" if isinstance(columns, dict) else ""
+    names = f" ({', '.join(map(str, columns))})" if isinstance(columns, dict) else ""
     raise UsageError(
         f"{len(columns)} arrays of {what}{names}: this model takes one; name one column, or several"
         " numeric ones that make one array, or bring a model with several inputs (TorchModel)"

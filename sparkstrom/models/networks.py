@@ -10,12 +10,14 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import KEY, Refused, custom, number, one_of, shown, whole
 from sparkstrom.models.activations import ACTIVATIONS, F32
 from sparkstrom.models.base import Batch, Columns, Flat, State
 from sparkstrom.models.flat import bindable, one_array
@@ -23,6 +25,22 @@ from sparkstrom.models.horizons import changed
 from sparkstrom.models.losses import LOSSES
 from sparkstrom.models.row_checks import FEATURES, refuse_not_finite
 from sparkstrom.models.updaters import UPDATERS, Sgd, Updater, following, paced
+
+PARAMS_MAX = 2**31 - 1  # of a flat vector: messages count entries as int32
+WIDTH = whole(1, PARAMS_MAX, unit="values")
+L2 = number(least=0)
+_WIDTHS = "give at least inputs and outputs, each above 0, such as [64, 32, 10]"
+
+
+def _updater(value: Any) -> Any:
+    """Return an updater, ours or any object with its methods, or raise Refused."""
+    known = all(callable(getattr(value, name, None)) for name in ("init", "update"))
+    if value is not None and (isinstance(value, type) or not known):
+        raise Refused("must be None or an updater, such as sparkstrom.models.updaters.Adam(1e-3)")
+    return value
+
+
+UPDATER = custom(_updater, "must be None or an updater")
 
 
 class DenseNetwork:
@@ -46,18 +64,23 @@ class DenseNetwork:
         seed: int = 0,
         l2: float = 0.0,
     ) -> None:
-        if len(widths) < 2 or not all(isinstance(w, int) and w >= 1 for w in widths):
-            raise UsageError(f"widths={widths!r}: give at least inputs and outputs, each above 0")
-        if hidden not in ACTIVATIONS:
-            raise UsageError(f"hidden={hidden!r}: must be one of {', '.join(ACTIVATIONS)}")
-        if loss not in LOSSES:
-            raise UsageError(f"loss={loss!r}: must be one of {', '.join(LOSSES)}")
+        if not (isinstance(widths, list | tuple) and len(widths) >= 2):
+            raise UsageError(f"widths={shown(widths)}: {_WIDTHS}")
+        widths = [WIDTH[KEY].read(f"widths[{i}]", width) for i, width in enumerate(widths)]
+        size = sum((n_in + 1) * n_out for n_in, n_out in pairwise(widths))
+        if size > PARAMS_MAX:
+            raise UsageError(
+                f"widths={shown(widths)}: {size:,} parameters are more than the {PARAMS_MAX:,} that"
+                " one flat vector has; give smaller layers"
+            )
+        hidden = one_of(tuple(ACTIVATIONS))[KEY].read("hidden", hidden)
+        loss = one_of(tuple(LOSSES))[KEY].read("loss", loss)
         if loss == "cross_entropy" and widths[-1] < 2:
             raise UsageError(
                 f"widths={widths!r}: cross_entropy over one output is always 0; give two outputs"
             )
-        if not 0 <= l2 < float("inf"):
-            raise UsageError(f"l2={l2!r}: must be 0 or above")
+        l2, seed = L2[KEY].read("l2", l2), whole(0)[KEY].read("seed", seed)
+        updater = UPDATER[KEY].read("updater", updater)
         self._widths, self._hidden, self._loss = tuple(widths), hidden, loss
         self._updater: Updater = updater if updater is not None else Sgd(0.1)
         self._paced, self._workers = self._updater, 1

@@ -8,14 +8,17 @@ parameters into ``gradient``'s own memory and changes the state in place. Defaul
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import check_options, number
 from sparkstrom.models.base import Flat, State
 from sparkstrom.models.horizons import DENSE, raised
+
+POSITIVE = number(above=0)
+SHARE = number(least=0, below=1)
 
 
 class Updater(Protocol):
@@ -38,10 +41,10 @@ class Sgd:
     """
 
     name: ClassVar[str] = "sgd"
-    learning_rate: float = 1e-3
+    learning_rate: float = field(default=1e-3, metadata=POSITIVE)
 
     def __post_init__(self) -> None:
-        _need_positive(self, "learning_rate")
+        check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
         return {}
@@ -59,12 +62,11 @@ class Nesterov:
     """
 
     name: ClassVar[str] = "nesterov"
-    learning_rate: float = 0.1
-    momentum: float = 0.9
+    learning_rate: float = field(default=0.1, metadata=POSITIVE)
+    momentum: float = field(default=0.9, metadata=SHARE)
 
     def __post_init__(self) -> None:
-        _need_positive(self, "learning_rate")
-        _need_share(self, "momentum")
+        check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
         return {"velocity": np.zeros(n_params, np.float32)}
@@ -87,14 +89,13 @@ class Adam:
     """
 
     name: ClassVar[str] = "adam"
-    learning_rate: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    learning_rate: float = field(default=1e-3, metadata=POSITIVE)
+    beta1: float = field(default=0.9, metadata=SHARE)
+    beta2: float = field(default=0.999, metadata=SHARE)
+    epsilon: float = field(default=1e-8, metadata=POSITIVE)
 
     def __post_init__(self) -> None:
-        _need_positive(self, "learning_rate", "epsilon")
-        _need_share(self, "beta1", "beta2")
+        check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
         return {
@@ -126,13 +127,12 @@ class RmsProp:
     """
 
     name: ClassVar[str] = "rmsprop"
-    learning_rate: float = 0.1
-    decay: float = 0.95
-    epsilon: float = 1e-8
+    learning_rate: float = field(default=0.1, metadata=POSITIVE)
+    decay: float = field(default=0.95, metadata=SHARE)
+    epsilon: float = field(default=1e-8, metadata=POSITIVE)
 
     def __post_init__(self) -> None:
-        _need_positive(self, "learning_rate", "epsilon")
-        _need_share(self, "decay")
+        check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
         return {"square": np.zeros(n_params, np.float32)}
@@ -153,11 +153,11 @@ class AdaGrad:
     """
 
     name: ClassVar[str] = "adagrad"
-    learning_rate: float = 0.1
-    epsilon: float = 1e-6
+    learning_rate: float = field(default=0.1, metadata=POSITIVE)
+    epsilon: float = field(default=1e-6, metadata=POSITIVE)
 
     def __post_init__(self) -> None:
-        _need_positive(self, "learning_rate", "epsilon")
+        check_options(self, type(self).__name__)
 
     def init(self, n_params: int) -> State:
         return {"square": np.zeros(n_params, np.float32)}
@@ -195,17 +195,3 @@ def _scalar(state: State, name: str) -> float:
     value = state[name]
     assert not isinstance(value, np.ndarray)
     return value
-
-
-def _need_positive(updater: object, *names: str) -> None:
-    for name in names:
-        value = getattr(updater, name)
-        if not 0 < value < math.inf:
-            raise UsageError(f"{type(updater).__name__}: {name}={value!r} must be above 0")
-
-
-def _need_share(updater: object, *names: str) -> None:
-    for name in names:
-        value = getattr(updater, name)
-        if not 0 <= value < 1:
-            raise UsageError(f"{type(updater).__name__}: {name}={value!r} must be in [0, 1)")

@@ -37,6 +37,7 @@ class Line:
     sent_fraction: float | None = None  # entries per parameter and publication
     tau: float | None = None  # mean threshold
     slow_links: int = 0  # to workers that live
+    held_out: float | None = None  # loss or accuracy of the held-out rows, of the newest epoch
 
     @property
     def is_starting(self) -> bool:
@@ -80,6 +81,7 @@ def figures_in_words(line: Line, pace: Pace) -> list[str]:
     found = [
         f"epoch {line.epoch:.1f}/{line.epochs}",
         f"loss {line.loss:.4f}" if line.loss is not None else "",
+        f"held-out {line.held_out:.4f}" if line.held_out is not None else "",
         f"{rate:,.0f} examples/s" if rate is not None else "",
         f"{clock_time(pace.left_s)} left" if pace.left_s is not None and line.done < 1 else "",
         f"{line.workers}/{line.partitions} workers",

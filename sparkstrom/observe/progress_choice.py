@@ -7,6 +7,7 @@ import os
 import sys
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import is_truth, shown
 from sparkstrom.observe.progress import PlainLines, ProgressLine, is_terminal
 
 WAYS = ("auto", "bar", "plain", "notebook")
@@ -15,11 +16,11 @@ NEEDED = {"bar": "tqdm", "notebook": "IPython"}
 
 def check_progress(progress: bool | str) -> None:
     """Raise UsageError for a way that there is not, or whose package is missing."""
-    if isinstance(progress, bool):
+    if is_truth(progress):
         return
-    if progress not in WAYS:
+    if not isinstance(progress, str) or progress not in WAYS:
         known = ", ".join(map(repr, WAYS))
-        raise UsageError(f"progress={progress!r}: must be True, False or one of {known}")
+        raise UsageError(f"progress={shown(progress)}: must be True, False or one of {known}")
     package = NEEDED.get(progress)
     if package is not None and not _is_there(package):
         raise UsageError(
@@ -30,9 +31,9 @@ def check_progress(progress: bool | str) -> None:
 
 def progress_for(progress: bool | str) -> ProgressLine:
     """What draws; ``progress`` as ``check_progress`` lets it pass."""
-    if progress is False:
+    if is_truth(progress) and not progress:
         return ProgressLine()
-    way = "auto" if progress is True else progress
+    way = progress if isinstance(progress, str) else "auto"
     if way == "auto":
         way = _usual_way()
     if way == "bar":

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import (
+    COUNT_MAX,
+    check_options,
+    flag,
+    number,
+    one_of,
+    shown,
+    whole,
+)
 from sparkstrom.observe.termination import (
     MaxEpochsTerminationCondition,
     Scores,
     TerminationCondition,
-    is_number,
 )
 
 LOSS, ACCURACY = METRICS = ("loss", "accuracy")
@@ -26,27 +34,32 @@ class EarlyStopping:
     None. Raises UsageError for a value that cannot work.
     """
 
-    patience: int | None = 5  # epochs without an improvement, at least 1; None: any number
-    min_delta: float = 0.0  # a smaller gain is none
-    metric: str = LOSS  # "loss", the smaller the better; "accuracy", the larger the better
-    keep_best: bool = True  # deliver the parameters of the best epoch; False: the last ones
+    # epochs without an improvement; None: any number
+    patience: int | None = field(
+        default=5,
+        metadata=whole(
+            1,
+            COUNT_MAX,
+            unit="epochs",
+            remedy=", or None with conditions=[...]",
+            words=(None,),
+        ),
+    )
+    # a smaller gain is none
+    min_delta: float = field(default=0.0, metadata=number(least=0))
+    # "loss", the smaller the better; "accuracy", the larger the better
+    metric: str = field(default=LOSS, metadata=one_of(METRICS))
+    # deliver the parameters of the best epoch; False: the last ones
+    keep_best: bool = field(default=True, metadata=flag())
     conditions: Sequence[TerminationCondition] = ()  # kept as a tuple
 
     def __post_init__(self) -> None:
         self._check_conditions()
-        whole = isinstance(self.patience, int) and not isinstance(self.patience, bool)
-        fits = self.patience >= 1 if self.patience is not None and whole else bool(self.conditions)
-        if not fits or not (whole or self.patience is None):
+        check_options(self)
+        if self.patience is None and not self.conditions:
             raise UsageError(
-                f"patience={self.patience!r}: must be a whole number of at least 1, or None with"
-                " conditions=[...]"
+                "patience=None: must be a whole number of at least 1, or None with conditions=[...]"
             )
-        if not (is_number(self.min_delta) and 0 <= self.min_delta < math.inf):
-            raise UsageError(f"min_delta={self.min_delta!r}: must be 0 or above")
-        if self.metric not in METRICS:
-            raise UsageError(f"metric={self.metric!r}: must be one of {', '.join(METRICS)}")
-        if not isinstance(self.keep_best, bool):
-            raise UsageError(f"keep_best={self.keep_best!r}: must be True or False")
 
     def _check_conditions(self) -> None:
         if isinstance(self.conditions, list):
@@ -55,8 +68,8 @@ class EarlyStopping:
         known = isinstance(conditions, tuple)
         if not (known and all(isinstance(c, TerminationCondition) for c in self.conditions)):
             raise UsageError(
-                f"conditions={self.conditions!r}: give a list of DL4J's termination conditions,"
-                " such as sparkstrom.MaxEpochsTerminationCondition(20)"
+                f"conditions={shown(self.conditions)}: give a list of DL4J's termination"
+                " conditions, such as sparkstrom.MaxEpochsTerminationCondition(20)"
             )
 
     @property
@@ -71,7 +84,10 @@ def rule_of(wanted: Any) -> Any:
     if isinstance(wanted, TerminationCondition):
         wanted = (wanted,)
     if isinstance(wanted, list | tuple):
-        return EarlyStopping(patience=None, conditions=tuple(wanted))
+        try:
+            return EarlyStopping(patience=None, conditions=tuple(wanted))
+        except UsageError as error:
+            raise UsageError(f"early_stopping={shown(wanted)}: {error}") from None
     return wanted
 
 

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from numbers import Real
-from typing import Any
+from dataclasses import dataclass, field
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import (
+    COUNT_MAX,
+    Refused,
+    check_options,
+    custom,
+    number,
+    whole,
+)
 
 SECONDS = {
     "milliseconds": 1e-3,
@@ -22,6 +27,14 @@ SECONDS = {
     "hours": 3600.0,
     "days": 86400.0,
 }
+
+_UNITS = f"must be one of {', '.join(SECONDS)}"
+
+
+def _unit(value: object) -> str:
+    if not (isinstance(value, str) and value.lower() in SECONDS):
+        raise Refused(_UNITS)
+    return str(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +71,10 @@ class TerminationCondition:
 class MaxEpochsTerminationCondition(TerminationCondition):
     """End after so many epochs of this fit. Raises UsageError for less than 1."""
 
-    max_epochs: int
+    max_epochs: int = field(metadata=whole(1, COUNT_MAX, unit="epochs"))
 
     def __post_init__(self) -> None:
-        _need_whole("MaxEpochsTerminationCondition", "max_epochs", self.max_epochs)
+        check_options(self, type(self).__name__)
 
     def after_epoch(self, scores: Scores) -> bool:
         """Is it the last one?"""
@@ -72,15 +85,12 @@ class MaxEpochsTerminationCondition(TerminationCondition):
 class ScoreImprovementEpochTerminationCondition(TerminationCondition):
     """End when the score has not improved by more than ``min_improvement`` for so many epochs."""
 
-    max_epochs_with_no_improvement: int
-    min_improvement: float = 0.0
+    max_epochs_with_no_improvement: int = field(metadata=whole(1, COUNT_MAX, unit="epochs"))
+    min_improvement: float = field(default=0.0, metadata=number())
     needs_held_out = True
 
     def __post_init__(self) -> None:
-        name = "ScoreImprovementEpochTerminationCondition"
-        most = self.max_epochs_with_no_improvement
-        _need_whole(name, "max_epochs_with_no_improvement", most)
-        _need_number(name, "min_improvement", self.min_improvement)
+        check_options(self, type(self).__name__)
 
     def after_epoch(self, scores: Scores) -> bool:
         """Was the best one long ago?"""
@@ -97,12 +107,11 @@ class ScoreImprovementEpochTerminationCondition(TerminationCondition):
 class BestScoreEpochTerminationCondition(TerminationCondition):
     """End when the score is better than the best that is hoped for."""
 
-    best_expected_score: float
+    best_expected_score: float = field(metadata=number())
     needs_held_out = True
 
     def __post_init__(self) -> None:
-        name = "BestScoreEpochTerminationCondition"
-        _need_number(name, "best_expected_score", self.best_expected_score)
+        check_options(self, type(self).__name__)
 
     def after_epoch(self, scores: Scores) -> bool:
         """Is it?"""
@@ -116,30 +125,25 @@ class BestScoreEpochTerminationCondition(TerminationCondition):
 class MaxTimeIterationTerminationCondition(TerminationCondition):
     """End so long after the fit's beginning; ``unit`` as in Java's TimeUnit, in lower case."""
 
-    max_time: float
-    unit: str = "seconds"
+    max_time: float = field(metadata=number(above=0))
+    unit: str = field(default="seconds", metadata=custom(_unit, _UNITS))
 
     def __post_init__(self) -> None:
-        name = "MaxTimeIterationTerminationCondition"
-        _need_number(name, "max_time", self.max_time)
-        if self.max_time <= 0:
-            raise UsageError(f"{name}: max_time={self.max_time!r} must be above 0")
-        if str(self.unit).lower() not in SECONDS:
-            raise UsageError(f"{name}: unit={self.unit!r} must be one of {', '.join(SECONDS)}")
+        check_options(self, type(self).__name__)
 
     def after_seconds(self, seconds: float) -> bool:
         """Is the time over?"""
-        return seconds >= self.max_time * SECONDS[str(self.unit).lower()]
+        return seconds >= self.max_time * SECONDS[self.unit.lower()]
 
 
 @dataclass(frozen=True, slots=True)
 class MaxScoreIterationTerminationCondition(TerminationCondition):
     """End when minibatches' loss is above this, or no number: the learning rate is too high."""
 
-    max_score: float
+    max_score: float = field(metadata=number())
 
     def __post_init__(self) -> None:
-        _need_number("MaxScoreIterationTerminationCondition", "max_score", self.max_score)
+        check_options(self, type(self).__name__)
 
     def after_minibatches(self, loss: float) -> bool:
         """Is it?"""
@@ -163,18 +167,3 @@ CONDITIONS = (
     MaxTimeIterationTerminationCondition,
     ScoreImprovementEpochTerminationCondition,
 )
-
-
-def _need_whole(owner: str, name: str, value: object) -> None:
-    if not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        raise UsageError(f"{owner}: {name}={value!r} must be a whole number of at least 1")
-
-
-def is_number(value: object) -> bool:
-    """Is it one that can be compared, NumPy's too? True and False are none."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _need_number(owner: str, name: str, value: Any) -> None:
-    if not (is_number(value) and math.isfinite(value)):
-        raise UsageError(f"{owner}: {name}={value!r} must be a finite number")

@@ -18,14 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import COUNT_MAX, check_options, member, whole
 from sparkstrom.models.base import Columns, Flat, FlatModel, arrays_of
 from sparkstrom.serving.generations import Generation
 from sparkstrom.serving.waiting_requests import CLOSED, Request, WaitingRequests, refuse
-from sparkstrom.spark.driver.options import need_seconds, need_whole, options
+from sparkstrom.spark.driver.options import need_seconds, options
 from sparkstrom.spark.executor.inference import features_of
 
 log = logging.getLogger(__name__)
 
+WORKERS_MAX = 1024  # threads that run the model
+ROWS_MAX = 2**31 - 1  # of one batch
 FEW_ROWS = 32  # up to there a batch is filled up to a power of two, beyond to a multiple of it
 
 
@@ -48,26 +51,21 @@ REFUSED = {
 class ServingOptions:
     """What DL4J's builder takes. Raises UsageError naming value, reason and remedy."""
 
-    workers: int = 2
-    batch_limit: int = 32  # rows
-    queue_limit: int = 64  # requests
-    inference_mode: InferenceMode | str = InferenceMode.BATCHED
+    workers: int = field(default=2, metadata=whole(1, WORKERS_MAX, unit="threads"))
+    batch_limit: int = field(default=32, metadata=whole(1, ROWS_MAX, unit="rows"))
+    queue_limit: int = field(default=64, metadata=whole(1, COUNT_MAX, unit="requests"))
+    inference_mode: InferenceMode | str = field(
+        default=InferenceMode.BATCHED, metadata=member(InferenceMode)
+    )
     given: frozenset[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        need_whole("workers", self.workers, 1)
-        need_whole("batch_limit", self.batch_limit, 1)
-        need_whole("queue_limit", self.queue_limit, 1)
+        check_options(self)
 
     @property
     def mode(self) -> InferenceMode:
         """However it was written."""
-        mode = self.inference_mode
-        try:
-            return mode if isinstance(mode, InferenceMode) else InferenceMode(str(mode).lower())
-        except ValueError:
-            known = ", ".join(repr(one.value) for one in InferenceMode)
-            raise UsageError(f"inference_mode={mode!r}: must be one of {known}") from None
+        return InferenceMode(self.inference_mode)
 
 
 class ParallelInference:
@@ -147,7 +145,7 @@ class ParallelInference:
         in that call is answered if it ends, and its thread ends with the program at the latest.
         """
         if timeout is not None:
-            need_seconds("timeout", timeout)
+            timeout = need_seconds("timeout", timeout)
         self._closed = True
         if os.getpid() != self._owner:
             return True  # the threads, and what waits, are the other process'

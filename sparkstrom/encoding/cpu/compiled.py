@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
 from sparkstrom.encoding.cpu.calling import Native, entry
-from sparkstrom.encoding.cpu.object_files import Loaded, load
+from sparkstrom.encoding.cpu.object_files import Loaded, are_on_disk, load
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -122,6 +122,11 @@ def ready() -> None:
     """Have all kernels of all modules imported so far in memory."""
     with _loading:
         _load([unit for unit in _units.values() if not unit.is_loaded])
+
+
+def are_compiled() -> bool:
+    """Return whether ``ready`` has nothing to compile."""
+    return are_on_disk([unit.module for unit in _units.values() if not unit.is_loaded])
 
 
 def _unit(function: Callable[..., Any]) -> Unit:

@@ -49,6 +49,15 @@ _LOCK = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 WORDS_MAX = 2000
 
 
+def are_on_disk(modules: Sequence[str]) -> bool:
+    """Return whether ``load`` finds these modules' functions compiled, as on a second fit."""
+    try:
+        directory = kernel_directory(os.environ)
+        return all((directory / f"{m}-{_fingerprint(m)}.kernels").exists() for m in modules)
+    except OSError:
+        return False
+
+
 def load(modules: Sequence[str]) -> dict[str, Loaded]:
     """The compiled functions of these modules, ready to be called.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import COUNT_MAX, KEY, whole
 from sparkstrom.observe.listening.fit_events import (
     EpochEnd,
     FitBegin,
@@ -21,12 +23,36 @@ log = logging.getLogger("sparkstrom.listeners")
 Say = Callable[[str], None]
 
 
+def say_line(text: str) -> None:
+    """Log a line at level INFO; where logging shows no such records, write it to stderr.
+
+    Without this, a program that has not configured logging would see nothing of its listeners.
+    """
+    if log.isEnabledFor(logging.INFO) and _has_handlers(log):
+        log.info("%s", text)
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # a closed or missing stderr
+        bars = sys.modules.get("tqdm")  # its write keeps a progress bar below the line
+        if bars is not None:
+            bars.tqdm.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _has_handlers(logger: logging.Logger | None) -> bool:
+    """Return whether a record of ``logger`` reaches a handler that shows it."""
+    while logger is not None:
+        if any(not isinstance(each, logging.NullHandler) for each in logger.handlers):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return False
+
+
 class Every:
     """Says when ``every`` more have come; raises UsageError for less than 1."""
 
     def __init__(self, name: str, every: int) -> None:
-        if not (isinstance(every, int) and every >= 1):
-            raise UsageError(f"{name}={every!r}: must be a whole number of at least 1")
+        every = whole(1, COUNT_MAX)[KEY].read(name, every)
         self._every, self._next = every, every
 
     def reset(self) -> None:
@@ -53,10 +79,11 @@ class Frequent(TrainingListener):
 class ScoreIterationListener(Frequent):
     """Logs the loss every ``frequency`` minibatches of the fit. DL4J: ``ScoreIterationListener``.
 
-    ``say`` takes each line; by default it goes to the log ``sparkstrom.listeners``, level INFO.
+    ``say`` takes each line; by default it goes to the log ``sparkstrom.listeners``, level INFO,
+    or to stderr where the program shows no such records.
     """
 
-    def __init__(self, frequency: int = 100, say: Say = log.info) -> None:
+    def __init__(self, frequency: int = 100, say: Say = say_line) -> None:
         super().__init__(frequency)
         self._say = say
 
@@ -68,7 +95,7 @@ class ScoreIterationListener(Frequent):
 class PerformanceListener(Frequent):
     """Logs examples and minibatches per second since its last line. DL4J: the same name."""
 
-    def __init__(self, frequency: int = 100, say: Say = log.info) -> None:
+    def __init__(self, frequency: int = 100, say: Say = say_line) -> None:
         super().__init__(frequency)
         self._say = say
         self._last: Iteration | None = None
@@ -96,7 +123,7 @@ class PerformanceListener(Frequent):
 class TimeIterationListener(Frequent):
     """Logs how long the fit will take from now on. DL4J: ``TimeIterationListener``."""
 
-    def __init__(self, frequency: int = 100, say: Say = log.info) -> None:
+    def __init__(self, frequency: int = 100, say: Say = say_line) -> None:
         super().__init__(frequency)
         self._say = say
         self._first: Iteration | None = None
@@ -146,7 +173,7 @@ class EvaluativeListener(Frequent):
         *,
         frequency: int = 1,
         metrics: Any = None,
-        say: Say = log.info,
+        say: Say = say_line,
     ) -> None:
         super().__init__(frequency)
         self._rows, self._metrics, self._say = (features, labels), metrics, say

@@ -52,8 +52,10 @@ def headline(made: Figures) -> str:
     before = number(made.get("epochs_resumed"))
     here = epochs - before if epochs is not None and before else epochs
     resumed = f", after {plural(before, 'epoch')} before it was resumed" if before else ""
+    n_params = number(made.get("n_params"))
+    of_what = "" if n_params is None else f" of {plural(n_params, 'parameter')}"
     return (
-        f"{plural(workers, 'worker')} trained {plural(here, 'epoch')} in"
+        f"{plural(workers, 'worker')} trained {plural(here, 'epoch')}{of_what} in"
         f" {duration(number(made.get('seconds')))}{resumed}"
     )
 
@@ -67,7 +69,9 @@ def result(made: Figures) -> Group:
     elif made.get("replicas_equal") is False:
         rows.append(("replicas", "NOT equal: see the warnings"))
     rows += [(name, text(made.get(key))) for name, key in ENDS if made.get(key)]
-    less = times(number(made.get("bytes_sent")), number(made.get("bytes_dense")))
+    rows += _speed(made)
+    took, dense = number(made.get("bytes_sent")), number(made.get("bytes_dense"))
+    less = times(took, dense) if took and dense and dense > took else ""
     sent = byte_count(number(made.get("bytes_sent")))
     rows.append(("sent", f"{sent} of updates" + (f", {less} than dense ones" if less else "")))
     return Group("Result", rows)
@@ -95,6 +99,16 @@ def _loss(value: float | None) -> str:
     if value is None:
         return "not a number: nobody finished an epoch, or it diverged"
     return f"{figure(value)} in the last epoch"
+
+
+def _speed(made: Figures) -> list[Row]:
+    """Return how fast it trained, over the phase of training where that is known."""
+    phases = mapping(made.get("phase_seconds"))
+    seconds = number(phases.get("train")) or number(made.get("seconds"))
+    examples = number(made.get("examples"))
+    if not seconds or not examples:
+        return []
+    return [("speed", f"{count(round(examples / seconds))} examples/s")]
 
 
 def _held_out(made: Figures) -> list[Row]:

@@ -19,6 +19,8 @@ from sparkstrom.observe.reporting.summary_groups import (
     warnings_in,
 )
 
+MORE = "All figures: print(summary.table(all=True))"
+NO_WARNINGS = "No warnings"
 WIDTH = 100  # of a terminal's page, but for tables
 NAME_WIDTH = 18
 STYLE = """
@@ -37,15 +39,16 @@ vertical-align:top;border:0;color:inherit;font-weight:normal;white-space:normal}
 """
 
 
-def summary_text(made: Mapping[str, Any]) -> str:
-    """The page for a terminal: the result, warnings, then figures by group."""
+def summary_text(made: Mapping[str, Any], *, whole: bool = False) -> str:
+    """Return the page for a terminal: the result and warnings; ``whole``: all figures, too."""
     warnings = warnings_in(made)
     title = "1 warning" if len(warnings) == 1 else f"{len(warnings)} warnings"
+    more = [_group_text(group) for group in groups_of(made)] if whole else [[MORE]]
     parts = [
         [headline(made)],
         _group_text(result(made)),
-        [title, *_bullets(warnings)] if warnings else [],
-        *(_group_text(group) for group in groups_of(made)),
+        [title, *_bullets(warnings)] if warnings else [NO_WARNINGS],
+        *more,
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
 

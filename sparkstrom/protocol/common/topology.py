@@ -39,7 +39,10 @@ class Topology:
     @property
     def capacity(self) -> int:
         """Nodes beside the master."""
-        return sum(self.fan_out**level for level in range(1, self.depth_max + 1))
+        if self.fan_out == 1:
+            return self.depth_max
+        beyond: int = self.fan_out ** (self.depth_max + 1)
+        return (beyond - self.fan_out) // (self.fan_out - 1)
 
     def __contains__(self, node: NodeId) -> bool:
         return node in self.places

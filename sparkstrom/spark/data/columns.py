@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import as_float, is_real, shown
 from sparkstrom.runtime.records import Nest, nest_of
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # One column, several numeric ones side by side, several arrays by place, or several by name.
 Names = str | list[str] | tuple[str | list[str], ...] | dict[str, str | list[str]]
 
+NAMES = "give a column's name, a list of numeric columns, or a tuple or dictionary of these"
 FEATURES, LABEL, WEIGHT, HELD_OUT = "features", "label", "weight", "validation"
 IMAGE_FIELDS = ("height", "width", "nChannels", "mode", "data")  # Spark's image schema
 LARGE_TYPES = "spark.sql.execution.arrow.useLargeVarTypes"
@@ -40,7 +41,7 @@ class Chosen(NamedTuple):
     @property
     def fraction(self) -> float:
         """Of the rows to hold out by chance."""
-        return float(self.validation) if isinstance(self.validation, numbers.Real) else 0.0
+        return as_float(self.validation) if is_real(self.validation) else 0.0
 
 
 class Take(NamedTuple):
@@ -69,25 +70,26 @@ def check_chosen(chosen: Chosen, dataframe: bool, said: str = "an RDD") -> None:
     ``said``: what data without columns are called.
     """
     value, weight = chosen.validation, chosen.weight
-    if chosen.labels != ():
-        refuse_none(LABEL, chosen.labels)
-    if isinstance(value, bool) or not isinstance(value, numbers.Real | str | None):
-        raise UsageError(
-            f"validation={value!r}: give a fraction such as 0.1, or the name of a boolean column"
-        )
-    if not 0 <= chosen.fraction < 1:
-        raise UsageError(f"validation={value!r}: a fraction must be at least 0 and below 1")
+    _need_names(FEATURES, chosen.features)
+    if not isinstance(chosen.labels, tuple) or chosen.labels:
+        _need_names(LABEL, chosen.labels)
+    if not isinstance(weight, str | None):
+        raise UsageError(f"weight={shown(weight)}: give a column's name, or None for no weights")
+    need_validation(value)
     for role, names in ((FEATURES, chosen.features), (LABEL, chosen.label)):
         if not dataframe and names != role:
             raise UsageError(
-                f"{role}={names!r}: there are no columns in {said}; make its elements (features, "
-                "label), where either may be a tuple or dictionary of arrays, and a label None"
+                f"{role}={shown(names)}: there are no columns in {said}; make its elements"
+                " (features, label), where either may be a tuple or dictionary of arrays, and a"
+                " label None"
             )
     if not dataframe and isinstance(value, str):
-        raise UsageError(f"validation={value!r}: there are no columns in {said}; give a fraction")
+        raise UsageError(
+            f"validation={shown(value)}: there are no columns in {said}; give a fraction"
+        )
     if not dataframe and weight is not None:
         raise UsageError(
-            f"weight={weight!r}: there are no columns in {said}; make its elements (features, "
+            f"weight={shown(weight)}: there are no columns in {said}; make its elements (features, "
             "label, weight)"
         )
 
@@ -141,10 +143,32 @@ def reading_for(chosen: Chosen, schema: bytes, takes: Sequence[Take]) -> Reading
     )
 
 
+def need_validation(value: object) -> None:
+    """Raise UsageError for what is neither a fraction of the rows nor a column's name."""
+    if not (is_real(value) or isinstance(value, str | None)):
+        raise UsageError(
+            f"validation={shown(value)}: give a fraction such as 0.1, or the name of a boolean"
+            " column"
+        )
+    if is_real(value) and not 0 <= as_float(value) < 1:
+        raise UsageError(f"validation={shown(value)}: a fraction must be at least 0 and below 1")
+
+
+def _need_names(role: str, names: Any) -> None:
+    """Raise UsageError for what cannot name columns; whether they exist is asked later."""
+    if isinstance(names, str | list | tuple | dict):
+        refuse_none(role, names)
+    for one in each_of(names):
+        if isinstance(one, str | list):
+            refuse_none(role, one)
+        if not all(isinstance(name, str) for name in (one if isinstance(one, list) else [one])):
+            raise UsageError(f"{role}={shown(names)}: {NAMES}")
+
+
 def refuse_none(role: str, names: Names) -> None:
     """Raise UsageError for no name at all."""
     if not names:
-        raise UsageError(f"{role}={names!r}: give a column's name, or several")
+        raise UsageError(f"{role}={shown(names)}: give a column's name, or several")
 
 
 def each_of(names: Names) -> list[str | list[str]]:
@@ -161,10 +185,7 @@ def take_of(role: str, one: Any, used: dict[str, int], check: Callable[[str, boo
     """
     names = [one] if isinstance(one, str) else one
     if not (isinstance(names, list) and names and all(isinstance(n, str) for n in names)):
-        raise UsageError(
-            f"{role}={one!r}: give a column's name, a list of numeric columns, or a tuple or "
-            "dictionary of these"
-        )
+        raise UsageError(f"{role}={shown(one)}: {NAMES}")
     side_by_side = not isinstance(one, str)
     for name in names:
         check(name, side_by_side)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
 from sparkstrom.models.base import FlatModel
 from sparkstrom.models.row_checks import LABELS, BadValue
 from sparkstrom.runtime.records import Leaf, Nest, Records, RowFormat, nest_of, width_of
@@ -293,5 +294,5 @@ def count_rows(rows: Iterable[Any]) -> Iterator[int]:
 
 def short(value: object) -> str:
     """A value in an error message."""
-    text = repr(value)
+    text = shown(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -14,6 +14,7 @@ from typing import Any
 
 from sparkstrom.base.errors import SetupError, SparkstromError, UsageError
 from sparkstrom.base.identity import Endpoint
+from sparkstrom.spark.data.job_errors import cause_of
 from sparkstrom.spark.doctor import alone
 from sparkstrom.spark.doctor.alone import Versions
 from sparkstrom.spark.doctor.findings import Report, failure
@@ -75,8 +76,18 @@ def examine(call: Call, say: Callable[[str], None]) -> Report:
         remedy = "see Spark's own lines above; try the same master with spark-submit"
         report.add([failure("spark", DRIVER, str(error), remedy)])
         return report
-    with session:
-        _Examination(session, call, report, say).run()
+    try:
+        with session:
+            _Examination(session, call, report, say).run()
+    except SparkstromError:
+        raise
+    except Exception as error:  # py4j's: no master answered, or the application was ended
+        what = f"Spark stopped while it was examined: {cause_of(str(error))}"
+        remedy = (
+            f"is {call.master or 'the default master'} right, and can this machine reach it? Try"
+            " the same master with spark-submit"
+        )
+        report.add([failure("spark", DRIVER, what, remedy)])
     return report
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sparkstrom.base.errors import SetupError, SparkstromError
 from sparkstrom.base.identity import Endpoint
-from sparkstrom.base.kernel_cache import PACKAGE, VARIABLE, use_writable_cache
+from sparkstrom.base.kernel_cache import VARIABLE, kernel_directory
 from sparkstrom.encoding.backends import need_device
 from sparkstrom.transport.addresses import listed_addresses
 from sparkstrom.transport.aeron.driver import SHARED_MEMORY, DriverOptions, ensure_driver
@@ -160,12 +160,11 @@ def space(path: Path) -> Space:
 
 def kernel_cache(scratch: Path) -> tuple[Path, bool]:
     """Where this process keeps compiled kernels, and whether some lie there."""
-    environ = dict(os.environ)
-    environ.setdefault("SPARK_LOCAL_DIRS", str(scratch))
-    use_writable_cache(environ)
-    named = environ.get(VARIABLE)
-    path = Path(named) if named else PACKAGE / "encoding" / "cpu" / "__pycache__"
-    return path, path.is_dir() and next(path.rglob("*.nbi"), None) is not None
+    try:
+        path = kernel_directory(os.environ)
+    except OSError:  # what cannot be made there is told as what cannot be written
+        path = Path(os.environ.get(VARIABLE) or scratch)
+    return path, path.is_dir() and next(path.glob("*.kernels"), None) is not None
 
 
 def java_of(pid: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -70,7 +71,8 @@ class DoctorSession:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self.context.stop()
+        with contextlib.suppress(Exception):  # py4j's: it has stopped already
+            self.context.stop()
 
     def java_version(self) -> str:
         """Of the driver's JVM."""

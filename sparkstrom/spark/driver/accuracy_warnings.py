@@ -135,20 +135,22 @@ def density_doubts(master: SharedTrainingMaster, facts: Facts) -> list[str]:
     if not facts.sent_fraction:
         return []
     waits_long = facts.waiting > WAITING_MAX * facts.minibatches
-    found = clipping_doubts(facts) or fraction_doubts(master, facts, waits_long)
+    found = clipping_doubts(master, facts) or fraction_doubts(master, facts, waits_long)
     if waits_long:
         found = found or steps_doubts(master, facts) or tau_doubts(master, facts)
     return found
 
 
-def clipping_doubts(facts: Facts) -> list[str]:
+def clipping_doubts(master: SharedTrainingMaster, facts: Facts) -> list[str]:
     """A tau so small that residuals grow until they are clipped."""
     if facts.clipped <= CLIPPED_MAX:
         return []
+    remedy = "take threshold='auto', a larger tau or levels=4"
+    if isinstance(algorithm_of(master.threshold), AutoThreshold):
+        remedy = "clip less, as by residual_post_processor=ResidualClipping(20.0)"
     return [
         f"{facts.clipped:.0%} of what was learnt was lost by clipping residuals: tau,"
-        f" {facts.tau:.2g} at the end, is too small to carry it; take threshold='auto',"
-        " a larger tau or levels=4"
+        f" {facts.tau:.2g} at the end, is too small to carry it; {remedy}"
     ]
 
 
@@ -157,7 +159,10 @@ def fraction_doubts(master: SharedTrainingMaster, facts: Facts, waits_long: bool
 
     Too little only where learning waits: of a gradient that is sparse itself all may be sent.
     """
-    band = wanted_fractions(algorithm_of(master.threshold))
+    algorithm = algorithm_of(master.threshold)
+    band = wanted_fractions(algorithm)
+    if isinstance(algorithm, AutoThreshold):  # which finds tau itself; small models send more
+        return []
     if band is None or facts.publications < SETTLED:
         return []
     low, high = band
@@ -193,10 +198,9 @@ def steps_doubts(master: SharedTrainingMaster, facts: Facts) -> list[str]:
     if facts.publications >= needed:
         return []
     return [
-        f"each worker published {facts.publications:.0f} times and sent {facts.sent_fraction:.2g}"
-        " of its parameters each time, so that most of what it learnt stayed with it;"
-        f" {needed:.0f} publications are enough: fewer workers, more epochs, a smaller"
-        " batch_size_per_worker, or a threshold that sends more"
+        f"a short fit: each worker published {facts.publications:.0f} times, and to share most of"
+        f" what it learns it needs {needed:.0f}; take fewer workers, more epochs or a smaller"
+        " batch_size_per_worker"
     ]
 
 

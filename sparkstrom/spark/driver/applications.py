@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
 from sparkstrom.spark.driver.application import Application
 from sparkstrom.spark.driver.classic_application import ClassicApplication
 
@@ -14,12 +16,21 @@ def is_connect(thing: Any) -> bool:
 
 
 def application_of(spark: Any) -> Application:
-    """Of a SparkSession, classic or of Spark Connect, or a SparkContext."""
+    """Return that of a SparkSession, classic or of Spark Connect, or a SparkContext.
+
+    Raises UsageError for anything else.
+    """
     if is_connect(spark):
         from sparkstrom.spark.connect.connect_application import ConnectApplication
 
         return ConnectApplication(spark)
-    return ClassicApplication(context_of(spark))
+    context = context_of(spark)
+    if isinstance(context, type) or not callable(getattr(context, "getConf", None)):
+        raise UsageError(
+            f"spark={shown(spark)}: must be a SparkSession or SparkContext, such as"
+            " SparkSession.builder.getOrCreate()"
+        )
+    return ClassicApplication(context)
 
 
 def context_of(spark: Any) -> Any:

@@ -8,21 +8,36 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparkstrom.base.option_types import COUNT_MAX, check_options, flag, instance, one_of, whole
 from sparkstrom.models.updaters import UPDATERS as OUTER
 from sparkstrom.models.updaters import Updater
 from sparkstrom.spark.driver.common_options import (
     ALL_SLOTS,
+    APPROACH,
     BALANCED,
+    BATCH_MEMORY,
+    BATCH_SIZE,
+    CHECKPOINT_DIRECTORY,
+    CHECKPOINT_EVERY,
+    EXPORT_DIRECTORY,
+    KEEP_LAST,
     KEPT_ROWS,
     ONE_ROW,
+    RESUME,
+    RNG_SEED,
+    START_TIMEOUT,
+    STATS,
+    WORKERS_PER_NODE,
     check_common,
 )
-from sparkstrom.spark.driver.options import need, need_one_of, need_whole, options
+from sparkstrom.spark.driver.options import options
 from sparkstrom.spark.driver.training_master import ALL, ONE, SharedTrainingMaster
 
 OWN = "own"  # each worker goes on with its own updater's state
 IF_DIFFERENT = "num_partitions_workers_differs"  # DL4J's word
 REPARTITIONING = ("always", "never", IF_DIFFERENT)
+PREFETCH_MAX = 10_000  # minibatches; all of them lie in memory
+DEPTH_MAX = 64  # levels of sums; 2^64 workers
 LEVELS = (
     *("DISK_ONLY", "DISK_ONLY_2", "DISK_ONLY_3", "MEMORY_AND_DISK", "MEMORY_AND_DISK_2"),
     *("MEMORY_ONLY", "MEMORY_ONLY_2", "OFF_HEAP"),
@@ -55,47 +70,69 @@ class ParameterAveragingTrainingMaster:
     """
 
     # What a worker does
-    batch_size_per_worker: int = 32  # rows of one minibatch; the last of an epoch may be smaller
-    averaging_frequency: int = 5  # minibatches of each worker in a round
-    workers_per_node: int = ALL_SLOTS  # workers per executor; -1: as many as it has task slots
-    # optimizers' states: True: averaged, too; False: new in each round; "own": each goes on
+    # rows of one minibatch; the last of an epoch may be smaller
+    batch_size_per_worker: int = field(default=32, metadata=BATCH_SIZE)
+    # minibatches of each worker in a round
+    averaging_frequency: int = field(
+        default=5,
+        metadata=whole(1, COUNT_MAX, unit="minibatches", remedy=", as a rule 5 to 10"),
+    )
+    # workers per executor; -1: as many as it has task slots
+    workers_per_node: int = field(default=ALL_SLOTS, metadata=WORKERS_PER_NODE)
+    # optimizers' states: True: averaged, too; False: new in each round; "own": each continues
     # with its own
-    save_updater: bool | str = True
+    save_updater: bool | str = field(default=True, metadata=flag(words=(OWN,)))
     # the step from where a round began towards the mean; None: to the mean, as DL4J
-    outer: Updater | None = None
-    prefetch: int = 2  # minibatches that are read while others are trained on; 0: none
+    outer: Updater | None = field(
+        default=None,
+        metadata=instance(
+            tuple(OUTER.values()),
+            "must be None or an updater, such as Nesterov(0.7, 0.9)",
+            words=(None,),
+        ),
+    )
+    # minibatches that are read while others are trained on; 0: none
+    prefetch: int = field(
+        default=2,
+        metadata=whole(0, PREFETCH_MAX, unit="minibatches", remedy=" minibatches, as a rule 2"),
+    )
     # How sums are made: 1: by the driver program; 2: on executors, by parts; 3 and more: of
     # groups of workers first, as by RDD.treeAggregate
-    aggregation_depth: int = 2
+    aggregation_depth: int = field(
+        default=2, metadata=whole(1, DEPTH_MAX, unit="levels", remedy=", as a rule 2")
+    )
     # How the data are spread
-    repartition: str = "always"  # "never": rows stay put; or if there are not as many partitions
-    rdd_training_approach: str = "direct"  # "export": rows as Parquet once, for all fits
-    export_directory: str | None = None  # a URL; None: the default filesystem's temporary directory
-    storage_level: str | None = "MEMORY_AND_DISK"  # of rows between epochs; None: read again
-    batch_memory_bytes: int = 512 << 20  # a worker's rows in memory; more go to local disk
-    rng_seed: int = 0  # placement of rows and their order in each epoch
-    start_timeout: float = 60.0  # s, until executors have registered
+    # "never": rows stay put; or if there are not as many partitions
+    repartition: str = field(default="always", metadata=one_of(REPARTITIONING))
+    # "export": rows as Parquet once, for all fits
+    rdd_training_approach: str = field(default="direct", metadata=APPROACH)
+    # a URL; None: the default filesystem's temporary directory
+    export_directory: str | None = field(default=None, metadata=EXPORT_DIRECTORY)
+    # of rows between epochs; None: read again
+    storage_level: str | None = field(
+        default="MEMORY_AND_DISK", metadata=one_of(LEVELS, words=(None,))
+    )
+    # a worker's rows in memory; more go to local disk
+    batch_memory_bytes: int = field(default=512 << 20, metadata=BATCH_MEMORY)
+    # placement of rows and their order in each epoch
+    rng_seed: int = field(default=0, metadata=RNG_SEED)
+    # until executors have registered
+    start_timeout: float = field(default=60.0, metadata=START_TIMEOUT)
     # What is saved while it trains, for the same command run again: docs/checkpoints.md
-    checkpoint_directory: str | None = None  # a path, or a URL of what fsspec reaches; None: none
-    checkpoint_every: str = "5 min"  # or "2 epochs", "500 updates", which are rounds here
-    keep_last: int = 3  # checkpoints
-    resume: bool = True  # go on from the newest checkpoint; False: begin anew beside it
-    collect_training_stats: bool = False  # seconds of each worker by activity, in the summary
+    # a path, or a URL of what fsspec reaches; None: none
+    checkpoint_directory: str | None = field(default=None, metadata=CHECKPOINT_DIRECTORY)
+    # or "2 epochs", "500 updates", which are rounds here
+    checkpoint_every: str = field(default="5 min", metadata=CHECKPOINT_EVERY)
+    keep_last: int = field(default=3, metadata=KEEP_LAST)
+    # continue from the newest checkpoint; False: begin anew beside it
+    resume: bool = field(default=True, metadata=RESUME)
+    # seconds of each worker by activity, in the summary
+    collect_training_stats: bool = field(default=False, metadata=STATS)
     given: frozenset[str] = field(init=False, repr=False, compare=False)  # fields the caller set
 
     def __post_init__(self) -> None:
+        check_options(self)
         check_common(self)
-        need_whole("averaging_frequency", self.averaging_frequency, 1, ", as a rule 5 to 10")
-        fits = isinstance(self.save_updater, bool) or self.save_updater == OWN
-        need(fits, "save_updater", self.save_updater, "must be True, False or 'own'")
-        fits = self.outer is None or type(self.outer) in OUTER.values()
-        hint = "must be None or an updater, such as Nesterov(0.7, 0.9)"
-        need(fits, "outer", self.outer, hint)
-        need_whole("prefetch", self.prefetch, 0, " minibatches, as a rule 2")
-        need_whole("aggregation_depth", self.aggregation_depth, 1, ", as a rule 2")
-        need_one_of("repartition", self.repartition, REPARTITIONING)
-        hint = f"must be None or one of {', '.join(LEVELS)}"
-        need(self.storage_level in (None, *LEVELS), "storage_level", self.storage_level, hint)
 
     @property
     def threshold(self) -> None:

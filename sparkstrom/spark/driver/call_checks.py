@@ -6,14 +6,21 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import COUNT_MAX, KEY, whole
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.stopping import EarlyStopping, rule_of
 from sparkstrom.observe.termination import TerminationCondition
-from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.spark.data.columns import Chosen, need_validation
 from sparkstrom.spark.driver.epoch_watch import check_validation
 from sparkstrom.spark.driver.listener_thread import check_listeners
 from sparkstrom.spark.driver.run_log import check_run_log
+
+EPOCHS = whole(1, COUNT_MAX, unit="epochs")
+
+
+def epochs_given(epochs: object) -> int:
+    """Return the number of epochs as an int. Raise UsageError for what is none."""
+    return int(EPOCHS[KEY].read("epochs", epochs))
 
 
 def check_call(
@@ -25,8 +32,8 @@ def check_call(
     run_log: str | os.PathLike[str] | None,
 ) -> EarlyStopping | None:
     """The rule to stop by. Raise UsageError for arguments that cannot be meant."""
-    if not (isinstance(epochs, int) and epochs >= 1):
-        raise UsageError(f"epochs={epochs!r}: must be a whole number of at least 1")
+    epochs_given(epochs)
+    need_validation(chosen.validation)
     rule: EarlyStopping | None = rule_of(early_stopping)
     check_validation(model, chosen.validation, rule, chosen.label)
     check_listeners(listeners)

@@ -143,6 +143,16 @@ def workers_for(slots: Slots, master: TrainingMaster) -> int:
     return wanted
 
 
+def check_min_workers(master: TrainingMaster, workers: int) -> None:
+    """Raise UsageError where a fit would wait for more workers than it has partitions."""
+    if isinstance(master, SharedTrainingMaster) and master.min_workers > workers:
+        raise UsageError(
+            f"min_workers={master.min_workers}: the fit has {workers} workers, one for each"
+            " partition, and more cannot join: lower min_workers, or give more task slots or"
+            " partitions"
+        )
+
+
 def workers_again(slots: Slots, workers: int, before: int | None) -> int:
     """Where nobody said how many: as many as the checkpoint is of, so that rows lie as they did."""
     return workers if before is None or not slots.is_guess else before

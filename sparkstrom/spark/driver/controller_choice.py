@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
 from sparkstrom.transport.addresses import Listed
 
 AUTO, DRIVER, EXECUTOR = WORDS = ("auto", "driver", "executor")
@@ -58,7 +59,7 @@ def parse_controller(text: object) -> ControllerChoice:
         'IPv6 as "[fd00::1]:40123"'
     )
     if not isinstance(text, str) or not text.strip():
-        raise UsageError(f"controller={text!r}: {reason}")
+        raise UsageError(f"controller={shown(text)}: {reason}")
     word = text.strip()
     if word in WORDS:
         return ControllerChoice(word)
@@ -66,7 +67,7 @@ def parse_controller(text: object) -> ControllerChoice:
     if word.startswith("["):
         host, bracket, rest = word[1:].partition("]")
         if not bracket or rest[:1] not in ("", ":"):
-            raise UsageError(f"controller={text!r}: {reason}")
+            raise UsageError(f"controller={shown(text)}: {reason}")
         port = rest[1:]
         if rest == ":":
             port = ":"
@@ -74,9 +75,9 @@ def parse_controller(text: object) -> ControllerChoice:
         host, _, port = word.partition(":")
         port = port or ":"
     if not host or any(letter.isspace() for letter in host):
-        raise UsageError(f"controller={text!r}: {reason}")
+        raise UsageError(f"controller={shown(text)}: {reason}")
     if port and not (port.isdecimal() and 1 <= int(port) <= PORT_MAX):
-        raise UsageError(f"controller={text!r}: a UDP port is between 1 and {PORT_MAX}")
+        raise UsageError(f"controller={shown(text)}: a UDP port is between 1 and {PORT_MAX}")
     return ControllerChoice("", host, int(port) if port else None)
 
 

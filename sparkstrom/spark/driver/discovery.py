@@ -9,13 +9,29 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass, field
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import UsageError, first_line
+from sparkstrom.base.option_types import (
+    BYTES_MAX,
+    COUNT_MAX,
+    Refused,
+    check_options,
+    custom,
+    is_whole,
+    one_of,
+    seconds,
+    shown,
+    text,
+    whole,
+)
 from sparkstrom.protocol.common.topology import DEPTH, FAN_OUT, FLAT, Topology
 from sparkstrom.spark.driver.controller_choice import AUTO, parse_controller
-from sparkstrom.spark.driver.options import need, need_one_of, need_seconds, need_whole, options
+from sparkstrom.spark.driver.options import need, options
 
 PORT_MAX = 65535
 PORTS_PER_HOST = 64  # how many executors of a host find a port from unicast_port on
+FAN_OUT_MAX = 65536  # children of a node
+DEPTH_MAX = 1024  # levels: an update passes a node on each
+CHUNK_BYTES_MAX = 16 << 20  # Aeron's longest message
 CHUNK_BYTES_MIN = 1024  # below, headers and seals outweigh what they carry
 
 MESH_BUILD_MODES = ("plain", "mesh", "auto")
@@ -51,6 +67,46 @@ REFUSED: dict[str, str] = {
 }
 
 
+_PORT = f"a UDP port is between 1 and {PORT_MAX}; leave it out for one that the system picks"
+_PORTS = f"is (first, last): two UDP ports between 1 and {PORT_MAX}, first must not be above last"
+
+
+def _port(value: object) -> int | None:
+    if value is None:
+        return None
+    if not (is_whole(value) and 1 <= int(value) <= PORT_MAX):
+        raise Refused(_PORT)
+    return int(value)
+
+
+def _port_range(value: object) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not (isinstance(value, tuple | list) and len(value) == 2):
+        raise Refused(_PORTS)
+    try:
+        first, last = (_port(port) for port in value)
+    except Refused:
+        raise Refused(_PORTS) from None
+    if first is None or last is None or first > last:
+        raise Refused(_PORTS)
+    return first, last
+
+
+def _controller(value: object) -> str:
+    parse_controller(value)
+    return str(value)
+
+
+def _network_mask(value: object) -> str | None:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise Refused("write a network like 10.0.0.0/16 or fd00::/8")
+    _need_network(value)
+    return str(value)
+
+
 @options(refused=REFUSED, aliases={})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoidConfiguration:
@@ -59,39 +115,63 @@ class VoidConfiguration:
     Raises UsageError for a value, name or combination that cannot work, and says what would.
     """
 
-    unicast_port: int | None = None  # the controller's UDP port; None: one the system picks
-    port_range: tuple[int, int] | None = None  # first and last UDP port executors may bind; with
-    # unicast_port the default is that port and the 63 after it; without one the controller, too,
-    # takes the first free one of the range, and no range means ports that the system picks
-    network_mask: str | None = None  # CIDR network; every node binds its interface in it
-    controller_address: str | None = None  # host or IP of the driver's interface
-    controller: str = AUTO  # where the master runs: in the "driver" program, in a task of its own
-    # on an "executor", on one at HOST or HOST:PORT; "auto": "driver" where executors reach it
-    controller_restarts: int = 3  # how often a fit whose controller's task dies goes on with
-    # another one, from a copy that the driver program keeps; 0: it ends, and no copies are made
-    mesh_build_mode: str = "plain"  # "plain": every worker under the master; "mesh": under one
-    # another, so that nobody has more than mesh_fan_out neighbours below; "auto": by their number
-    mesh_fan_out: int = FAN_OUT  # children of a node in a mesh
-    mesh_depth: int = DEPTH  # levels of a mesh
-    max_chunk_size: int = 65536  # bytes of payload in one frame at most
-    lease_s: float = 10.0  # a node silent for so long is lost and its partition is free again
-    window_bytes: int = 8 << 20  # others' updates that wait for a step before they are summed; with
-    # a number for publish_every also own updates not yet committed before the worker waits
-    log_bytes: int = 64 << 20  # recent commits a node keeps for those who missed them
+    # the controller's UDP port; None: one the system picks
+    unicast_port: int | None = field(default=None, metadata=custom(_port, _PORT))
+    # first and last UDP port executors may bind; with unicast_port the default is that port and
+    # the 63 after it; without one the controller, too, takes the first free one of the range, and
+    # no range means ports that the system picks
+    port_range: tuple[int, int] | None = field(default=None, metadata=custom(_port_range, _PORTS))
+    # CIDR network; every node binds its interface in it
+    network_mask: str | None = field(
+        default=None, metadata=custom(_network_mask, "a network, such as 10.0.0.0/16")
+    )
+    # host or IP of the driver's interface
+    controller_address: str | None = field(
+        default=None,
+        metadata=text("is empty or no text; name the driver's host or leave it out", (None,)),
+    )
+    # where the master runs: in the "driver" program, in a task of its own on an "executor", on one
+    # at HOST or HOST:PORT; "auto": "driver" where executors reach it
+    controller: str = field(
+        default=AUTO, metadata=custom(_controller, "driver, executor, auto, HOST or HOST:PORT")
+    )
+    # how often a fit whose controller's task dies continues with another one, from a copy that the
+    # driver program keeps; 0: it ends, and no copies are made
+    controller_restarts: int = field(
+        default=3, metadata=whole(0, COUNT_MAX, unit="restarts", remedy="; as a rule 3")
+    )
+    # "plain": every worker under the master; "mesh": under one another, so that nobody has more
+    # than mesh_fan_out neighbours below; "auto": by their number
+    mesh_build_mode: str = field(default="plain", metadata=one_of(MESH_BUILD_MODES))
+    # children of a node in a mesh
+    mesh_fan_out: int = field(
+        default=FAN_OUT,
+        metadata=whole(1, FAN_OUT_MAX, unit="nodes", remedy="; 8 suits most networks"),
+    )
+    # levels of a mesh
+    mesh_depth: int = field(
+        default=DEPTH,
+        metadata=whole(1, DEPTH_MAX, unit="levels", remedy="; 5 levels of 8 have 37,448 workers"),
+    )
+    # bytes of payload in one frame at most
+    max_chunk_size: int = field(
+        default=65536,
+        metadata=whole(
+            CHUNK_BYTES_MIN, CHUNK_BYTES_MAX, unit="bytes", remedy="; 65536 suits most networks"
+        ),
+    )
+    # a node silent for so long is lost and its partition is free again
+    lease_s: float = field(default=10.0, metadata=seconds(", as a rule 10"))
+    # others' updates that wait for a step before they are summed; with a number for publish_every
+    # also own updates not yet committed before the worker waits
+    window_bytes: int = field(default=8 << 20, metadata=whole(1, BYTES_MAX, unit="bytes"))
+    # recent commits a node keeps for those who missed them
+    log_bytes: int = field(default=64 << 20, metadata=whole(1, BYTES_MAX, unit="bytes"))
     given: frozenset[str] = field(init=False, repr=False, compare=False)  # fields the caller set
 
     def __post_init__(self) -> None:
+        check_options(self)
         self._check_addresses()
-        need_whole("controller_restarts", self.controller_restarts, 0, "; as a rule 3")
-        need_one_of("mesh_build_mode", self.mesh_build_mode, MESH_BUILD_MODES)
-        need_whole("mesh_fan_out", self.mesh_fan_out, 1, "; 8 suits most networks")
-        need_whole("mesh_depth", self.mesh_depth, 1, "; 5 levels of 8 have 37,448 workers")
-        need_whole(
-            "max_chunk_size", self.max_chunk_size, CHUNK_BYTES_MIN, "; 65536 suits most networks"
-        )
-        need_seconds("lease_s", self.lease_s, ", as a rule 10")
-        need_whole("window_bytes", self.window_bytes, 1)
-        need_whole("log_bytes", self.log_bytes, 1)
         need(
             self.log_bytes >= self.window_bytes,
             "log_bytes",
@@ -131,20 +211,6 @@ class VoidConfiguration:
         return tree
 
     def _check_addresses(self) -> None:
-        if self.unicast_port is not None:
-            _need_port("unicast_port", self.unicast_port)
-        if self.port_range is not None:
-            need(len(self.port_range) == 2, "port_range", self.port_range, "is (first, last)")
-            first, last = self.port_range
-            reason = f"UDP ports are between 1 and {PORT_MAX}"
-            need(first >= 1 and last <= PORT_MAX, "port_range", self.port_range, reason)
-            need(first <= last, "port_range", self.port_range, "first must not be above last")
-        if self.network_mask is not None:
-            _need_network(self.network_mask)
-        if self.controller_address is not None:
-            named = bool(self.controller_address.strip())
-            reason = "is empty; name the driver's host or leave it out"
-            need(named, "controller_address", self.controller_address, reason)
         apart = parse_controller(self.controller).apart
         reason = (
             f"names an address of the driver's machine, and controller={self.controller!r} is on "
@@ -158,17 +224,13 @@ class VoidConfiguration:
         )
 
 
-def _need_port(option: str, port: int) -> None:
-    reason = f"a UDP port is between 1 and {PORT_MAX}; leave it out for one that the system picks"
-    need(isinstance(port, int) and 1 <= port <= PORT_MAX, option, port, reason)
-
-
 def _need_network(mask: str) -> None:
     try:
         network = ipaddress.ip_network(mask, strict=False)
     except ValueError as error:
         raise UsageError(
-            f"network_mask={mask!r}: {error}; write a network like 10.0.0.0/16 or fd00::/8"
+            f"network_mask={shown(mask)}: {first_line(error)}; write a network like"
+            " 10.0.0.0/16 or fd00::/8"
         ) from None
     if "/" not in mask:
         likely = ipaddress.ip_interface(f"{mask}/{24 if network.version == 4 else 64}").network

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
 from sparkstrom.codec.messages import Phase
 from sparkstrom.models.base import FlatModel, LossBound, Measured
 from sparkstrom.observe.epochs import Epoch
@@ -133,18 +134,18 @@ def check_validation(
     """Raise UsageError where held-out rows are missing, or the model cannot be measured on them."""
     if rule is not None and not isinstance(rule, EarlyStopping):
         raise UsageError(
-            f"early_stopping={rule!r}: must be None or a rule, such as EarlyStopping(patience=5),"
-            " or a list of termination conditions"
+            f"early_stopping={shown(rule)}: must be None or a rule, such as"
+            " EarlyStopping(patience=5), or a list of termination conditions"
         )
     if rule is not None and rule.needs_held_out and not validation:
         raise UsageError(
-            f"early_stopping={rule!r} needs rows that nobody trains on: give validation=0.1, or "
-            "the name of a boolean column"
+            f"early_stopping={shown(rule)} needs rows that nobody trains on: give"
+            " validation=0.1, or the name of a boolean column"
         )
     if rule is not None and rule.metric != LOSS and label in (None, ()):
         raise UsageError(
-            f"early_stopping={rule!r} with label={label!r}: {rule.metric} needs labels to compare "
-            "with; name the label column, or take metric='loss'"
+            f"early_stopping={shown(rule)} with label={label!r}: {rule.metric} needs labels to"
+            " compare with; name the label column, or take metric='loss'"
         )
     if not validation or (rule is not None and rule.metric != LOSS):
         return
@@ -152,6 +153,6 @@ def check_validation(
         model.need_loss()
     if not isinstance(model, Measured):
         raise UsageError(
-            f"validation={validation!r}: a {type(model).__name__} has no loss(batch) -> (sum, "
+            f"validation={shown(validation)}: a {type(model).__name__} has no loss(batch) -> (sum, "
             "weight) to measure held-out rows with; give it one (sparkstrom.models.base.Measured)"
         )

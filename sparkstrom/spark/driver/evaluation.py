@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import SetupError, SparkstromError, UsageError
 from sparkstrom.base.import_archives import keep_unchanged_archives
+from sparkstrom.base.option_types import KEY, shown, whole
 from sparkstrom.models.base import Batch, FlatModel, LossBound, Measured
 from sparkstrom.models.flat import one_array
 from sparkstrom.models.outputs import (
@@ -54,8 +55,8 @@ class Wanted:
     def __post_init__(self) -> None:
         if unknown := set(self.metrics) - set(METRICS):
             raise UsageError(
-                f"metrics={sorted(unknown)!r}: must be among {', '.join(METRICS)}, or None for what"
-                " fits the model"
+                f"metrics={shown(sorted(unknown))}: must be among {', '.join(METRICS)}, or None for"
+                " what fits the model"
             )
 
 
@@ -111,7 +112,15 @@ def wanted_for(model: FlatModel, metrics: str | Sequence[str] | None, positive: 
     """The asked metrics, or those that fit the model's outputs. Raise UsageError for others."""
     if metrics is None:
         metrics = "regression" if kind_of(model) == VALUES else "classification"
-    wanted = Wanted((metrics,) if isinstance(metrics, str) else tuple(metrics), positive)
+    names = (metrics,) if isinstance(metrics, str) else metrics
+    listed = isinstance(names, list | tuple | set | frozenset)
+    if not (listed and all(isinstance(name, str) for name in names)):
+        raise UsageError(
+            f"metrics={shown(metrics)}: must be among {', '.join(METRICS)}, or None for what"
+            " fits the model"
+        )
+    positive = whole(0)[KEY].read("positive", positive)
+    wanted = Wanted(tuple(names), positive)
     if "loss" in wanted.metrics and not isinstance(model, Measured):
         raise UsageError(
             f"{type(model).__name__} has no loss(batch) -> (sum, weight), so its loss cannot be "

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
 from sparkstrom.codec.messages import Phase
+from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.fit_totals import FitTotals
 from sparkstrom.observe.listening.fit_events import Iteration, iteration_of
 from sparkstrom.observe.progress import Line, ProgressLine
@@ -31,6 +33,7 @@ class FitProgress(FitListener):
         self._line = line
         self._spec: FitSpec | None = None
         self._newest: Progress | None = None
+        self._held_out: float | None = None
 
     def on_fit_begin(self, spec: FitSpec) -> None:
         self._spec = spec
@@ -41,12 +44,18 @@ class FitProgress(FitListener):
     def on_news(self, text: str) -> None:
         self._line.say(f"sparkstrom notes: {text}")
 
+    def on_epoch(self, epoch: Epoch) -> None:
+        if epoch.held_weight and math.isfinite(epoch.validation):
+            self._held_out = epoch.validation
+
     def on_progress(self, progress: Progress) -> None:
         self._newest = progress
         if progress.phase is not Phase.DONE:
             self._show(force=False)
 
     def on_fit_end(self, end: FitDone) -> None:
+        for epoch in end.history[-1:]:  # those of the last moment come with the tasks' reports
+            self.on_epoch(epoch)
         self._show(force=True)
         if self._newest is not None and self._newest.unheard:
             self._line.say(
@@ -56,7 +65,8 @@ class FitProgress(FitListener):
 
     def _show(self, *, force: bool) -> None:
         if self._newest is not None and self._spec is not None:
-            self._line.show(line_of(self._newest, self._spec), force=force)
+            line = replace(line_of(self._newest, self._spec), held_out=self._held_out)
+            self._line.show(line, force=force)
 
 
 class ResidualLog(FitListener):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
 from sparkstrom.encoding.grid import first_exponent, next_exponent
 from sparkstrom.models.base import Buffered, Flat, FlatModel
 from sparkstrom.protocol.common.fit_spec import FitSpec
@@ -88,7 +89,13 @@ class Learnt:
 
     def assign(self, values: Flat) -> None:
         """Somebody's parameters. Raise UsageError where they are of another shape."""
-        values = np.asarray(values, np.float32)
+        try:
+            with np.errstate(over="ignore"):
+                values = np.asarray(values, np.float32)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise UsageError(
+                f"parameters={shown(values)}: give an array f32{list(self.parameters.shape)}"
+            ) from error
         if values.shape != self.parameters.shape:
             raise UsageError(
                 f"parameters of shape {values.shape}: this model has {self.parameters.shape}"

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkstrom.base.errors import TrainingError, UsageError
+from sparkstrom.base.option_types import shown
 from sparkstrom.codec.messages import Phase
 from sparkstrom.observe.epochs import Epoch
 from sparkstrom.observe.listening.fit_events import (
@@ -72,12 +73,12 @@ class Raised:
 def check_listeners(listeners: Sequence[Any]) -> None:
     """Raise UsageError for an object that has none of the methods, and for what is no sequence."""
     if isinstance(listeners, str) or not isinstance(listeners, Sequence):
-        raise UsageError(f"listeners={listeners!r}: must be a list of listeners, or ()")
+        raise UsageError(f"listeners={shown(listeners)}: must be a list of listeners, or ()")
     for listener in listeners:
         known = [name for name in METHODS.values() if callable(getattr(listener, name, None))]
         if isinstance(listener, type) or not known:
             raise UsageError(
-                f"listeners: {listener!r} hears nothing: give an object with one of "
+                f"listeners: {shown(listener)} hears nothing: give an object with one of "
                 f"{', '.join(METHODS.values())} (sparkstrom.listeners has some)"
             )
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Self
 
 from sparkstrom.checkpoint.store import load_model, local_path
+from sparkstrom.encoding.backends import warm_up
 from sparkstrom.models.base import FlatModel
 from sparkstrom.observe.progress_choice import check_progress, progress_for
 from sparkstrom.observe.stopping import EarlyStopping, epochs_of
@@ -26,15 +27,17 @@ from sparkstrom.spark.driver.application import Application, need_session
 from sparkstrom.spark.driver.applications import application_of, context_of
 from sparkstrom.spark.driver.attempts import begins_anew
 from sparkstrom.spark.driver.averaging_master import TrainingMaster
-from sparkstrom.spark.driver.call_checks import check_call
+from sparkstrom.spark.driver.call_checks import check_call, epochs_given
 from sparkstrom.spark.driver.cluster import (
     Slots,
     check_conf,
     check_key,
+    check_min_workers,
     check_rounds,
     workers_again,
     workers_for,
 )
+from sparkstrom.spark.driver.controller_choice import parse_controller
 from sparkstrom.spark.driver.dynamic_allocation import allocation_note
 from sparkstrom.spark.driver.evaluation import Evaluation, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall, Showing
@@ -44,6 +47,7 @@ from sparkstrom.spark.driver.fit_run import FitRun
 from sparkstrom.spark.driver.fit_site import RunningFit, TrainingSite
 from sparkstrom.spark.driver.followed_fit import FollowedFit, fit_spec
 from sparkstrom.spark.driver.memory_parts import demand_of
+from sparkstrom.spark.driver.options import need, need_flag
 from sparkstrom.spark.driver.pickling import need_model, need_picklable
 from sparkstrom.spark.driver.predictor import Predictor
 from sparkstrom.spark.driver.preflight import check_machine
@@ -74,9 +78,12 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         keep: bool = True,
     ) -> None:
         check_progress(progress)
+        keep = need_flag("keep", keep)
         need_model(model)
         self._application = application = application_of(spark)
         need_session(application)
+        hint = "must be a SharedTrainingMaster or a ParameterAveragingTrainingMaster"
+        need(isinstance(master, TrainingMaster | None), "master", master, hint)
         conf = application.conf()
         self._master = resolve(master or SharedTrainingMaster(), conf, os.environ)
         application.check(self._master)
@@ -121,7 +128,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         record = FitRecord()
         chosen = Chosen(features, label, weight, validation)
         rule = check_call(self._model, epochs, chosen, early_stopping, listeners, run_log)
-        epochs, ends = epochs_of(rule, epochs)
+        epochs, ends = epochs_of(rule, epochs_given(epochs))
         need_picklable(self._model)  # it may have been changed since the network was made
         self._application.check_data(data)
         with closing(progress_for(self._progress)) as progress:
@@ -137,6 +144,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
             if done is not None:
                 return done
             workers = workers_again(slots, workers, len(goes_on.starts) if goes_on else None)
+            if self._master.repartition == "always":  # else the data say how many there are
+                check_min_workers(self._master, workers)
             if slots.is_dynamic:
                 note = allocation_note(workers, slots.per_executor, self._master)
                 progress.say(f"sparkstrom notes: {note}")
@@ -144,6 +153,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
             with self._application.interrupts():
                 with self._checkpoints.kept_if_it_fails():
                     spread = self._spread(data, chosen, workers)
+                    check_min_workers(self._master, spread.workers)
                 return self._train(call, spread, Showing(progress, record, slots, warnings))
 
     def _begin(self, slots: Slots, say: Callable[[str], None]) -> tuple[int, list[str]]:
@@ -161,6 +171,10 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
 
     def _train(self, call: FitCall, spread: Spread, showing: Showing) -> TrainingSummary:
         """All is checked: train, and tell of it."""
+        master = self._master
+        controller = master.void.controller if isinstance(master, SharedTrainingMaster) else None
+        if controller is not None and not parse_controller(controller).apart:
+            warm_up(say=showing.progress.say)
         spec = fit_spec(call, spread.workers, self._learnt, self._model.n_params)
         again = partial(self._again, spread)
         fit = FollowedFit(self._site, self._checkpoints, call, showing, again)

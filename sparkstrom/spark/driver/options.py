@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import difflib
 import functools
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
+from sparkstrom.base import option_types
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import shown
 
 Options = TypeVar("Options")
 
@@ -92,26 +93,24 @@ def snake_case(name: str) -> str:
 def need(holds: bool, option: str, value: object, reason: str) -> None:
     """Raise UsageError naming the option, its value, and what it must be, unless ``holds``."""
     if not holds:
-        raise UsageError(f"{option}={value!r}: {reason}")
+        raise UsageError(f"{option}={shown(value)}: {reason}")
 
 
 def need_one_of(option: str, value: object, choices: tuple[str, ...]) -> None:
     """Raise UsageError unless ``value`` is one of ``choices``."""
-    need(value in choices, option, value, f"must be one of {', '.join(choices)}")
+    option_types.one_of(choices)[option_types.KEY].read(option, value)
 
 
-def need_whole(option: str, value: object, least: int, remedy: str = "") -> None:
-    """Raise UsageError unless ``value`` is a whole number of at least ``least``."""
-    whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    need(whole, option, value, f"must be a whole number of at least {least}{remedy}")
+def need_whole(option: str, value: object, least: int, remedy: str = "") -> int:
+    """Return ``value`` as an int. Raise UsageError unless it is whole and at least ``least``."""
+    return int(option_types.whole(least, remedy=remedy)[option_types.KEY].read(option, value))
 
 
-def need_seconds(option: str, value: object, remedy: str = "") -> None:
-    """Raise UsageError unless ``value`` is a finite number of seconds above 0."""
-    finite = isinstance(value, int | float) and 0 < value < math.inf
-    need(finite, option, value, f"must be a number of seconds above 0{remedy}")
+def need_seconds(option: str, value: object, remedy: str = "") -> float:
+    """Return ``value``. Raise UsageError unless it is a finite number of seconds above 0."""
+    return float(option_types.seconds(remedy, least=0.0)[option_types.KEY].read(option, value))
 
 
-def need_flag(option: str, value: object) -> None:
-    """Raise UsageError unless ``value`` is True or False."""
-    need(isinstance(value, bool), option, value, "must be True or False")
+def need_flag(option: str, value: object) -> bool:
+    """Return ``value`` as a bool. Raise UsageError unless it is True or False."""
+    return bool(option_types.flag()[option_types.KEY].read(option, value))

@@ -134,8 +134,10 @@ class TrainingSummary:
             f" {self.staleness_max}); {self.residual_minibatches:.0f} more in residuals"
         )
 
-    def table(self) -> str:
-        """The figures, aligned, one per line; the hashes last."""
+    def table(self, *, all: bool = False) -> str:
+        """Return the figures, aligned, one per line, the hashes last; ``all``: every figure."""
+        if all:
+            return summary_text(self.to_dict(), whole=True)
         ratio = self.bytes_dense / self.bytes_sent if self.bytes_sent else float("inf")
         rows = [
             ("minibatches", f"{self.minibatches:,} of {self.minibatches_expected:,}"),

@@ -88,8 +88,8 @@ def _nothing_learnt(minibatches: int, total: FitTotals) -> list[str]:
         ]
     return [
         "no worker sent anything: every change stayed below its threshold (at the end "
-        f"{tau_of(total):.2e}), so the fit delivers the parameters it began with; lower it, as by "
-        "threshold='auto', or train longer"
+        f"{tau_of(total):.2e}), so the fit delivers the parameters it began with: train longer, or "
+        "lower a threshold that you have set"
     ]
 
 

@@ -7,6 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import path_given
 from sparkstrom.checkpoint.store import local_path, save_model
 from sparkstrom.models.base import Exporting, Flat, FlatModel, buffers_to_save
 from sparkstrom.observe.progress_choice import progress_for
@@ -99,4 +100,4 @@ class TrainedNetwork:
         UsageError where there is none, or it is of another model.
         """
         with closing(progress_for(self._progress)) as progress:
-            self._learnt.begin_with(self._checkpoints.restore(os.fspath(path), progress.say))
+            self._learnt.begin_with(self._checkpoints.restore(path_given(path), progress.say))

@@ -8,6 +8,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 
+from sparkstrom.base.option_types import (
+    COUNT_MAX,
+    KEY,
+    Refused,
+    check_options,
+    custom,
+    flag,
+    instance,
+    one_of,
+    seconds,
+    whole,
+)
 from sparkstrom.encoding import dl4j_names
 from sparkstrom.encoding.layers import MULTIPLIER_MAX
 from sparkstrom.encoding.residuals import ResidualClipping
@@ -15,20 +27,26 @@ from sparkstrom.encoding.schedules import WarmUp
 from sparkstrom.encoding.thresholds import AUTO, ThresholdAlgorithm
 from sparkstrom.spark.driver.common_options import (
     ALL_SLOTS,
+    APPROACH,
     BALANCED,
+    BATCH_MEMORY,
+    BATCH_SIZE,
+    CHECKPOINT_DIRECTORY,
+    CHECKPOINT_EVERY,
+    EXPORT_DIRECTORY,
+    KEEP_LAST,
     KEPT_ROWS,
     ONE_ROW,
+    RESUME,
+    RNG_SEED,
+    START_TIMEOUT,
+    STATS,
+    WORKERS_MAX,
+    WORKERS_PER_NODE,
     check_common,
 )
 from sparkstrom.spark.driver.discovery import VoidConfiguration
-from sparkstrom.spark.driver.options import (
-    need,
-    need_flag,
-    need_one_of,
-    need_seconds,
-    need_whole,
-    options,
-)
+from sparkstrom.spark.driver.options import need, need_whole, options
 
 TRAIN_ON = ("local", "replica")
 HORIZONS = ("fit", "worker")
@@ -64,6 +82,23 @@ ALIASES = {
 }
 
 
+_CLIPPING = "must be None or a post-processor, such as ResidualClipping(5.0, 5)"
+_MULTIPLIERS = 'must be None or a dictionary by layer, such as {"layer 1": 2}'
+_THRESHOLD = f"must be {AUTO!r} or a threshold algorithm, such as AdaptiveThreshold(1e-3)"
+
+
+def _multipliers(value: object) -> dict[str, int] | None:
+    if value is None:
+        return None
+    if not (isinstance(value, Mapping) and all(isinstance(layer, str) for layer in value)):
+        raise Refused(_MULTIPLIERS)
+    of_layer = whole(1, MULTIPLIER_MAX, unit="tau")[KEY]
+    return {
+        str(layer): of_layer.read(f"layer_multipliers[{layer!r}]", multiplier)
+        for layer, multiplier in value.items()
+    }
+
+
 @options(refused=REFUSED, aliases=ALIASES)
 @dataclass(frozen=True, slots=True)
 class SharedTrainingMaster:
@@ -72,104 +107,118 @@ class SharedTrainingMaster:
     Raises UsageError for a value, name or combination that cannot work, and says what would.
     """
 
-    void: VoidConfiguration = field(default_factory=VoidConfiguration)
+    void: VoidConfiguration = field(
+        default_factory=VoidConfiguration,
+        metadata=instance((VoidConfiguration,), "must be a VoidConfiguration"),
+    )
     _: KW_ONLY
     # What a worker does
-    batch_size_per_worker: int = 32  # rows of one minibatch; the last of an epoch may be smaller
-    workers_per_node: int = ALL_SLOTS  # workers per executor; -1: as many as it has task slots
-    train_on: str = "local"  # "local": theta + own residual; "replica": theta alone, as DL4J does
-    threshold: ThresholdAlgorithm | str = AUTO  # what to send; "auto": AutoThreshold()
+    # rows of one minibatch; the last of an epoch may be smaller
+    batch_size_per_worker: int = field(default=32, metadata=BATCH_SIZE)
+    # workers per executor; -1: as many as it has task slots
+    workers_per_node: int = field(default=ALL_SLOTS, metadata=WORKERS_PER_NODE)
+    # "local": theta + own residual; "replica": theta alone, as DL4J does
+    train_on: str = field(default="local", metadata=one_of(TRAIN_ON))
+    # what to send; "auto": AutoThreshold()
+    threshold: ThresholdAlgorithm | str = field(
+        default=AUTO, metadata=instance((ThresholdAlgorithm,), _THRESHOLD, words=(AUTO,))
+    )
+    # what happens to what was not sent; None: nothing
     residual_post_processor: ResidualClipping | None = field(
-        default_factory=lambda: ResidualClipping(5.0, 5)
-    )  # what happens to what was not sent; None: nothing
+        default_factory=lambda: ResidualClipping(5.0, 5),
+        metadata=instance((ResidualClipping,), _CLIPPING, words=(None,)),
+    )
     # thresholds of layers, in multiples of tau: {"layer 2": 4, "layer 3 biases": 1}; else 1
-    layer_multipliers: Mapping[str, int] | None = field(default=None, hash=False)
-    warm_up: WarmUp | None = None  # send more in the first publications; None: as in all others
-    shake_frequency: int = 0  # publications from one with tau / 3 to the next; 0: none
-    publish_every: int | str = AUTO  # steps between two; "auto": when the last one is committed
-    aggregation: str = "sum"  # weight s of an update: 1, 1/workers or 1/sqrt(workers)
-    horizon: str = "fit"  # whose minibatches momentum and schedules count; "worker": each its own
+    layer_multipliers: Mapping[str, int] | None = field(
+        default=None, hash=False, metadata=custom(_multipliers, _MULTIPLIERS, "tau")
+    )
+    # send more in the first publications; None: as in all others
+    warm_up: WarmUp | None = field(
+        default=None,
+        metadata=instance(
+            (WarmUp,), "must be None or a warm-up, such as WarmUp(100)", words=(None,)
+        ),
+    )
+    # publications from one with tau / 3 to the next; 0: none
+    shake_frequency: int = field(
+        default=0,
+        metadata=whole(0, COUNT_MAX, unit="publications", remedy=" publications, as a rule 100"),
+    )
+    # steps between two; "auto": when the last one is committed
+    publish_every: int | str = field(
+        default=AUTO,
+        metadata=whole(1, COUNT_MAX, unit="steps", remedy=", or 'auto'", words=(AUTO,)),
+    )
+    # weight s of an update: 1, 1/workers or 1/sqrt(workers)
+    aggregation: str = field(default="sum", metadata=one_of(AGGREGATIONS))
+    # whose minibatches momentum and schedules count; "worker": each its own
+    horizon: str = field(default="fit", metadata=one_of(HORIZONS))
     # steps a worker may be ahead of the slowest; "auto": 1, or publish_every where it is a number;
     # None: any number
-    max_lead: int | str | None = AUTO
+    max_lead: int | str | None = field(
+        default=AUTO,
+        metadata=whole(
+            1,
+            COUNT_MAX,
+            unit="steps",
+            remedy=", or 'auto', or None for any number",
+            words=(AUTO, None),
+        ),
+    )
     # rounds that others' learning may be late; "auto": 24 / workers - 1; None: any number
-    max_staleness: int | str | None = AUTO
+    max_staleness: int | str | None = field(
+        default=AUTO,
+        metadata=whole(
+            0,
+            COUNT_MAX,
+            unit="rounds",
+            remedy=" rounds, or 'auto', or None for any number",
+            words=(AUTO, None),
+        ),
+    )
     # How the data are spread
-    repartition: str = "always"  # "always": random and balanced by seed; "never": rows stay put
-    rdd_training_approach: str = "direct"  # "export": rows as Parquet once, for all fits
-    export_directory: str | None = None  # a URL; None: the default filesystem's temporary directory
-    batch_memory_bytes: int = 512 << 20  # a worker's rows in memory; more go to local disk
-    rng_seed: int = 0  # placement of rows and their order in each epoch
+    # "always": random and balanced by seed; "never": rows stay put
+    repartition: str = field(default="always", metadata=one_of(REPARTITIONS))
+    # "export": rows as Parquet once, for all fits
+    rdd_training_approach: str = field(default="direct", metadata=APPROACH)
+    # a URL; None: the default filesystem's temporary directory
+    export_directory: str | None = field(default=None, metadata=EXPORT_DIRECTORY)
+    # a worker's rows in memory; more go to local disk
+    batch_memory_bytes: int = field(default=512 << 20, metadata=BATCH_MEMORY)
+    # placement of rows and their order in each epoch
+    rng_seed: int = field(default=0, metadata=RNG_SEED)
     # Whom it waits for
-    min_workers: int = 1  # workers that must have joined by start_timeout
-    start_timeout: float = 60.0  # s, from the job's first running task
-    step_timeout: float = 600.0  # s, for one step or one read of the data
+    # workers that must have joined by start_timeout
+    min_workers: int = field(default=1, metadata=whole(1, WORKERS_MAX, unit="workers"))
+    # from the job's first running task
+    start_timeout: float = field(default=60.0, metadata=START_TIMEOUT)
+    # for one step or one read of the data
+    step_timeout: float = field(default=600.0, metadata=seconds())
     # What is saved while it trains, for the same command run again: docs/checkpoints.md
-    checkpoint_directory: str | None = None  # a path, or a URL of what fsspec reaches; None: none
-    checkpoint_every: str = "5 min"  # or "2 epochs", "500 updates"
+    # a path, or a URL of what fsspec reaches; None: none
+    checkpoint_directory: str | None = field(default=None, metadata=CHECKPOINT_DIRECTORY)
+    # or "2 epochs", "500 updates"
+    checkpoint_every: str = field(default="5 min", metadata=CHECKPOINT_EVERY)
     # of whose optimizer's state a checkpoint has a copy: "one" worker's, for all, or of "all"
-    checkpoint_updaters: str = ONE
-    keep_last: int = 3  # checkpoints
-    resume: bool = True  # go on from the newest checkpoint; False: begin anew beside it
+    checkpoint_updaters: str = field(default=ONE, metadata=one_of(UPDATERS))
+    keep_last: int = field(default=3, metadata=KEEP_LAST)
+    # continue from the newest checkpoint; False: begin anew beside it
+    resume: bool = field(default=True, metadata=RESUME)
     # What it shows
-    collect_training_stats: bool = False  # seconds of each worker by activity, in the summary
-    encoding_debug_mode: bool = False  # log the residual's size and percentiles now and then
-    debug_longer_iterations: int = 0  # ms of sleep in every step, to play a slow worker
+    # seconds of each worker by activity, in the summary
+    collect_training_stats: bool = field(default=False, metadata=STATS)
+    # log the residual's size and percentiles now and then
+    encoding_debug_mode: bool = field(default=False, metadata=flag())
+    # sleep in every step, to play a slow worker
+    debug_longer_iterations: int = field(default=0, metadata=whole(0, COUNT_MAX, unit="ms"))
     given: frozenset[str] = field(init=False, repr=False, compare=False)  # fields the caller set
 
     def __post_init__(self) -> None:
-        self._check_parts()
-        self._check_training()
-        self._check_waiting()
-        need_one_of("checkpoint_updaters", self.checkpoint_updaters, UPDATERS)
-
-    def _check_parts(self) -> None:
-        void, threshold, clipping = self.void, self.threshold, self.residual_post_processor
-        need(isinstance(void, VoidConfiguration), "void", void, "must be a VoidConfiguration")
-        hint = f"must be {AUTO!r} or a threshold algorithm, such as AdaptiveThreshold(1e-3)"
-        fits = threshold == AUTO or isinstance(threshold, ThresholdAlgorithm)
-        need(fits, "threshold", threshold, hint)
-        hint = "must be None or a post-processor, such as ResidualClipping(5.0, 5)"
-        fits = clipping is None or isinstance(clipping, ResidualClipping)
-        need(fits, "residual_post_processor", clipping, hint)
-        fits = self.warm_up is None or isinstance(self.warm_up, WarmUp)
-        need(fits, "warm_up", self.warm_up, "must be None or a warm-up, such as WarmUp(100)")
-        multipliers = self.layer_multipliers
-        hint = 'must be None or a dictionary by layer, such as {"layer 1": 2}'
-        fits = multipliers is None or isinstance(multipliers, Mapping)
-        need(fits, "layer_multipliers", multipliers, hint)
-        for layer, multiplier in (multipliers or {}).items():
-            need(isinstance(layer, str), "layer_multipliers", multipliers, hint)
-            need_whole(f"layer_multipliers[{layer!r}]", multiplier, 1)
-            fits, most = multiplier <= MULTIPLIER_MAX, f"must be at most {MULTIPLIER_MAX}"
-            need(fits, f"layer_multipliers[{layer!r}]", multiplier, most)
-
-    def _check_training(self) -> None:
+        check_options(self)
         check_common(self)
-        need_one_of("train_on", self.train_on, TRAIN_ON)
-        need_one_of("horizon", self.horizon, HORIZONS)
-        need_one_of("aggregation", self.aggregation, AGGREGATIONS)
-        need_one_of("repartition", self.repartition, REPARTITIONS)
-        need_whole("shake_frequency", self.shake_frequency, 0, " publications, as a rule 100")
-        if self.publish_every != AUTO:
-            need_whole("publish_every", self.publish_every, 1, ", or 'auto'")
-        if self.max_lead not in (AUTO, None):
-            least, remedy = 1, ", or 'auto', or None for any number"
-            if isinstance(self.publish_every, int):
-                least = self.publish_every
-                remedy = (
-                    ", the value of publish_every: workers tell how far they are when they publish"
-                )
-            need_whole("max_lead", self.max_lead, least, remedy)
-        if self.max_staleness not in (AUTO, None):
-            remedy = " rounds, or 'auto', or None for any number"
-            need_whole("max_staleness", self.max_staleness, 0, remedy)
-        need_flag("encoding_debug_mode", self.encoding_debug_mode)
-
-    def _check_waiting(self) -> None:
-        need_whole("min_workers", self.min_workers, 1)
-        need_seconds("step_timeout", self.step_timeout)
-        need_whole("debug_longer_iterations", self.debug_longer_iterations, 0)
+        if isinstance(self.publish_every, int) and isinstance(self.max_lead, int):
+            reason = ", the value of publish_every: workers tell how far they are when they publish"
+            need_whole("max_lead", self.max_lead, self.publish_every, reason)
         need(
             self.debug_longer_iterations < 1000 * self.step_timeout,
             "debug_longer_iterations",

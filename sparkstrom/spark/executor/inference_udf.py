@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import SetupError, UsageError, first_line
+from sparkstrom.base.option_types import shown
 from sparkstrom.models.base import Columns, Flat, FlatModel, arrays_of
 from sparkstrom.models.outputs import predict_in_blocks, rows_at
 from sparkstrom.spark.data.row_blocks import given_dtype
@@ -65,14 +66,14 @@ def check_inputs(inputs: Inputs, shapes: Shapes) -> None:
     counted = isinstance(inputs, int) and not isinstance(inputs, bool) and inputs > 0
     if not (inputs is None or named or counted):
         raise UsageError(
-            f"inputs={inputs!r}: None where all columns are one array, a tuple of names for a "
+            f"inputs={shown(inputs)}: None where all columns are one array, a tuple of names for a "
             "model that takes a dictionary, a number for one that takes a tuple"
         )
     wanted = 1 if inputs is None else len(inputs) if isinstance(inputs, tuple) else inputs
     listed = isinstance(shapes, Sequence) and all(map(_is_shape, shapes))
     if shapes is not None and not (listed and len(shapes) == wanted):
         raise UsageError(
-            f"shapes={shapes!r}: give one shape, without rows, for each of {wanted}, as whole "
+            f"shapes={shown(shapes)}: give one shape, without rows, for each of {wanted}, as whole "
             "numbers, such as [(1, 28, 28)]"
         )
 

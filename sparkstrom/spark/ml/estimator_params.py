@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param import Param, Params
 from pyspark.ml.param.shared import (
     HasFeaturesCol,
     HasLabelCol,
@@ -18,11 +18,20 @@ from pyspark.ml.param.shared import (
 )
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import KEY, Metadata, flag, number
 from sparkstrom.models.base import FlatModel, no_model
 from sparkstrom.observe.stopping import EarlyStopping
 from sparkstrom.spark.data.columns import Names
 from sparkstrom.spark.driver.averaging_master import TrainingMaster
+from sparkstrom.spark.driver.call_checks import EPOCHS
+from sparkstrom.spark.driver.common_options import BATCH_SIZE
 from sparkstrom.spark.driver.listener_thread import check_listeners
+
+
+def _reader(name: str, declared: Metadata) -> Callable[[Any], Any]:
+    """Return what checks a Param's value, as the option of that meaning is checked elsewhere."""
+    return lambda value: declared[KEY].read(name, value)
+
 
 NAMES = ("featuresCol", "labelCol", "predictionCol")  # may name several columns
 
@@ -116,10 +125,13 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
         Params._dummy(), "model", "what is trained: a model of sparkstrom.models", a_model
     )
     epochs: Param[int] = Param(
-        Params._dummy(), "epochs", "epochs to train, at least 1", TypeConverters.toInt
+        Params._dummy(), "epochs", "epochs to train, at least 1", _reader("epochs", EPOCHS)
     )
     batchSize: Param[int] = Param(
-        Params._dummy(), "batchSize", "rows of a minibatch on one worker", TypeConverters.toInt
+        Params._dummy(),
+        "batchSize",
+        "rows of a minibatch on one worker",
+        _reader("batchSize", BATCH_SIZE),
     )
     master: Param[Any] = Param(
         Params._dummy(), "master", "how workers train and share: SharedTrainingMaster", a_master
@@ -131,10 +143,13 @@ class EstimatorParams(OutputParams, HasLabelCol, HasWeightCol, HasValidationIndi
         Params._dummy(), "listeners", "who hears each fit; not saved", some_listeners
     )
     validationFraction: Param[float] = Param(
-        Params._dummy(), "validationFraction", "share of rows held out", TypeConverters.toFloat
+        Params._dummy(),
+        "validationFraction",
+        "share of rows held out",
+        _reader("validationFraction", number(least=0, below=1)),
     )
     verbose: Param[bool] = Param(
-        Params._dummy(), "verbose", "draw a line of progress", TypeConverters.toBoolean
+        Params._dummy(), "verbose", "draw a line of progress", _reader("verbose", flag())
     )
 
     def setLabelCol(self, value: Names | None) -> Self:

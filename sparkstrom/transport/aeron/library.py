@@ -37,7 +37,7 @@ def warn_where_absent(stacklevel: int) -> None:
     try:
         load_library()
     except SetupError as error:
-        text = f"no fit can start on this machine: {error}"
+        text = f"gradient sharing cannot start on this machine (rounds of averaging can): {error}"
         warnings.warn(text, RuntimeWarning, stacklevel + 1)
 
 

@@ -77,7 +77,7 @@ def told(summary: Any) -> dict[str, Any]:
         "workers": summary.workers,
         "rows": summary.rows_trained,
         "epochs": summary.epochs,
-        "text": str(summary),
+        "text": summary.table(all=True),
     }
 
 

@@ -113,7 +113,7 @@ class Client:
             "workers": summary.workers,
             "minibatches": [summary.minibatches, summary.minibatches_expected],
             "epochs": [epoch.epoch for epoch in summary.history],
-            "text": str(summary),
+            "text": summary.table(all=True),
         }
 
     # -- what is tried ---------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Client:
         return {
             "off_by": float(np.abs(network.parameters - reference).max()),
             "died": os.path.exists(DiesInARound.marker),
-            "text": str(summary),
+            "text": summary.table(all=True),
         }
 
     def diloco(self) -> dict[str, Any]:

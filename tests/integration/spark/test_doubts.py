@@ -57,4 +57,4 @@ def test_too_few_steps_for_what_is_sent(spark, make_network, digits):
     (text,) = network.fit(spark.sparkContext.parallelize(digits.rows(), 4), epochs=2).warnings
     network.close()
     assert "published 24 times" in text
-    assert "fewer workers, more epochs" in text
+    assert "take fewer workers, more epochs" in text

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,39 @@ SAYS = re.compile(r"^print\(.*\)  # (True)", re.MULTILINE)
 def program() -> str:
     """The page's Python blocks, one after the other."""
     return "\n".join(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.S | re.M))
+
+
+def readme() -> str:
+    """README's first Python block, which needs nothing else."""
+    found = re.search(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.S | re.M)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.slow
+def test_the_readmes_first_block_runs_as_pasted(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(readme())
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=os.environ | JVM | {"PYTHONPATH": str(ROOT), "SPARKSTROM_RUNS": ""},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr[-4_000:]
+    assert "2 workers trained 20 epochs" in done.stdout
+    assert (tmp_path / "model.npz").exists()
+
+
+def test_the_quickstarts_environment_has_what_the_pages_import() -> None:
+    """`scripts/quickstart` installs the extra "examples"; predict on a DataFrame needs pandas."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    named = {re.split(r"[<>=]", each)[0] for each in extras["examples"]}
+    assert {"scikit-learn", "pandas"} <= named
+    assert "install examples" in (ROOT / "scripts/quickstart").read_text()
 
 
 @pytest.mark.slow

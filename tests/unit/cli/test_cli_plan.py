@@ -78,6 +78,16 @@ def test_rounds_take_what_was_measured(capsys: pytest.CaptureFixture[str]) -> No
     assert 1699 < driver < 1.1 * 1699
 
 
+@pytest.mark.parametrize("text", ["1e6", "1000000", "1_000_000"])
+def test_parameters_are_written_as_for_scaling(
+    capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    assert main([*ASKED, "--json"]) == 0
+    wanted = capsys.readouterr().out
+    assert main(["plan", "--params", text, "--workers", "8", "--json"]) == 0
+    assert capsys.readouterr().out == wanted
+
+
 def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(ASKED) == 0
     assert "beside an executor's heap" in capsys.readouterr().out
@@ -87,6 +97,7 @@ def test_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     ("flags", "words"),
     [
         (("--params", "-1"), "params=-1: must be a whole number of at least 1"),
+        (("--params", "many"), "--params 'many'"),
         (("--workers", "0"), "workers=0"),
         (("--optimizer", "adamant"), "optimizer='adamant': must be one of"),
         (("--log", "lots"), "--log 'lots': write a size such as 512m"),

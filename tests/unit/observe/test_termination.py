@@ -88,7 +88,7 @@ def test_they_are_names_of_the_package(made: type[Any]) -> None:
         (lambda: BestScoreEpochTerminationCondition(math.nan), "best_expected_score=nan"),
         (lambda: MaxScoreIterationTerminationCondition(True), "max_score=True"),
         (lambda: MaxTimeIterationTerminationCondition(1, "weeks"), "unit='weeks'"),
-        (lambda: MaxTimeIterationTerminationCondition(-1), "max_time=-1 must be above 0"),
+        (lambda: MaxTimeIterationTerminationCondition(-1), "max_time=-1: must be a finite"),
         (lambda: EarlyStopping(conditions=["MaxEpochs"]), "conditions"),
         (lambda: EarlyStopping(patience=None), "patience=None"),
         (lambda: rule_of([]), "patience=None"),

@@ -113,13 +113,28 @@ def test_what_clipping_took() -> None:
     (text,) = density_doubts(AUTO, replace(HEALTHY, clipped=0.52, sent_fraction=0.9))
     assert "52% of what was learnt was lost by clipping" in text
     assert "tau, 0.0008 at the end" in text
+    assert "clip less, as by residual_post_processor=" in text  # the threshold is "auto" already
+    fixed = SharedTrainingMaster(threshold=FixedThreshold(1e-3))
+    (text,) = density_doubts(fixed, replace(HEALTHY, clipped=0.52, sent_fraction=0.9))
     assert "threshold='auto'" in text
+
+
+def test_nobody_is_told_to_use_what_is_used() -> None:
+    """A model of ten parameters sends a tenth of them at least."""
+    tiny = replace(WAITS, sent_fraction=0.5, clipped=0.5, publications=3)
+    for text in density_doubts(AUTO, tiny):
+        assert "threshold='auto'" not in text
+    assert density_doubts(AUTO, replace(HEALTHY, sent_fraction=0.5)) == []
+
+
+def test_a_warning_of_a_short_fit_is_short() -> None:
+    (text,) = density_doubts(AUTO, replace(WAITS, publications=5))
+    assert len(text.split()) <= 35
 
 
 @pytest.mark.parametrize(
     ("threshold", "most"),
     [
-        ("auto", 5e-2),
         (AdaptiveThreshold(sent_fraction_max=2e-2), 1e-1),
         (TargetSparsityThreshold(sent_fraction_target=1e-3), 5e-3),
         (FixedThreshold(1e-3), 5e-2),
@@ -168,10 +183,10 @@ def test_the_wish_of_somebody_elses_threshold_is_not_known() -> None:
 def test_too_few_steps_for_the_density(threshold: Any, needed: int) -> None:
     master = SharedTrainingMaster(threshold=threshold)
     (text,) = density_doubts(master, replace(WAITS, publications=needed - 1))
-    assert f"published {needed - 1} times and sent 0.01 of its parameters" in text
-    assert f"{needed} publications are enough: fewer workers, more epochs" in text
+    assert f"published {needed - 1} times, and to share most" in text
+    assert f"it needs {needed}; take fewer workers, more epochs" in text
     enough = density_doubts(master, replace(WAITS, publications=needed))
-    assert not any("publications" in text for text in enough)
+    assert not any("published" in text for text in enough)
     assert density_doubts(master, replace(WAITS, publications=9, waiting=960)) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.fit_state import Snapshot
 from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.spark.driver import run_log
 from sparkstrom.spark.driver.call_checks import check_call
 from sparkstrom.spark.driver.listener_setup import Judging
 from sparkstrom.spark.driver.run_log import run_log_of
@@ -86,3 +88,33 @@ def _fresh(parameters: np.ndarray) -> DenseNetwork:
     model = DenseNetwork([2, 2], updater=Sgd(0.1), seed=1)
     model.bind(parameters)
     return model
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_the_oldest_logs_go_and_other_files_stay(tmp_path: Path) -> None:
+    logs = [f"20260101-00000{i}-00000000deadbee{i}.jsonl" for i in range(5)]
+    for name in [*logs, "mine.jsonl", "20260101-notes.txt"]:
+        (tmp_path / name).touch()
+    run_log.remove_old(tmp_path, 2)
+    assert names_in(tmp_path) == sorted([*logs[3:], "mine.jsonl", "20260101-notes.txt"])
+    run_log.remove_old(tmp_path / "missing", 2)
+
+
+def test_fits_that_try_parameters_write_no_log() -> None:
+    """As pyspark.ml.tuning calls them, from a function of this name in that module."""
+    assert not run_log.is_one_of_many()
+    source = "def singleTask(look):\n    return look()\n"
+    for module, expected in (("pyspark.ml.tuning", True), ("my.tuning", False)):
+        there: dict[str, Any] = {"__name__": module}
+        exec(source, there)
+        assert there["singleTask"](run_log.is_one_of_many) is expected
+
+
+def test_pyspark_still_tries_parameters_in_that_function() -> None:
+    tuning = importlib.util.find_spec("pyspark.ml.tuning")
+    assert tuning is not None
+    assert tuning.origin is not None
+    assert "def singleTask" in Path(tuning.origin).read_text()

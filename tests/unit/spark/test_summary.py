@@ -253,7 +253,8 @@ def test_a_summary_in_a_checkpoint_comes_back_the_same() -> None:
 
 
 def test_a_fit_that_went_on_from_a_checkpoint_says_so() -> None:
-    made = str(replace(summary(), resumed_from="/c/7", minibatches_resumed=5, checkpoint="/c/9"))
+    resumed = replace(summary(), resumed_from="/c/7", minibatches_resumed=5, checkpoint="/c/9")
+    made = resumed.table(all=True)
     assert "resumed from      /c/7" in made
     assert "20 of 20, each counted once, 5 of them before it was resumed" in made
     assert "checkpoint        /c/9" in made
@@ -270,7 +271,7 @@ def test_its_keys_are_the_fields_and_all_are_explained() -> None:
 def test_a_round_is_a_minibatch_of_each_worker_that_has_rows() -> None:
     made = summary(rows=[50, 0, -1, 7])
     assert (made.batch_size_per_worker, made.effective_batch) == (32, 64)
-    assert "32 rows a step; 64 in a round of 2 workers" in str(made)
+    assert "32 rows a step; 64 in a round of 2 workers" in made.table(all=True)
 
 
 def test_bytes_are_told_by_kind_of_driver_and_workers() -> None:
@@ -301,7 +302,8 @@ def test_faults_are_who_was_lost_when_and_why_not_who_went_at_the_end() -> None:
     ]
     (fault,) = summary(departures=gone).faults
     assert fault == Fault("worker lost", "h", "silent for 3 s", 3.0, 3, 1)
-    assert "after 3.0 s: worker lost (node 3, partition 1) on h: silent" in str(summary())
+    page = summary().table(all=True)
+    assert "after 3.0 s: worker lost (node 3, partition 1) on h: silent" in page
 
 
 def test_media_drivers_that_others_took_the_place_of_are_faults_each_once() -> None:
@@ -315,9 +317,10 @@ def test_media_drivers_that_others_took_the_place_of_are_faults_each_once() -> N
 
 
 def test_the_page_has_the_result_then_warnings_then_figures() -> None:
-    lines = str(summary()).splitlines()
+    lines = summary().table(all=True).splitlines()
     titles = [line for line in lines if line and not line.startswith(" ")]
-    assert titles[:4] == ["2 workers trained 2 epochs in 10 s", "Result", "2 warnings", "Training"]
+    headline = "2 workers trained 2 epochs of 100 parameters in 10 s"
+    assert titles[:4] == [headline, "Result", "2 warnings", "Training"]
     assert all(len(line) <= 100 for line in lines)
     assert "NOT equal" in str(summary(hashes={"1": "aa", "driver": "bb"}))
 
@@ -326,16 +329,16 @@ def test_a_notebook_gets_the_same_escaped() -> None:
     shown = summary(notes=["<script>alert(1)</script>"])._repr_html_()
     assert "<script" not in shown
     assert "&lt;script&gt;" in shown
-    assert "2 workers trained 2 epochs in 10 s" in shown
+    assert "2 workers trained 2 epochs of 100 parameters in 10 s" in shown
 
 
 def test_epochs_are_those_that_were_trained() -> None:
     """Of an early stop those until then; what was trained before a resumption is said apart."""
     stopped = summary(stop_reason="early stopping: no better for 5 epochs")
     assert stopped.epochs == 1
-    assert "2 workers trained 1 epoch in" in str(stopped)
+    assert "2 workers trained 1 epoch of 100 parameters in" in str(stopped)
     whole = replace(summary(stop_reason=None), epochs=10, epochs_resumed=6)
-    assert "2 workers trained 4 epochs in" in str(whole)
+    assert "2 workers trained 4 epochs of 100 parameters in" in str(whole)
     assert "after 6 epochs before it was resumed" in str(whole)
 
 

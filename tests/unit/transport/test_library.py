@@ -34,7 +34,9 @@ def test_no_library_lists_all_four_places_and_the_command() -> None:
 
 @pytest.mark.usefixtures("nowhere")
 def test_a_program_that_begins_is_warned_with_the_command() -> None:
-    with pytest.warns(RuntimeWarning, match=r"(?s)no fit can start.*fetch-aeron") as caught:
+    with pytest.warns(
+        RuntimeWarning, match=r"(?s)gradient sharing cannot start.*fetch-aeron"
+    ) as caught:
         library.warn_where_absent(1)
     assert caught[0].filename == __file__
 

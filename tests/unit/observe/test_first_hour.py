@@ -1,0 +1,99 @@
+"""What a new user sees without asking: listeners' lines, held-out figures, a short summary."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from sparkstrom.encoding import backends
+from sparkstrom.encoding.cpu import compiled
+from sparkstrom.listeners import ScoreIterationListener
+from sparkstrom.observe.epochs import Epoch
+from sparkstrom.observe.listening.given import log, say_line
+from sparkstrom.observe.progress import Line, Pace, figures_in_words
+from sparkstrom.observe.reporting.summary_page import summary_text
+from sparkstrom.spark.driver.fit_progress import FitProgress
+
+LINE = Line(
+    phase="training", workers=2, partitions=2, epoch=1.0, epochs=2, loss=0.5, examples=10,
+    updates=1, bytes_sent=1, staleness=0.0, waiting=0.0,
+)  # fmt: skip
+MADE = {
+    "workers": 2, "epochs": 3, "seconds": 10.0, "n_params": 1000, "loss": 0.25, "examples": 5000,
+    "phase_seconds": {"train": 5.0}, "minibatches": 30, "bytes_sent": 10, "bytes_dense": 1000,
+}  # fmt: skip
+
+
+def test_a_listeners_line_is_seen_where_nobody_configured_logging(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "propagate", False)  # pytest's own handlers are further up
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    event = SimpleNamespace(loss=0.5, minibatches=200)
+    ScoreIterationListener(100).on_iteration(event)
+    assert capsys.readouterr().err == "loss at minibatch 200 is 0.5\n"
+
+
+def test_a_listeners_line_goes_to_a_log_that_shows_it(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, log.name):
+        say_line("loss 100% of 1")
+    assert caplog.messages == ["loss 100% of 1"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_stderr_that_is_gone_ends_no_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "propagate", False)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    for stream in (None, SimpleNamespace(write=_fails, flush=_fails)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        say_line("a line")
+
+
+def _fails(*_: object) -> None:
+    raise BrokenPipeError
+
+
+def test_the_held_out_figure_is_in_the_progress_line() -> None:
+    words = figures_in_words(replace(LINE, held_out=0.125), Pace())
+    assert words[1:3] == ["loss 0.5000", "held-out 0.1250"]
+    assert not any("held-out" in word for word in figures_in_words(LINE, Pace()))
+
+
+def test_the_newest_epochs_held_out_figure_is_kept() -> None:
+    progress = FitProgress(SimpleNamespace())
+    progress.on_epoch(Epoch(1, 0.5, 10, 0.25, 2, held_weight=4.0))
+    progress.on_epoch(Epoch(2, 0.5, 10, float("nan"), 2, held_weight=4.0))
+    assert progress._held_out == 0.25
+
+
+def test_a_summary_is_short_and_says_how_to_see_more() -> None:
+    page = summary_text(MADE)
+    assert page.splitlines()[0] == "2 workers trained 3 epochs of 1,000 parameters in 10 s"
+    assert "0.25 in the last epoch" in page
+    assert "1,000 examples/s" in page
+    assert "No warnings" in page
+    assert page.endswith("All figures: print(summary.table(all=True))")
+    assert len(page.splitlines()) <= 15
+    assert "minibatches" not in page
+    assert "minibatches" in summary_text(MADE, whole=True)
+
+
+def test_compiling_is_announced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    backends.warm_up()
+    backends.warm_up(say=said.append)
+    assert said == []  # a machine that has them
+    monkeypatch.setattr(compiled, "are_compiled", lambda: False)
+    backends.warm_up(say=said.append)
+    assert said == ["sparkstrom: compiling kernels, once per machine: about 20 s"]
+
+
+def test_a_tiny_model_is_not_said_to_send_zero_times_less() -> None:
+    assert "100 times less than dense ones" in summary_text(MADE)
+    assert "times less" not in summary_text({**MADE, "bytes_dense": 5})

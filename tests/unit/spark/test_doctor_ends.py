@@ -1,0 +1,49 @@
+"""A doctor whose Spark stops in the middle says so as a finding; and where kernels are kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkstrom.base.kernel_cache import VARIABLE
+from sparkstrom.spark.doctor import examining
+from sparkstrom.spark.doctor.examining import Call, examine
+from sparkstrom.spark.doctor.findings import Level
+from sparkstrom.spark.doctor.host_facts import kernel_cache
+
+
+class Stopped:
+    """A session whose master never answered: Spark has stopped it."""
+
+    def __init__(self, master: str | None, conf: Any) -> None:
+        self.conf = dict(conf)
+
+    def __enter__(self) -> Stopped:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        pass
+
+    def java_version(self) -> str:
+        raise RuntimeError("java.lang.IllegalStateException: Cannot call methods on a stopped")
+
+
+def test_a_master_that_does_not_answer_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examining, "missing", lambda: None)
+    monkeypatch.setattr(examining, "DoctorSession", Stopped)
+    report = examine(Call("spark://nohost:7077", {}, 1.0), lambda text: None)
+    assert not report.ok
+    (found,) = report.findings
+    assert found.level is Level.FAILURE
+    assert "spark://nohost:7077" in found.remedy
+
+
+def test_compiled_kernels_are_looked_for_where_they_are_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    assert kernel_cache(tmp_path) == (tmp_path, False)
+    (tmp_path / "sparkstrom.encoding.gaps-0123.kernels").touch()
+    assert kernel_cache(tmp_path) == (tmp_path, True)

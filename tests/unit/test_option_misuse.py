@@ -1,0 +1,326 @@
+"""Misuse of options: each takes some fifty wrong values, and refuses them by name or means them.
+
+A wrong value ends in a UsageError that names the option, or is kept as Python's own type. Nothing
+else may come out: no TypeError, no IndexError, no hang, no NumPy scalar that travels on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import decimal
+import enum
+import fractions
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.base.option_types import KEY, check_options, flag, whole
+from sparkstrom.encoding.residuals import ResidualClipping
+from sparkstrom.encoding.schedules import WarmUp
+from sparkstrom.encoding.thresholds import (
+    ALGORITHMS,
+    AdaptiveThreshold,
+    AutoThreshold,
+    FixedThreshold,
+    TargetSparsityThreshold,
+)
+from sparkstrom.local.parallel_wrapper import ParallelWrapper
+from sparkstrom.local.wrapper_options import TrainingMode, mode_of, options_of, rule_of
+from sparkstrom.ml import SparkstromEstimator
+from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.models.updaters import UPDATERS, Adam, Sgd
+from sparkstrom.observe.listening.given import CollectScoresListener, ScoreIterationListener
+from sparkstrom.observe.stopping import EarlyStopping
+from sparkstrom.observe.termination import (
+    CONDITIONS,
+    BestScoreEpochTerminationCondition,
+    MaxEpochsTerminationCondition,
+    MaxScoreIterationTerminationCondition,
+    MaxTimeIterationTerminationCondition,
+    ScoreImprovementEpochTerminationCondition,
+)
+from sparkstrom.serving.parallel_inference import ParallelInference, ServingOptions
+from sparkstrom.spark.data.columns import Chosen, check_chosen
+from sparkstrom.spark.driver.averaging_master import ParameterAveragingTrainingMaster
+from sparkstrom.spark.driver.call_checks import check_call
+from sparkstrom.spark.driver.cluster import check_min_workers
+from sparkstrom.spark.driver.discovery import VoidConfiguration
+from sparkstrom.spark.driver.evaluation import wanted_for
+from sparkstrom.spark.driver.network import SparkNetwork
+from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+from sparkstrom.spark.executor.inference_udf import check_inputs
+
+
+class Colour(enum.Enum):
+    RED = "sum"
+
+
+WRONG: list[Any] = [
+    *(None, True, False, 0, 1, -1, 4, 2**31, 2**63, 2**64, 2**70, 10**9, 10**400, 10**5000),
+    *(0.0, -0.0, 0.5, 1.0, 4.0, 1e-300, 1e300, -1e300, math.nan, math.inf, -math.inf),
+    *(np.int8(4), np.int64(4), np.uint64(2**63), np.float32(0.1), np.float64(0.1), np.float16(2)),
+    *(np.float64("nan"), np.float32("inf"), np.True_, np.str_("sum"), np.datetime64("2020")),
+    *(np.array(4), np.array([4]), np.array([1.0, 2.0]), np.array([]), np.zeros((2, 2), object)),
+    *("", " ", "4", "0.1", "none", "None", "auto", "AUTO", "Auto ", "sum", "Sum", "loss", "nan"),
+    *("a\0b", "x" * 100_000, "\ud800", b"auto", b"", bytearray(b"4")),
+    *(Path("a/folder"), Path("."), 4 + 0j, fractions.Fraction(1, 3), decimal.Decimal("0.1")),
+    *([], [4], [4, 5], (4,), (45000, 45000), (45001, 45000), (1, 2, 3), ("1", "2"), {}, {4: 5}),
+    *({"layer 1": 2}, {"layer 1": "2"}, {4}, frozenset(), range(3), iter([1]), slice(1), ...),
+    *(int, float, object(), object, len, lambda: 4, NotImplemented, Colour.RED, Colour),
+    *(FixedThreshold, AutoThreshold, ResidualClipping, WarmUp, Adam, EarlyStopping, Sgd),
+    *(VoidConfiguration, SharedTrainingMaster, TrainingMode, TrainingMode.AVERAGING),
+]
+
+NEEDED: dict[type[Any], dict[str, Any]] = {
+    FixedThreshold: {"tau": 1e-3},
+    WarmUp: {"publications": 4},
+    MaxEpochsTerminationCondition: {"max_epochs": 4},
+    ScoreImprovementEpochTerminationCondition: {"max_epochs_with_no_improvement": 4},
+    BestScoreEpochTerminationCondition: {"best_expected_score": 0.1},
+    MaxTimeIterationTerminationCondition: {"max_time": 4},
+    MaxScoreIterationTerminationCondition: {"max_score": 4},
+}
+CLASSES: tuple[type[Any], ...] = (
+    *ALGORITHMS,
+    *CONDITIONS,
+    *UPDATERS.values(),
+    EarlyStopping,
+    ParameterAveragingTrainingMaster,
+    ResidualClipping,
+    ServingOptions,
+    SharedTrainingMaster,
+    VoidConfiguration,
+    WarmUp,
+)
+FIELDS = [
+    (made, option.name) for made in CLASSES for option in dataclasses.fields(made) if option.init
+]
+
+
+def told(name: str, call: Callable[[Any], object], value: Any) -> str | None:
+    """Return what the error says, or None where the value is taken."""
+    try:
+        call(value)
+    except UsageError as error:
+        return str(error)
+    except Exception as error:
+        raise AssertionError(f"{name}: {type(value)} raised {type(error).__name__}") from error
+    return None
+
+
+def survives(name: str, call: Callable[[Any], object]) -> None:
+    """Feed every wrong value; fail on an error that is not declared, or that names nothing."""
+    for i, value in enumerate(WRONG):
+        began = time.perf_counter()
+        said = told(name, call, value)
+        assert said is None or name in said, f"value {i} ({value!r:.60}): {said}"
+        assert said is None or len(said) < 1000, f"value {i}: {len(said)} characters"
+        assert time.perf_counter() - began < 1, f"value {i} takes long"
+
+
+@pytest.mark.parametrize(("made", "name"), FIELDS, ids=lambda x: getattr(x, "__name__", x))
+def test_a_field_refuses_or_means_every_wrong_value(made: type[Any], name: str) -> None:
+    def construct(value: Any) -> None:
+        kept = getattr(made(**{**NEEDED.get(made, {}), name: value}), name)
+        assert not isinstance(kept, np.generic | np.ndarray | Path), f"{kept!r} is kept as it was"
+        assert not isinstance(kept, float) or math.isfinite(kept), kept
+        is_truth = isinstance(value, bool | np.bool_)
+        assert not is_truth or isinstance(kept, bool), f"{value!r} stands for {kept!r}"
+        assert not isinstance(kept, type), "a class stands where an object is needed"
+
+    survives(name, construct)
+
+
+@pytest.mark.parametrize(("made", "name"), FIELDS, ids=lambda x: getattr(x, "__name__", x))
+def test_every_field_is_declared_with_its_type(made: type[Any], name: str) -> None:
+    declared = {option.name: option for option in dataclasses.fields(made)}[name]
+    assert KEY in declared.metadata or (made, name) == (EarlyStopping, "conditions")
+
+
+@pytest.mark.parametrize("name", ["widths", "hidden", "loss", "updater", "seed", "l2"])
+def test_a_dense_network_refuses_or_means_every_wrong_value(name: str) -> None:
+    survives(name, lambda value: DenseNetwork(**{"widths": [2, 2], name: value}))
+
+
+def test_one_width_may_be_wrong() -> None:
+    survives("widths", lambda value: DenseNetwork([2, value]))
+
+
+def test_arguments_of_fit() -> None:
+    model = DenseNetwork([2, 2])
+    whole_call: dict[str, Any] = {
+        "epochs": 1,
+        "chosen": Chosen("features", "label", None, 0.5),
+        "early_stopping": None,
+        "listeners": (),
+        "run_log": None,
+    }
+    for name in ("epochs", "early_stopping", "listeners", "run_log"):
+        survives(name, lambda value: check_call(model, **{**whole_call, name: value}))  # noqa: B023
+
+    def held_out(value: Any) -> None:
+        chosen = Chosen("features", "label", None, value)
+        check_call(model, **{**whole_call, "chosen": chosen})
+        check_chosen(chosen, dataframe=True)
+
+    survives("validation", held_out)
+    for name in ("features", "label", "weight"):
+        survives(
+            name,
+            lambda value: check_chosen(
+                Chosen(**{"features": "x", "label": "y", "weight": None, name: value}),  # noqa: B023
+                dataframe=True,
+            ),
+        )
+
+
+def test_a_wrappers_own_options() -> None:
+    model = DenseNetwork([2, 2])
+    survives("training_mode", mode_of)
+    averaging = TrainingMode.AVERAGING
+    survives("averaging_frequency", lambda value: rule_of(averaging, value, None, None))
+    survives("average_updaters", lambda value: rule_of(averaging, None, value, None))
+    survives("accumulator", lambda value: rule_of(TrainingMode.CUSTOM, None, None, value))
+    shared = TrainingMode.SHARED_GRADIENTS
+    for name in ("lease_s", "log_bytes", "window_bytes", "batch_size_per_worker"):
+        survives(name, lambda value: options_of({name: value}, shared, None, {}))  # noqa: B023
+    for name in ("workers", "prefetch_buffer", "progress"):
+        with pytest.raises(UsageError, match=name):
+            ParallelWrapper(model, **{name: np.array([1, 2])})
+        with pytest.raises(UsageError, match=name):
+            ParallelWrapper(model, **{name: 2.5})
+
+
+def test_listeners_of_ours() -> None:
+    survives("frequency", ScoreIterationListener)
+    survives("frequency", CollectScoresListener)
+
+
+@pytest.mark.parametrize(
+    ("construct", "kept"),
+    [
+        (lambda: SharedTrainingMaster(batch_size_per_worker=np.int64(4)).batch_size_per_worker, 4),
+        (lambda: SharedTrainingMaster(step_timeout=np.float32(0.5)).step_timeout, 0.5),
+        (lambda: SharedTrainingMaster(resume=np.True_).resume, True),
+        (
+            lambda: SharedTrainingMaster(layer_multipliers={"a": np.int8(2)}).layer_multipliers[
+                "a"
+            ],
+            2,
+        ),
+        (
+            lambda: SharedTrainingMaster(checkpoint_directory=Path("a/b")).checkpoint_directory,
+            "a/b",
+        ),
+        (lambda: SharedTrainingMaster(train_on=np.str_("replica")).train_on, "replica"),
+        (lambda: VoidConfiguration(port_range=[np.int64(4000), 4001]).port_range, (4000, 4001)),
+        (lambda: Adam(np.float64(0.25)).learning_rate, 0.25),
+        (lambda: AdaptiveThreshold(np.float32(0.5)).tau_initial, 0.5),
+    ],
+)
+def test_numpy_scalars_and_paths_mean_what_they_say(
+    construct: Callable[[], Any], kept: Any
+) -> None:
+    assert construct() == kept
+    assert type(construct()) is type(kept)
+
+
+@pytest.mark.parametrize(
+    ("construct", "words"),
+    [
+        (lambda: VoidConfiguration(unicast_port=True), "unicast_port=True: a UDP port"),
+        (lambda: VoidConfiguration(mesh_depth=10**9), "mesh_depth=1000000000: must be at most"),
+        (lambda: VoidConfiguration(lease_s=1e300), r"lease_s=1e\+300: must be at most"),
+        (lambda: SharedTrainingMaster(rng_seed=2**70), "rng_seed=.*must be at most"),
+        (lambda: SharedTrainingMaster(threshold=FixedThreshold), "this is a class: call it"),
+        (lambda: ResidualClipping(5.0, math.nan), "frequency=nan: must be a whole number"),
+        (lambda: ResidualClipping(np.zeros(3)), r"multiple=<ndarray of shape \(3,\)>: must be"),
+        (lambda: TargetSparsityThreshold(decay="0.9"), "decay='0.9': must be a finite number"),
+    ],
+)
+def test_the_message_names_option_value_and_reason(
+    construct: Callable[[], Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        construct()
+
+
+def test_a_range_of_one_port_is_a_range() -> None:
+    assert VoidConfiguration(port_range=(45000, 45000)).executor_ports() == range(45000, 45001)
+
+
+def test_a_declaration_is_checked_where_it_stands() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Example:
+        workers: Any = dataclasses.field(default=2, metadata=whole(1, 8, unit="processes"))
+        loud: Any = dataclasses.field(default=False, metadata=flag())
+
+        def __post_init__(self) -> None:
+            check_options(self, "Example")
+
+    assert type(Example(np.int64(3)).workers) is int
+    with pytest.raises(UsageError, match=r"^Example: workers=9: must be at most 8$"):
+        Example(9)
+    with pytest.raises(UsageError, match="loud='no': must be True or False"):
+        Example(loud="no")
+
+
+def test_more_workers_than_partitions_are_not_waited_for() -> None:
+    master = SharedTrainingMaster(min_workers=3)
+    check_min_workers(master, 3)
+    with pytest.raises(UsageError, match="min_workers=3: the fit has 2 workers"):
+        check_min_workers(master, 2)
+    with pytest.raises(UsageError, match="min_workers=99"):
+        ParallelWrapper(DenseNetwork([2, 2]), 2, min_workers=99)
+
+
+@pytest.mark.parametrize("spark", [None, "local", "local[2]", 4, object(), dict, [], b"local"])
+def test_what_is_no_session_is_refused_by_name(spark: object) -> None:
+    with pytest.raises(UsageError, match=r"^spark=.*must be a SparkSession or SparkContext"):
+        SparkNetwork(spark, DenseNetwork([2, 2]))
+
+
+def test_arguments_of_evaluation_and_serving() -> None:
+    model = DenseNetwork([2, 2])
+    survives("metrics", lambda value: wanted_for(model, value, 1))
+    survives("positive", lambda value: wanted_for(model, "roc", value))
+    survives("inputs", lambda value: check_inputs(value, None))
+    survives("shapes", lambda value: check_inputs(None, value))
+    survives("parameters", lambda value: ParallelInference(model, parameters=value).close())
+    with ParallelInference(model) as inference:
+        survives("timeout", inference.close)
+    survives("model", ParallelInference)
+
+
+def test_paths_and_parameters_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrapper = ParallelWrapper(DenseNetwork([2, 2]), 2, progress=False)
+    wrong = [value for value in WRONG if not isinstance(value, str | Path)]
+    for call in (wrapper.save, wrapper.restore, ParallelWrapper.load):
+        for value in wrong:
+            said = told("path", call, value)
+            assert said is not None
+            assert said.startswith("path=")
+    survives("parameters", lambda value: setattr(wrapper, "parameters", value))
+    for value in (np.array(4), 4, None, object(), {4: 5}):
+        with pytest.raises(UsageError):
+            wrapper.fit(value)
+        with pytest.raises(UsageError):
+            wrapper.predict(value)
+
+
+@pytest.mark.parametrize("name", ["epochs", "batchSize", "validationFraction", "verbose"])
+def test_params_of_the_estimator(name: str) -> None:
+    def construct(value: Any) -> None:
+        made = SparkstromEstimator(model=DenseNetwork([2, 2]))
+        made._set(**{name: value})
+        kept = made.getOrDefault(name)
+        assert not isinstance(kept, np.generic | np.ndarray), kept
+
+    survives(name, construct)
