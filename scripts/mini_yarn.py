@@ -24,6 +24,7 @@ from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 from scripts.yarn_jars import PYSPARK, classpath
+from sparkstrom.transport.aeron.processes import Watched, is_alive, watched
 
 ROOT = Path(__file__).parents[1]
 STATE = "daemons.json"  # in the home
@@ -115,19 +116,10 @@ class Daemon:
 
     name: str
     pid: int
-    began: str | None  # clock ticks after the boot
+    start_time: int  # clock ticks after the boot
 
     def is_alive(self) -> bool:
-        return self.began is not None and began(self.pid) == self.began
-
-
-def began(pid: int) -> str | None:
-    """None for what is gone, or waits to be reaped."""
-    try:
-        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if state == "Z" else fields[18]
+        return is_alive(Watched(self.pid, self.start_time))
 
 
 _children: dict[int, subprocess.Popen[bytes]] = {}  # of this process, to be reaped
@@ -304,7 +296,7 @@ def _daemon(home: Path, name: str, main: str, needed: list[str]) -> Daemon:
             start_new_session=True,
         )
     _children[child.pid] = child
-    return Daemon(name, child.pid, began(child.pid))
+    return Daemon(name, *watched(child.pid))
 
 
 def _wait_for_nodes(web: str, nodes: int, daemons: list[Daemon], home: Path) -> None:

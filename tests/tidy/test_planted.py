@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,14 +10,57 @@ from tests.planted.corpus import Bug, bugs
 
 ROOT = Path(__file__).parents[2]
 
+SOURCE = """
+class Lease:
+    def renew(self, now_s):
+        if self.lost and not (
+            self.ended or
+            now_s > self.until_s  # too late
+        ):
+            self.until_s = now_s
+        self.renewals += 1
 
-@pytest.mark.parametrize("bug", bugs(), ids=lambda bug: bug.name)
-def test_it_can_be_planted(bug: Bug, tmp_path: Path) -> None:
-    path = tmp_path / "sparkstrom" / bug.file
-    path.parent.mkdir(parents=True)
-    shutil.copy(ROOT / "sparkstrom" / bug.file, path)
-    bug.plant(tmp_path)
-    compile(path.read_text(), bug.file, "exec")
-    assert bug.why
-    assert bug.tests or bug.modes
-    assert [test for test in bug.tests if not (ROOT / test).exists()] == []
+    def end(self):
+        self.ended = True
+        self.renewals += 1
+"""
+
+
+def test_each_bug_can_be_planted() -> None:
+    wrong = []
+    for bug in sorted(bugs(), key=lambda bug: bug.file):
+        source = (ROOT / "sparkstrom" / bug.file).read_text()
+        try:
+            planted = bug.planted(source)
+            compile(planted, bug.file, "exec")
+            if planted == source:
+                wrong.append(f"{bug.name} changes nothing")
+        except (ValueError, SyntaxError) as error:
+            wrong.append(f"{bug.name}: {error}")
+        if not bug.why or not (bug.tests or bug.modes):
+            wrong.append(f"{bug.name} does not say why, or what catches it")
+        wrong += [f"{bug.name}: no {test}" for test in bug.tests if not (ROOT / test).exists()]
+    assert wrong == []
+
+
+def planted(find: str, replace: str, within: str | None = None) -> str:
+    return Bug("bug", "why", "lease.py", find, replace, within).planted(SOURCE)
+
+
+def test_layout_does_not_count() -> None:
+    changed = planted("not (self.ended or now_s > self.until_s)", "self.ended", "Lease.renew")
+    assert "        if self.lost and self.ended:\n            self.until_s" in changed
+
+
+def test_only_the_named_function_is_searched() -> None:
+    with pytest.raises(ValueError, match="is 2 times in Lease of"):
+        planted("self.renewals += 1", "", "Lease")
+    with pytest.raises(ValueError, match=r"there is no Lease\.begin of"):
+        planted("self.renewals += 1", "", "Lease.begin")
+    changed = planted("self.renewals += 1", "", "Lease.end")
+    assert changed == SOURCE.removesuffix("        self.renewals += 1\n")
+
+
+def test_a_replacement_of_several_lines_has_the_indentation_of_what_it_replaces() -> None:
+    changed = planted("self.ended = True", "if self.lost:\n    self.ended = True", "Lease.end")
+    assert "        if self.lost:\n            self.ended = True\n        self.renewals" in changed

@@ -6,7 +6,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from sparkstrom.transport.aeron.driver_process import SETTINGS
 from sparkstrom.transport.aeron.library import load_library
 from sparkstrom.transport.aeron.processes import watched
 from sparkstrom.transport.contract import Arrival, Sender, Transport
+from tests.integration.running import is_running
 
 DEADLINE_S = 30.0  # what a busy machine never needs: beyond it something hangs or leaks
 # A driver that stands still for longer has lost its streams for good.
@@ -32,14 +32,6 @@ def wait_until(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> 
         assert time.monotonic() < end_s, f"still not so after {deadline_s} s"
         time.sleep(0.01)
     return found
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process with this number runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 class Drivers:

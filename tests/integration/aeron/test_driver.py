@@ -12,6 +12,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,8 +42,13 @@ def bound_sockets(children: str = "udp") -> dict[tuple[str, int], int]:
 
 def sockets_of(pid: int) -> set[int]:
     """Inodes of the sockets that a process has open."""
-    links = [os.readlink(link.path) for link in os.scandir(f"/proc/{pid}/fd")]
-    return {int(link[8:-1]) for link in links if link.startswith("socket:[")}
+    inodes = set()
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # the process has closed it since
+            link = os.readlink(f"/proc/{pid}/fd/{name}")
+            if link.startswith("socket:["):
+                inodes.add(int(link[8:-1]))
+    return inodes
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.hosts import Hosts, lacking
 from sparkstrom.base.units import parse_rate
+from tests.integration.running import is_running
 
 pytestmark = pytest.mark.skipif((reason := lacking()) is not None, reason=reason or "")
 
@@ -102,13 +103,6 @@ def test_a_command_that_fails_is_told(hosts: Hosts) -> None:
     assert hosts.run(0, ["false"]).wait() == 1
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_nothing_is_left_of_them() -> None:
     with Hosts(2) as hosts:
         program = hosts.run(1, ["sleep", "600"])
@@ -133,11 +127,13 @@ def test_nothing_is_left_when_their_process_is_killed() -> None:
     assert process.stdout is not None
     with process.stdout as said:
         pid, directory = said.readline().split()
-    assert alive(int(pid))
+    assert is_running(int(pid))
     process.kill()
     process.wait()
     until_s = time.monotonic() + 20
-    while (alive(int(pid)) or Path(directory.decode()).exists()) and time.monotonic() < until_s:
+    while (
+        is_running(int(pid)) or Path(directory.decode()).exists()
+    ) and time.monotonic() < until_s:
         time.sleep(0.05)
-    assert not alive(int(pid))
+    assert not is_running(int(pid))
     assert not Path(directory.decode()).exists()

@@ -64,8 +64,8 @@ def media_drivers(directory: Path) -> list[str]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            command = (process / "cmdline").read_text()
-        except (FileNotFoundError, ProcessLookupError):
+            command = (process / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
             continue
         if "driver_process" in command and str(directory) in command:
             found.append(process.name)

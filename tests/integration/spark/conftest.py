@@ -97,7 +97,9 @@ def processes() -> list[Process]:
         if entry.name.isdigit():
             try:
                 stat = (entry / "stat").read_text()
-                command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                command = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
             except OSError:
                 continue
             parent = int(stat[stat.rindex(")") + 2 :].split()[1])

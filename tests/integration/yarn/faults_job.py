@@ -93,11 +93,12 @@ def executors(application: str) -> dict[int, Path]:
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             said = (entry / "cmdline").read_bytes().decode().split("\0")
+            works_in = Path(os.readlink(entry / "cwd"))
         except OSError:
-            continue  # it has just ended
+            continue  # it has just ended, or is somebody else's
         backend = any(word.endswith("YarnCoarseGrainedExecutorBackend") for word in said)
         if said[0].endswith("/java") and backend and application in said:
-            found[int(entry.name)] = Path(os.readlink(entry / "cwd"))
+            found[int(entry.name)] = works_in
     return found
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from scripts import mini_yarn
-from scripts.mini_yarn import Cluster, Daemon, began, is_running, start
+from scripts.mini_yarn import Cluster, Daemon, is_running, start
 from scripts.yarn_cluster import how_to_use, main
 from scripts.yarn_jars import PYSPARK, VARIABLE, classpath, digest, fetch, jar_directory
+from sparkstrom.transport.aeron.processes import watched
 from tests.integration.yarn.conftest import JARS
 
 ROOT = Path(__file__).parents[3]
@@ -39,9 +40,9 @@ def test_a_jar_is_fetched_once_and_only_as_it_is_pinned(tmp_path) -> None:
 
 
 def test_a_pid_that_came_back_is_not_taken_for_the_daemon() -> None:
-    ours = began(os.getpid())
-    assert Daemon("rm", os.getpid(), ours).is_alive()
-    assert not Daemon("rm", os.getpid(), str(int(ours) - 1)).is_alive()
+    ours = watched(os.getpid())
+    assert Daemon("rm", *ours).is_alive()
+    assert not Daemon("rm", ours.pid, ours.start_time - 1).is_alive()
 
 
 def test_paths_belong_to_where_the_script_was_called(tmp_path, monkeypatch, capsys) -> None:
