@@ -315,6 +315,7 @@ class State(msgspec.Struct, frozen=True, tag="state", kw_only=True):
     nodes: U32  # live ones, in the whole mesh
     training: U32  # live workers that hold a replica and have rows left
     minibatches: U63  # committed in the whole fit
+    epochs: U32  # that every partition with rows to train on is through
     wait_ms: U32  # what is made now waits so long above you for the slowest link to a child
     closed: list[NodeField]  # ids closed a moment ago, whose owners may not know it
     stamp: U63 = msgspec.field(name="heard")  # newest stamp of your reports

@@ -38,7 +38,7 @@ from sparkstrom.local.workers_at_work import WorkersAtWork
 from sparkstrom.models.base import Buffered
 from sparkstrom.observe.telemetry import NO_BYTES, from_wire
 from sparkstrom.protocol.master.members import Departure
-from sparkstrom.protocol.master.partitions import Partitions
+from sparkstrom.protocol.master.partitions import Partition, Partitions
 from sparkstrom.protocol.master.phases import NO_ROWS
 from sparkstrom.runtime.averaging import (
     averaged,
@@ -74,6 +74,7 @@ class RoundsMaster(threading.Thread):
         self._nodes = list(range(1, rounds.spec.workers + 1))  # by partition, the newest
         self._epochs_whole = min(partition.position.epoch for partition in self._partitions)
         self._steps = rounds.steps_before
+        self._measure_only: set[int] = set()  # partitions all of whose rows are held out
         self._copies: tuple[bytes, ...] = ()  # of optimizers' states, set aside for who asks next
         self._told, self._phase, self._count = RoundsTold(), Phase.GATHERING, 0
         self._lock = threading.Lock()  # theta and the partitions' positions change together
@@ -227,13 +228,23 @@ class RoundsMaster(threading.Thread):
     def _end_epochs(self) -> None:
         """Of those who have trained theirs. It is behind them once what was measured is here."""
         whole = [p for p in self._partitions if p.rows > 0 and p.position.batch == p.batches]
-        reports = self._ask({p.index: EndEpoch(p.position.epoch) for p in whole})
+        orders = {p.index: EndEpoch(p.position.epoch) for p in whole}
+        reports = self._ask(orders | self._measurements(whole))
         with self._lock:
             for partition, report in reports.items():
                 self._told.stats[self._nodes[partition]] = from_wire(json.loads(report))
             self._progress = self._look()
             for p in whole:
                 p.advance(Position(p.position.epoch + 1, 0))
+
+    def _measurements(self, whole: Sequence[Partition]) -> dict[int, EndEpoch]:
+        """Of those who only measure, once the last of those who train have trained an epoch."""
+        trained = {p.index for p in whole}
+        for epoch in {p.position.epoch for p in whole}:
+            behind = [p for p in self._partitions if p.rows > 0 and p.position.epoch <= epoch]
+            if trained.issuperset(p.index for p in behind):
+                return dict.fromkeys(sorted(self._measure_only), EndEpoch(epoch))
+        return {}
 
     def _order(self, position: Position, batches: int) -> TrainRound:
         epoch, first = position
@@ -318,12 +329,14 @@ class RoundsMaster(threading.Thread):
             self._joined(partition, report)
 
     def _joined(self, partition: int, report: str) -> None:
-        rows, checksum, batches = json.loads(report)
+        rows, checksum, batches, held_out = json.loads(report)
         known = self._partitions[partition]
         if not known.seen_before(rows, checksum, batches):
             raise TrainingError(f"partition {partition} has other rows than before")
         if not rows:
             known.advance(known.end)
+            if held_out:
+                self._measure_only.add(partition)
 
     def _states(self) -> tuple[bytes, ...]:
         """As checkpoints have them: the one for all, or each partition's own."""

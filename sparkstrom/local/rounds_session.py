@@ -195,14 +195,15 @@ class BeginRounds:
     directory: str
 
     def carry_out(self) -> str:
-        """How many rows there are, and what they are like."""
+        """How many rows there are, what they are like, and how many are held out."""
         _here.clear()
         directory = Path(self.directory)
         made = RoundsSession(pickle.loads(self.job), self.place, self.rows.blocks(), directory)
         made.load_state(own(STATE, self.place.partition), STATE)
         _here.append(made)
         batches = made.batches
-        return json.dumps([batches.rows, batches.checksum, batches.per_epoch])
+        held_out = batches.held_out.rows
+        return json.dumps([batches.rows, batches.checksum, batches.per_epoch, held_out])
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class Progress:
     staleness: float  # mean so far: how many minibatches of the others an update had not seen
     stats: dict[int, WorkerCounters] = field(hash=False)  # by node, the departed too
     training: frozenset[int] = frozenset()  # partitions with rows and a live worker
+    measuring: frozenset[int] = frozenset()  # partitions all of whose rows are held out, likewise
     departures: tuple[Departure, ...] = ()  # so far
     by_kind: Counter[str] = field(default_factory=Counter, hash=False)  # bytes the driver sent
     wire: LinkBytes = field(default=NO_BYTES, hash=False)  # what left the driver's interfaces

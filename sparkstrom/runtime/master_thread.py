@@ -333,6 +333,11 @@ class MasterThread(threading.Thread):
             self.failure, self.progress = error, self._look()
             self.finished.set()
 
+    def _measures(self, node: int) -> bool:
+        """Does it hold rows out? As long as it has not said so, it may."""
+        told = self._stats.get(node)
+        return told is None or told.training is None or told.training.rows_held_out > 0
+
     def _look(self) -> Progress:
         master = self._machine
         return Progress(
@@ -349,6 +354,11 @@ class MasterThread(threading.Thread):
                 member.join.partition
                 for member in master.members.live.values()
                 if master.partitions[member.join.partition].rows > 0
+            ),
+            measuring=frozenset(
+                member.join.partition
+                for node, member in master.members.live.items()
+                if master.partitions[member.join.partition].rows == 0 and self._measures(node)
             ),
             departures=tuple(master.members.departures),
             by_kind=Counter(self._mail.traffic.by_kind),

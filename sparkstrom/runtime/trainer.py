@@ -96,11 +96,14 @@ class Trainer:
         )
         self._stats_due_s = 0.0
         self._epoch_loss, self._epoch_examples = 0.0, 0
+        self._measures_only = not batches.rows and batches.held_out.rows > 0
+        self._epochs_trained = self._epochs_measured = 0  # by the others, and then here
 
     def run(self) -> str:
         """Train to the end; return why it ended. Raises what failed."""
         while True:
             items, command = self._channel.take()
+            self._epochs_trained = max(self._epochs_trained, command.epochs)
             match self._loop.at_boundary(items, command):
                 case Move.STEP:
                     self._step(command)
@@ -112,6 +115,7 @@ class Trainer:
                     raise PeerError(command.reason)
 
     def _wait(self, command: Directive) -> None:
+        self._measure_for_others()
         self._tell_stats(now=False)
         began_s = time.monotonic()
         self._channel.wait(LOOK_S, command)
@@ -150,6 +154,7 @@ class Trainer:
 
     def keep(self) -> ResidualCheckpoint | None:
         """With the last figures ahead of it: nothing is counted after that."""
+        self._measure_for_others()
         self._tell_stats(now=True)
         return self._keep(self._replica)
 
@@ -185,13 +190,28 @@ class Trainer:
         """Measure theta on the rows that are held out here, its own last update included."""
         self.counts.last_loss_sum, self._epoch_loss = self._epoch_loss, 0.0
         self.counts.last_examples, self._epoch_examples = self._epoch_examples, 0
-        began_s = time.monotonic()
-        held = (0.0, 0.0)
-        if self._batches.held_out.rows:
-            held = self._replica.measure(self._batches.held_out, self._schedule.metric)
-            self._spend("measuring", time.monotonic() - began_s)
+        held = self._measured() if self._batches.held_out.rows else (0.0, 0.0)
         loss, examples = self.counts.last_loss_sum, self.counts.last_examples
         self.epochs.add(Finished(self._loop.position.epoch - 1, loss, examples, *held))
+
+    def _measure_for_others(self) -> None:
+        """Where all rows are held out no epoch ends: measure when it has ended for all others.
+
+        Epochs that ended since the last look have the same figure, of theta as it is now.
+        """
+        if not self._measures_only or self._epochs_measured == self._epochs_trained:
+            return
+        held = self._measured()
+        for epoch in range(self._epochs_measured, self._epochs_trained):
+            self.epochs.add(Finished(epoch, 0.0, 0, *held))
+        self._epochs_measured = self._epochs_trained
+        self._stats_due_s = 0.0  # who may end the fit waits for it
+
+    def _measured(self) -> tuple[float, float]:
+        began_s = time.monotonic()
+        held = self._replica.measure(self._batches.held_out, self._schedule.metric)
+        self._spend("measuring", time.monotonic() - began_s)
+        return held
 
     # -- counting --------------------------------------------------------------------------------
 

@@ -390,5 +390,6 @@ class Directive(msgspec.Struct, frozen=True):
     round_s: float = 0.0  # with TRAIN: from a publication to its commit, lately
     workers: int = 1  # with TRAIN: so many train now
     minibatches: int = 0  # with TRAIN: committed in the whole fit
+    epochs: int = 0  # with TRAIN and AUDIT: that every partition with rows to train on is through
     commit: CommitNo = CommitNo(0)  # with AUDIT
     number: int = 0  # with PAUSE: an answer to an older one does not count

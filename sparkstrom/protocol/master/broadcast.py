@@ -31,6 +31,7 @@ class Broadcast:
         self.slowest = 0  # steps of the slowest live, unfinished worker
         self.training = 0  # live, unfinished workers with a replica
         self.minibatches = 0  # committed
+        self.epochs = 0  # that every partition with rows to train on is through
         self._beat = 0
 
     def look_around(self) -> None:
@@ -40,6 +41,7 @@ class Broadcast:
         self.slowest = self.slowest if slowest is None else slowest
         self.training = training
         self.minibatches = self._members.partitions.minibatches
+        self.epochs = self._members.partitions.epochs_whole
         if known != (self.slowest, self.training):
             self._children.announce()
 
@@ -62,6 +64,7 @@ class Broadcast:
             nodes=len(self._members.live),
             training=self.training,
             minibatches=self.minibatches,
+            epochs=self.epochs,
             wait_ms=0,
             closed=list(self._notices.by_node),
             stamp=0,

@@ -222,6 +222,8 @@ class Master(MasterParts):
     def _move_phase(self, now_s: float) -> list[Effect]:
         before, last = self.phases.phase, self.limits.last_copies
         effects = self.phases.move(now_s)
+        if self.phases.phase is not before:
+            self.broadcast.look_around()  # who only measures hears of the last epoch by the audit
         if last is not None and self.phases.phase is Phase.DRAINING is not before:
             self.copies.begin_last(last, now_s)
         for node, reason in self.phases.overdue(now_s):

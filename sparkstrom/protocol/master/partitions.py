@@ -97,6 +97,11 @@ class Partitions(tuple[Partition, ...]):
         return sum(partition.minibatches for partition in self)
 
     @property
+    def epochs_whole(self) -> int:
+        """How many epochs are committed in every partition that trains, or that nobody has read."""
+        return min((partition.position.epoch for partition in self if partition.rows), default=0)
+
+    @property
     def minibatches_resumed(self) -> int:
         """How many of them in the fit that this one goes on with."""
         return sum(partition.minibatches_resumed for partition in self)

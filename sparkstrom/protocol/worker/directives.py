@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from sparkstrom.base.identity import CommitNo
 from sparkstrom.codec.messages import Phase, State
 from sparkstrom.protocol.common.children import Children
 from sparkstrom.protocol.common.endings import Ending
@@ -62,7 +63,7 @@ class Directives:
                 return DONE if self._fit.may_end else LINGERING
             case Phase.AUDIT | Phase.DONE:
                 at_final = replication.received >= state.final
-                return Directive(Order.AUDIT, commit=state.final) if at_final else NOT_THERE
+                return _audit(state.final, state.epochs) if at_final else NOT_THERE
             case Phase.DRAINING:
                 return DRAIN
             case _:
@@ -79,7 +80,8 @@ class Directives:
             if limit is not None and self._trainer.steps >= limit:
                 return waits
         publishes = most is None or len(self._own) < most
-        return _train(limit, publishes, self._round_s(state), workers, state.minibatches)
+        told = state.minibatches, state.epochs
+        return _train(limit, publishes, self._round_s(state), workers, *told)
 
     def _round_s(self, state: State) -> float:
         """From a publication to its commit, lately. Or until the last one has it, where all wait.
@@ -114,7 +116,12 @@ class Directives:
 
 @lru_cache(maxsize=1024)  # asked after every event, and seldom answered anew
 def _train(
-    steps_max: int | None, publishes: bool, round_s: float, workers: int, minibatches: int
+    steps_max: int | None,
+    publishes: bool,
+    round_s: float,
+    workers: int,
+    minibatches: int,
+    epochs: int,
 ) -> Directive:
     return Directive(
         Order.TRAIN,
@@ -123,4 +130,9 @@ def _train(
         round_s=round_s,
         workers=workers,
         minibatches=minibatches,
+        epochs=epochs,
     )
+
+
+def _audit(final: CommitNo, epochs: int) -> Directive:
+    return Directive(Order.AUDIT, commit=final, epochs=epochs)

@@ -87,7 +87,7 @@ class FitEvents:
         self._spec, self._listeners = spec, listeners
         self._book = book or EpochBook(spec.first_epoch)
         self._before: Progress | None = None
-        self._training: frozenset[int] = frozenset()
+        self._judging: frozenset[int] = frozenset()  # whose figures an epoch is to have
         self._epochs_told = self._epochs_in_order = self._book.epochs_before
         self._lines_told = self._news_told = 0
 
@@ -120,9 +120,11 @@ class FitEvents:
                 listener.on_phase(now.phase)
         moved = before is None or now.training != before.training
         if moved:
-            self._training = now.training or self._training  # nobody is left at the end
             for listener in self._listeners:
                 listener.on_worker_change(now.training)
+        if now.training:  # nobody is left at the end
+            moved |= self._judging != now.training | now.measuring
+            self._judging = now.training | now.measuring
         counted = before is None or now.stats != before.stats
         if counted:
             self._book.follow(now.stats.values())
@@ -135,7 +137,7 @@ class FitEvents:
 
     def _tell_epochs(self) -> None:
         """Those that are complete now, in order, each once."""
-        for epoch in self._book.judged_by(self._training):
+        for epoch in self._book.judged_by(self._judging):
             if epoch < self._epochs_told:
                 continue
             self._epochs_told = epoch + 1
@@ -149,7 +151,7 @@ class FitEvents:
         """After a fit that is done."""
         self._book.close([json.loads(report)["epochs"] for report in reports])
         end = FitDone(self._spec, outcome, reports, self._book.history())
-        for epoch in self._book.judged_by(self._training):
+        for epoch in self._book.judged_by(self._judging):
             for listener in self._listeners:
                 if epoch >= self._epochs_in_order and not listener.needs_live:
                     listener.on_epoch(self._book.epoch(epoch))

@@ -22,6 +22,7 @@ def warnings_of(outcome: Outcome, total: FitTotals, executors: int, overflows: i
         *_overflow_warning(overflows, outcome.first_overflow),
         *_differing(outcome.hashes),
         *_fresh_updaters(total.fresh_updaters),
+        *_unmeasured(outcome),
         *_nothing_learnt(outcome.minibatches, total),
         *_unknown_counters(total.unknown),
     ]
@@ -74,6 +75,25 @@ def _fresh_updaters(workers: int) -> list[str]:
     return [
         f"{workers} workers joined in mid-training and went on with a fresh updater state: nobody "
         "lent them one within a lease; momentum and second moments began anew there"
+    ]
+
+
+def _unmeasured(outcome: Outcome) -> list[str]:
+    """Names the partitions of held-out rows alone whose worker left before the last epoch."""
+    told = [one.training for one in outcome.stats.values() if one.training is not None]
+    newest: dict[int, int] = {}
+    for one in told:
+        finished = one.epochs.finished if one.epochs is not None else -1
+        newest[one.partition] = max(newest.get(one.partition, -1), finished)
+    trained = [i for i, rows in enumerate(outcome.rows) if rows > 0]
+    whole = min((newest.get(partition, -1) for partition in trained), default=-1)
+    measure = {one.partition for one in told if one.rows_held_out} - {*trained}
+    return [
+        f"partition {partition} has only held-out rows, and its worker was lost or gave up its task"
+        " slot: epochs after that were measured without them; choose held-out rows from every"
+        " partition, or on Spark use repartition='always'"
+        for partition in sorted(measure)
+        if newest[partition] < whole
     ]
 
 

@@ -22,6 +22,8 @@ from sparkstrom.runtime.lent_state import LentStates
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.data.columns import Chosen
 
+CHOSEN = Chosen()
+
 
 class Pool:
     threads = 1
@@ -75,13 +77,14 @@ class Fit:
         *,
         batch_rows: int = 4,
         workers: int = 2,
+        chosen: Chosen = CHOSEN,
         **spec: Any,
     ) -> None:
         directory.mkdir()
         master = SharedTrainingMaster(batch_size_per_worker=batch_rows)
         pool = cast(Any, Pool(workers))
         site = HostSite(model, master, "a network", pool, directory)
-        files = dealt(blocks_of_data(data, Chosen()), workers, 0, directory)
+        files = dealt(blocks_of_data(data, chosen), workers, 0, directory)
         self.spec = FitSpec(workers, n_params=model.n_params, version="test", **spec)
         self.theta = Theta(model.n_params, 20)
         self.theta.load(model.initial() if parameters is None else parameters)

@@ -8,15 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from numpy.typing import NDArray
 
 from sparkstrom.base.errors import TrainingError
 from sparkstrom.codec.states import decode_state_untrusted
+from sparkstrom.local.dealt_rows import dealt
+from sparkstrom.local.local_data import blocks_of_data
 from sparkstrom.local.rounds_session import EndEpoch, TrainRound
 from sparkstrom.local.wrapper_options import RoundRule
 from sparkstrom.models import DenseNetwork, Nesterov, Sgd
+from sparkstrom.models.base import Batch
 from sparkstrom.observe.epochs import Epoch, EpochBook
 from sparkstrom.runtime.lent_state import LentStates
+from sparkstrom.spark.data.columns import Chosen
 from tests.unit.local.rounds_here import Fit
 
 CHANCE = np.random.default_rng(4)
@@ -31,6 +37,40 @@ def network() -> DenseNetwork:
 def history(fit: Fit, book: EpochBook) -> list[Epoch]:
     book.close([json.loads(said)["epochs"] for said in fit.run()])
     return book.history()
+
+
+def held_out_where_dealt_to(worker: int, workers: int, directory: Path) -> NDArray[np.bool_]:
+    directory.mkdir()
+    files = dealt(blocks_of_data(DATA, Chosen()), workers, 0, directory)
+    there = [number for block in files[worker].blocks() for number in block.numbers]
+    return np.isin(np.arange(75), there)
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_partition_of_held_out_rows_alone_is_measured_at_each_epochs_end(
+    tmp_path: Path, workers: int
+) -> None:
+    """A worker that trains on nothing has no epoch end of its own."""
+    held = held_out_where_dealt_to(workers - 1, workers, tmp_path / "dealt")
+    table = pa.table({"features": DATA[0].tolist(), "label": DATA[1], "held": held})
+    options: dict[str, Any] = {"epochs": EPOCHS, "chosen": Chosen(validation="held")}
+    fit = Fit(table, network(), RULE, tmp_path / "fit", workers=workers, **options)
+    measured: list[NDArray[np.float32]] = []
+
+    def look(partition: int, order: Any) -> None:
+        if isinstance(order, EndEpoch) and partition == workers - 1:
+            measured.append(fit.theta.to_host())
+
+    fit.workers.before = look
+    found = history(fit, EpochBook())
+    assert fit.master._partitions[-1].rows == 0
+    assert [one.held_weight for one in found] == [held.sum()] * EPOCHS
+    alone = network()
+    for one, parameters in zip(found, measured, strict=True):
+        alone.bind(parameters)
+        total, weight = alone.loss(Batch(DATA[0][held], DATA[1][held]))
+        assert one.validation == pytest.approx(total / weight, rel=1e-5)
+    assert (measured[-1] == fit.theta.to_host()).all()
 
 
 class Ending(Exception):

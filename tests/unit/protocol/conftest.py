@@ -124,6 +124,7 @@ class Make:
         given |= {
             "training": 1,
             "minibatches": 0,
+            "epochs": 0,
             "wait_ms": 0,
             "closed": [],
             "stamp": 0,

@@ -82,6 +82,17 @@ def test_a_fit_drains_audits_and_is_done(master: Any, make: Any) -> None:
     assert list(master.machine.children.by_node) == [2]
 
 
+def test_whoever_drains_hears_that_the_last_epoch_is_over(master: Any, make: Any) -> None:
+    """Before the master looks around again, which it seldom does in a large mesh."""
+    master.running()
+    master.machine._scan_due_s = master.now_s
+    for node in (1, 2):
+        master.hear(node, make.update(node, 1, epoch=2, batch=0))
+    master.machine._scan_due_s = master.now_s + 1e6
+    states = sent(master.tick(0.1), State, 1)
+    assert [(state.phase, state.epochs) for state in states] == [(Phase.DRAINING, 2)]
+
+
 def test_it_is_not_done_before_the_driver_has_a_hash_of_its_own(master: Any, make: Any) -> None:
     finished(master, make)
     for node in (1, 2):

@@ -316,9 +316,10 @@ def test_who_trains_alone_waits_for_nobody(node_with: Any, make: Any) -> None:
 
 def test_its_trainer_hears_how_many_train_and_how_far_they_are(node: Any, make: Any) -> None:
     node.training()
-    node.hear(make.state(training=4, minibatches=30))
+    node.hear(make.state(training=4, minibatches=30, epochs=2))
     command = node.machine.command
     assert (command.order, command.workers, command.minibatches) == (Order.TRAIN, 4, 30)
+    assert command.epochs == 2
     node.hear(make.state(beat=1, training=0))  # the master has not heard that it trains
     assert node.machine.command.workers == 1
 

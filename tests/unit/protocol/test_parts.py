@@ -10,7 +10,7 @@ from sparkstrom.base.identity import Position
 from sparkstrom.codec.messages import Activity, ResidualCheckpoint
 from sparkstrom.protocol.common.ignored import Ignored, Reason
 from sparkstrom.protocol.common.leases import Leases
-from sparkstrom.protocol.master.partitions import Partition
+from sparkstrom.protocol.master.partitions import Partition, Partitions
 from sparkstrom.protocol.master.residual_checkpoints import ResidualCheckpoints
 from sparkstrom.protocol.master.sequencer import Sequencer
 
@@ -72,6 +72,17 @@ def test_an_unread_partition_is_not_trained_and_an_empty_one_is() -> None:
     assert not partition.trained
     assert partition.seen_before(0, 0, 0)
     assert (partition.trained, partition.minibatches) == (True, 0)
+
+
+def test_an_epoch_is_whole_once_all_who_train_are_through_it() -> None:
+    first, second, empty = whole = Partitions(Partition(index, 3) for index in range(3))
+    first.seen_before(7, 5, 3)
+    empty.seen_before(0, 0, 0)
+    first.advance(Position(2, 1))
+    assert whole.epochs_whole == 0  # nobody has read the second
+    second.seen_before(7, 5, 3)
+    second.advance(Position(1, 2))
+    assert whole.epochs_whole == 1
 
 
 @pytest.mark.parametrize("other", [(8, 5, 3), (7, 6, 3), (7, 5, 4)])

@@ -114,13 +114,16 @@ class Mesh:
         opening: OpenTransport | None = None,
         rows: int = ROWS,
         executor: str = "",
+        fraction: float = 0.0,
         backend: Backend | None = None,
         **schedule: Any,
     ) -> None:
         chance = np.random.default_rng(partition)
         features = chance.normal(size=(rows, 5)).astype(np.float32)
         labels = chance.integers(0, 3, rows)
-        batches = Batches(features, labels, batch_rows=8, seed=0, partition=partition)
+        batches = Batches(
+            features, labels, batch_rows=8, seed=0, partition=partition, fraction=fraction
+        )
         theta = Theta(MODEL.n_params, K, backend=backend)
         encoder = Encoder(MODEL.n_params, K, AdaptiveThreshold(1e-3), backend=backend)
         replica = Replica(model or DenseNetwork([5, 8, 3]), theta, encoder, local=True)

@@ -6,15 +6,17 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sparkstrom.base.clock import SystemClock
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.models.networks import DenseNetwork
+from sparkstrom.observe.epochs import EpochBook
 from sparkstrom.protocol.master.master_limits import MasterLimits
 from sparkstrom.runtime import worker_output
 from sparkstrom.runtime.worker_output import WorkerOutput
-from tests.unit.runtime.fits import EPOCHS, ROWS, WORKERS, Mesh, Opening, check_whole
+from tests.unit.runtime.fits import EPOCHS, ROWS, WORKERS, Mesh, Opening, check_whole, wait_until
 
 
 def test_a_fit_ends_with_equal_replicas(make_mesh: Callable[..., Mesh]) -> None:
@@ -100,6 +102,40 @@ def test_an_empty_partition_is_no_obstacle(make_mesh: Callable[..., Mesh]) -> No
     outcome = mesh.finish()
     check_whole(mesh, outcome)
     assert outcome.minibatches == EPOCHS * 5
+
+
+ALL_ROWS = float(np.nextafter(1, 0))
+
+
+def test_a_partition_of_held_out_rows_alone_is_measured_at_each_epochs_end(
+    make_mesh: Callable[..., Mesh],
+) -> None:
+    """A worker that trains on nothing has no epoch end of its own; it hears of the others'."""
+    mesh = make_mesh()
+    mesh.begin()
+    mesh.add_worker(0)
+    mesh.add_worker(1, fraction=ALL_ROWS)
+    outcome = mesh.finish()
+    check_whole(mesh, outcome)
+    live, whole = EpochBook(), EpochBook()
+    live.follow(outcome.stats.values())
+    whole.close([trainer.epochs.report() for trainer in mesh.trainers])
+    assert [one.held_weight for one in whole.history()] == [ROWS] * EPOCHS
+    assert live.history() == whole.history()
+    held, weight = mesh.replicas[1].measure(mesh.trainers[1]._batches.held_out, "loss")
+    assert whole.epoch(EPOCHS - 1).validation == held / weight  # as the fit delivers it
+
+
+def test_the_master_tells_which_partitions_only_measure(make_mesh: Callable[..., Mesh]) -> None:
+    """Whoever judges epochs waits for them, and not for those without any row."""
+    mesh = make_mesh(partitions=3)
+    mesh.begin()
+    mesh.add_worker(1, fraction=ALL_ROWS)
+    mesh.add_worker(2, rows=0)
+    wait_until(lambda: len(mesh.master.progress.stats) == 2)
+    wait_until(lambda: mesh.master.progress.measuring == {1})
+    mesh.add_worker(0)
+    check_whole(mesh, mesh.finish())
 
 
 def test_no_rows_at_all_are_refused(make_mesh: Callable[..., Mesh]) -> None:

@@ -124,6 +124,19 @@ def test_an_epoch_is_told_once_when_the_slowest_has_finished_it(
     assert heard.news() == [[0, 1], (13, 4.0)]
 
 
+def test_an_epoch_waits_for_a_partition_that_only_measures(events: FitEvents, heard: Heard) -> None:
+    some, measures = frozenset({0}), frozenset({1})
+    trained = replace(START, training=some, measuring=measures, stats=told(log_of(0, 1.0)))
+    events.look(trained)
+    assert heard.news()[-1] == [0]
+    events.look(replace(trained, stats=told(log_of(0, 1.0), log_of(1, 3.0))))
+    assert heard.news() == [[0, 1], (11, 2.0)]
+    events.look(replace(trained, stats=told(log_of(0, 1.0, 4.0), log_of(1, 3.0))))
+    assert heard.news() == [[0, 1]]
+    events.look(replace(trained, measuring=frozenset(), stats=told(log_of(0, 1.0, 4.0))))
+    assert heard.news() == [[0], (12, 4.0)]  # it has gone
+
+
 def test_an_epoch_ends_also_when_the_one_that_it_waited_for_has_gone(
     events: FitEvents, heard: Heard
 ) -> None:

@@ -57,7 +57,8 @@ def running_node(job_of: Callable[..., TrainingJob]) -> RunningNode:
 def state_at(beat: int, nodes: int = 1) -> State:
     return State(
         phase=Phase.RUNNING, beat=beat, head=0, final=0, slowest=0, nodes=nodes, closed=[],
-        training=2, minibatches=0, wait_ms=0, stamp=0, sent=0, bytes_received=0, bytes_forwarded=0,
+        training=2, minibatches=0, epochs=0, wait_ms=0, stamp=0, sent=0, bytes_received=0,
+        bytes_forwarded=0,
     )  # fmt: skip
 
 

@@ -126,6 +126,18 @@ def test_the_best_epoch_is_told_with_the_commit_that_is_delivered() -> None:
     assert "best epoch          1 (loss 0.2500, parameters of commit 17)" in made.table()
 
 
+@pytest.mark.parametrize(("finished", "is_told"), [(None, True), (0, True), (1, False)])
+def test_held_out_rows_that_were_not_measured_to_the_end_are_a_warning(
+    finished: int | None, is_told: bool
+) -> None:
+    trains = STATS | {"finished": 1.0, "held_weight": 0.0}
+    own = {} if finished is None else {"finished": float(finished), "held_weight": 7.0}
+    measures = {"partition": 1.0, "rows_held_out": 7.0, **own}
+    made = summary(stats={1: trains, 2: measures}, rows=[50, 0]).warnings
+    found = [text for text in made if "partition 1 has only held-out rows" in text]
+    assert len(found) == is_told
+
+
 def test_what_momentum_became_is_told_in_a_line() -> None:
     horizons = {"workers": 4, "momentum": "0.9 -> 0.6561", "scheduler": "by the fit"}
     line = "horizons            4 workers: momentum 0.9 -> 0.6561, scheduler by the fit"
