@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import secrets
 import stat
+import zipfile
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import IO, BinaryIO, cast
+
+import numpy as np
+
+EXPANSION_MAX = 1040  # deflate's own limit is 1,032
 
 
 class NotAFileError(OSError):
@@ -35,3 +41,39 @@ def create_beside(target: Path) -> tuple[BinaryIO, Path]:
     path = target.with_name(f"{target.name}.{secrets.token_hex(8)}.tmp")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return cast(BinaryIO, open(os.open(path, flags, 0o666), "wb")), path
+
+
+def check_members(archive: zipfile.ZipFile, size: int) -> None:
+    """Raise ValueError for a zip of ``size`` bytes that could expand to more than deflate allows.
+
+    Members may be stored or deflated: a few bytes of bzip2 or LZMA expand to gigabytes.
+    """
+    for info in archive.infolist():
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise ValueError(f"{info.filename} is compressed by a method other than deflate")
+        if info.file_size > (info.compress_size + 1) * EXPANSION_MAX:
+            raise ValueError(f"{info.filename} declares {info.file_size} bytes, more than it holds")
+    if sum(info.compress_size for info in archive.infolist()) > size:
+        raise ValueError("members overlap")
+
+
+def check_npz(file: IO[bytes]) -> None:
+    """Raise ValueError, or what zipfile raises, unless NumPy can read this within its size.
+
+    Each array's header must declare as many bytes as its member has. The file is at its beginning
+    afterwards.
+    """
+    size = file.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(file) as archive:
+        check_members(archive, size)
+        for info in archive.infolist():
+            with archive.open(info) as member:
+                version = np.lib.format.read_magic(member)
+                if version == (1, 0):
+                    shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+                else:
+                    shape, _, dtype = np.lib.format.read_array_header_2_0(member)
+                declared = math.prod(shape) * dtype.itemsize
+                if dtype.hasobject or declared != info.file_size - member.tell():
+                    raise ValueError(f"{info.filename} is not as long as {dtype}{list(shape)}")
+    file.seek(0)

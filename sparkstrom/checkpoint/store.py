@@ -10,20 +10,26 @@ import io
 import itertools
 import json
 import os
+import struct
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.base.files import create_beside, open_regular
+from sparkstrom.base.files import check_npz, create_beside, open_regular
 from sparkstrom.base.option_types import path_given
 from sparkstrom.base.version import __version__
 from sparkstrom.models.base import Buffered, Flat, FlatModel
 from sparkstrom.models.registry import from_description
 
 FORMAT = 1
+DAMAGE = (
+    *(OSError, EOFError, TypeError, ValueError, KeyError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error),
+)
 
 
 def description_path(path: Path) -> Path:
@@ -102,10 +108,12 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
     try:
         with open_regular(description_path(path)) as opened:
             description = json.loads(opened.read().decode("utf-8"))
-        with open_regular(path) as opened, np.load(opened, allow_pickle=False) as file:
-            parameters = file["parameters"]
-            buffers = file["buffers"].tobytes() if "buffers" in file.files else b""
-    except (OSError, EOFError, TypeError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        with open_regular(path) as opened:
+            check_npz(opened)
+            with np.load(opened, allow_pickle=False) as file:
+                parameters = file["parameters"]
+                buffers = file["buffers"].tobytes() if "buffers" in file.files else b""
+    except DAMAGE as error:
         raise UsageError(f"{path} is no saved model ({error}); save() writes NAME and NAME.json"
                          ) from None  # fmt: skip
     if not isinstance(description, dict) or description.get("format") != FORMAT:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import WireError
+from sparkstrom.base.files import check_npz
 
 Values = Mapping[str, "NDArray[Any] | float | int"]
 SCALARS = "scalars"
@@ -28,7 +29,9 @@ def encode_state(state: Values) -> bytes:
 def decode_state_untrusted(content: bytes) -> dict[str, NDArray[Any] | float | int]:
     """What ``encode_state`` wrote. Raise WireError and nothing else."""
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        opened = io.BytesIO(content)
+        check_npz(opened)
+        with np.load(opened, allow_pickle=False) as file:
             state: dict[str, NDArray[Any] | float | int] = {
                 name[1:]: file[name] for name in file.files if name.startswith("/")
             }

@@ -327,14 +327,39 @@ def need_equal(model: Any, again: Any) -> None:
         )
 
 
+VALUES_OF_KERAS = ("__tensor__", "__numpy__", "__keras_tensor__", "__tuple__", "__slice__")
+KINDS_OF_KERAS = (
+    *("Layer", "Loss", "Optimizer", "Initializer", "Regularizer", "DTypePolicy"),
+    *("Constraint", "LearningRateSchedule", "DTypePolicyMap", "Operation"),
+)
+UNSAFE = ("Lambda", "TorchModuleWrapper", "TFSMLayer", "JaxLayer", "FlaxLayer")
+
+
+def _is_safe(module: Any, name: Any, registered: Any) -> bool:
+    """Whether a saved description may name this: a value, or a public class of Keras' own.
+
+    Names of functions, of losses and activations, are no class names, and stand as plain text.
+    """
+    if module is None:
+        return name in VALUES_OF_KERAS
+    if registered not in (None, name) or str(module).partition(".")[0] != "keras" or name in UNSAFE:
+        return False
+    with contextlib.suppress(ImportError, AttributeError, TypeError, ValueError):
+        found = getattr(importlib.import_module(str(module)), str(name))
+        bases = {base.__name__ for base in found.__mro__ if not is_own(base)}
+        return isinstance(found, type) and not is_own(found) and bool(bases & set(KINDS_OF_KERAS))
+    return False
+
+
 def refuse_other_modules(configuration: Any) -> None:
     """Raise UsageError where a saved description names code that is not Keras' own."""
     if isinstance(configuration, dict):
-        module = configuration.get("module")
-        if module is not None and str(module).partition(".")[0] != "keras":
+        module, name = configuration.get("module"), configuration.get("class_name")
+        if name is not None and not _is_safe(module, name, configuration.get("registered_name")):
             raise UsageError(
-                f"the description names {module}.{configuration.get('class_name')}: only Keras' own"
-                " classes are made from a file; make the model yourself, and pass it to load"
+                f"the description names {module}.{name}: only Keras' own layers, models, losses,"
+                " optimizers and their like are made from a file, no functions and no Lambda; make"
+                " the model yourself, and pass it to load"
             )
         configuration = list(configuration.values())
     if isinstance(configuration, list):

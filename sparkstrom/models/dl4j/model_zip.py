@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.base.files import EXPANSION_MAX, check_members
 from sparkstrom.models.dl4j.dl4j_errors import NoDl4jNetwork, NotImported
 from sparkstrom.models.dl4j.nd4j_binary import ArrayReader, BadArray
 
@@ -34,7 +35,6 @@ CONFIGURATION, COEFFICIENTS, UPDATER, NORMALIZER, NO_PARAMS = (
     "noParams.marker",
 )
 CONFIGURATION_BYTES_MAX = 64 << 20
-EXPANSION_MAX = 1040  # deflate's own limit is 1,032
 Read = TypeVar("Read")
 
 DAMAGE = (
@@ -52,6 +52,7 @@ class ModelZip:
             raise UsageError(f"path={self.path!r}: there is no such file; name a zip of DL4J's")
         try:
             self._file = zipfile.ZipFile(path)
+            check_members(self._file, path.stat().st_size)
         except DAMAGE as error:
             raise NoDl4jNetwork(self.path, f"it cannot be opened as a zip ({error})") from None
         self._sizes = {info.filename: info for info in self._file.infolist()}

@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from sparkstrom.base.errors import SetupError, UsageError
+from sparkstrom.base.files import check_npz
 from sparkstrom.spark.data.export import filesystem_of
 
 NPZ, PARQUET = ".npz", ".parquet"
 NAMES = {"features": ("features", "x"), "labels": ("labels", "label", "y"), "weights": ("weights",)}
 WILD = "*?["
 ZIP = b"PK\x03\x04"  # how such a file begins
-DAMAGE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def files_of(paths: str | Sequence[str]) -> tuple[str, list[str]]:
@@ -89,7 +90,7 @@ def _rows_of(file: str) -> Iterator[tuple[Any, ...]]:
         with filesystem.open_input_file(path) as opened:
             if opened.read(len(ZIP)) != ZIP:
                 raise ValueError("it is no npz file")  # NumPy's words would lead to pickles
-            opened.seek(0)
+            check_npz(opened)
             npz = np.load(opened, allow_pickle=False)
             arrays = {role: _array(npz, names) for role, names in NAMES.items()}
     except DAMAGE as error:

@@ -9,6 +9,7 @@ files, with initial parameters, where its model has code or such parameters.
 
 from __future__ import annotations
 
+import json
 import pickle
 import tempfile
 from pathlib import Path
@@ -189,10 +190,21 @@ def _get_model(
         for name in (NAME, f"{NAME}.json"):
             _get(context, f"{path}/{FOLDER}/{name}", Path(folder) / name)
         code = f"{path}/{FOLDER}/{CODE}"
-        if given is None and _exists(context, code):
+        if given is None and not _says_all_of(Path(folder) / f"{NAME}.json"):
+            if not _exists(context, code):
+                return load_model(Path(folder) / NAME)
             _get(context, code, Path(folder) / CODE)
             given = _unpickled((Path(folder) / CODE).read_bytes(), code)
         return load_model(Path(folder) / NAME, given)
+
+
+def _says_all_of(description: Path) -> bool:
+    """Whether a model is made from its description alone, so that no pickle is opened."""
+    try:
+        model = json.loads(description.read_text("utf-8"))["model"]
+        return bool(says_all(model))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return True  # load_model says what is wrong with it
 
 
 def _unpickled(content: bytes, source: str) -> FlatModel:

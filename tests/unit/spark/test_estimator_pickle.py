@@ -1,0 +1,21 @@
+"""A saved estimator's pickle is opened only where its description does not say all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparkstrom.spark.ml.estimator_files import _says_all_of
+
+
+@pytest.mark.parametrize(
+    ("model", "enough"), [({"kind": "dense", "widths": [2, 1]}, True), ({"kind": "torch"}, False)]
+)
+def test_a_description_that_says_all_needs_no_pickle(
+    tmp_path: Path, model: dict[str, object], enough: bool
+) -> None:
+    description = tmp_path / "model.npz.json"
+    description.write_text(json.dumps({"model": model}))
+    assert _says_all_of(description) is enough
