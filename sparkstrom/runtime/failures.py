@@ -23,5 +23,7 @@ def failure_of(abort: ev.Abort) -> SparkstromError:
             return SetupError(abort.reason)
         case ev.Failure.TRAINING:
             partition = -1 if abort.partition is None else abort.partition  # as users see it
-            kind = RowsRefused if abort.phase == CHECKING else TrainingError
-            return kind(abort.reason, abort.host, partition, abort.trace, abort.phase)
+            where = abort.host, partition, abort.trace, abort.phase
+            if abort.phase == CHECKING:
+                return RowsRefused(abort.reason, *where)
+            return TrainingError(abort.reason, *where)
