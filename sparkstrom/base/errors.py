@@ -10,6 +10,7 @@
     │   └── DriverLost    the media driver died or does not answer; another can be started
     ├── QueueFull         too many requests wait for a model: ask again later
     ├── TrainingError     stop: NaN, an exception in training, replicas lost
+    │   ├── RowsRefused   a worker refused a row: a UsageError, too
     │   └── ControllerLost the task with the fit's master died; another can go on from a copy
     └── CheckpointDamaged a checkpoint file that is cut or changed; one before it may be whole
 
@@ -98,6 +99,17 @@ class TrainingError(SparkstromError):
             return self.reason
         doing = f", {self.phase}" if self.phase else ""
         return f"{self.reason} (partition {self.partition} on {self.host}{doing})"
+
+
+class RowsRefused(TrainingError, UsageError):
+    """A worker refused one of its rows: fix the data, as for any other UsageError.
+
+    It is a TrainingError, too: it says where the worker was. ``partition`` is the worker's; the
+    row's own, before rows were dealt, is in ``reason``, and the only one in the message.
+    """
+
+    def __str__(self) -> str:
+        return f"{self.reason} (found on {self.host})" if self.host else self.reason
 
 
 class QueueFull(SparkstromError):

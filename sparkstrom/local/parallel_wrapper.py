@@ -43,6 +43,7 @@ from sparkstrom.spark.data.columns import Chosen, Names
 from sparkstrom.spark.data.row_blocks import check_block
 from sparkstrom.spark.driver.call_checks import check_call, epochs_given
 from sparkstrom.spark.driver.cluster import Slots, check_min_workers
+from sparkstrom.spark.driver.dry_step import try_step
 from sparkstrom.spark.driver.evaluation import Evaluation, evaluate_batch, merged, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall, Showing
 from sparkstrom.spark.driver.fit_checkpoints import FitCheckpoints, key_of
@@ -149,6 +150,10 @@ class ParallelWrapper(TrainedNetwork):
             theta = self._learnt.theta(self._master.layer_multipliers or {})
             showing = Showing(progress, record, Slots(1, workers), [])
             with self._site.pool.while_open(), self._dealt(data, chosen, workers) as rows:
+                first = next(file for file in rows.files if file.spans)
+                metric = call.metric_measured
+                parameters = self._learnt.parameters
+                try_step(self._model, parameters, first.blocks, packed_by_value, metric)
                 return self._train(call, theta, rows, showing)
 
     @contextmanager

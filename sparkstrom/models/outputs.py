@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,23 @@ def predict_whole(model: Any, features: Columns) -> NDArray[Any]:
                 "values); or give the model one output"
             )
         out.append(outputs[:count])
-    return np.concatenate(out) if out else np.zeros((0, 0), np.float32)
+    return stacked(out) if out else np.zeros((0, 0), np.float32)
+
+
+def stacked(pieces: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """Outputs [rows, ...] of consecutive rows as one array, of the first one's dtype.
+
+    Raise UsageError where the shape of a row differs from piece to piece.
+    """
+    first = pieces[0]
+    for piece in pieces:
+        if piece.shape[1:] != first.shape[1:]:
+            raise UsageError(
+                f"the model puts out {list(first.shape[1:])} for some rows and"
+                f" {list(piece.shape[1:])} for others: outputs must have one shape; pad or cut them"
+                " to a fixed length in the model, or predict rows of one length at a time"
+            )
+    return np.concatenate(pieces, dtype=first.dtype)
 
 
 def _said(outputs: Any) -> str:

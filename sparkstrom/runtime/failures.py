@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from sparkstrom.base.errors import SetupError, SparkstromError, TrainingError, UsageError
+from sparkstrom.base.errors import (
+    RowsRefused,
+    SetupError,
+    SparkstromError,
+    TrainingError,
+    UsageError,
+)
 from sparkstrom.protocol.common import events as ev
+
+CHECKING = "reading rows"  # what a worker was doing that has refused a row
 
 
 def failure_of(abort: ev.Abort) -> SparkstromError:
@@ -15,4 +23,7 @@ def failure_of(abort: ev.Abort) -> SparkstromError:
             return SetupError(abort.reason)
         case ev.Failure.TRAINING:
             partition = -1 if abort.partition is None else abort.partition  # as users see it
-            return TrainingError(abort.reason, abort.host, partition, abort.trace, abort.phase)
+            where = abort.host, partition, abort.trace, abort.phase
+            if abort.phase == CHECKING:
+                return RowsRefused(abort.reason, *where)
+            return TrainingError(abort.reason, *where)

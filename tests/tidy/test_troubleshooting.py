@@ -43,6 +43,7 @@ PASSED_ON = {
     ("protocol/master/vacancies.py", "ev.Abort(reason, partition=at, "),
     ("runtime/failures.py", "UsageError(abort.reason)"),
     ("runtime/failures.py", "SetupError(abort.reason)"),
+    ("runtime/failures.py", "RowsRefused(abort.reason, "),
     ("runtime/failures.py", "TrainingError(abort.reason, "),
     ("runtime/master_thread.py", "ev.GivenUp(reason)"),
     ("runtime/master_thread.py", "log.warning('%s', text)"),

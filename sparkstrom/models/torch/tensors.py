@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, arrays_of, rows_of
+from sparkstrom.models.outputs import stacked
 from sparkstrom.models.own_words import is_users_own, said_by
 from sparkstrom.models.row_checks import refuse_not_finite
 
@@ -97,7 +98,7 @@ def joined(pieces: list[Any]) -> Any:
         return {name: joined([piece[name] for piece in pieces]) for name in first}
     if isinstance(first, tuple):
         return tuple(joined(list(column)) for column in zip(*pieces, strict=True))
-    return np.concatenate(pieces, dtype=first.dtype) if np.ndim(first) else first
+    return stacked(pieces) if np.ndim(first) else first
 
 
 def parts_of(batch: TorchBatch, rows: int, count: int) -> Iterator[tuple[TorchBatch, Any]]:

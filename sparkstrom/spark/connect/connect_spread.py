@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 import pickle
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,13 +21,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sparkstrom.base.errors import SetupError
 from sparkstrom.spark.connect.binary_rows import SCHEMA
-from sparkstrom.spark.connect.connect_jobs import answers_of
+from sparkstrom.spark.connect.connect_jobs import ConnectJob, answers_of
 from sparkstrom.spark.connect.connect_tasks import Batches, count_rows, task_number
 from sparkstrom.spark.data.arrow import blocks_of_batches
 from sparkstrom.spark.data.columns import Chosen, check_chosen, chosen_columns
 from sparkstrom.spark.data.partitioning import BATCH_ROWS, Spread, rows_of_a_message
 from sparkstrom.spark.data.row_blocks import Block
 from sparkstrom.spark.data.shuffle_blocks import Blocks, ShuffleBlock, deal
+from sparkstrom.spark.driver.first_rows import ELEMENTS, answers_in_time
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -53,12 +55,25 @@ def spread_frame(frame: Any, chosen: Chosen, workers: int, *, seed: int, move: b
     wanted, reading = chosen_columns(frame, chosen)
     blocks = partial(blocks_of_batches, reading)
     rows_at_once = batch_rows_of(frame)
+    first = partial(first_blocks, wanted, blocks)
     if move:
         made = FrameOfBlocks(_dealt(wanted, blocks, workers, seed), rows_at_once)
-        return Spread(made, blocks_in_order, workers)
+        return Spread(made, blocks_in_order, workers, first=first)
     kept = wanted.coalesce(workers)
     rows = tuple(answers_of(kept.mapInArrow(count_rows, SCHEMA), "counting rows"))
-    return Spread(FrameOfBlocks(kept, rows_at_once), blocks, len(rows), rows)
+    return Spread(FrameOfBlocks(kept, rows_at_once), blocks, len(rows), rows, first)
+
+
+def first_blocks(wanted: Any, blocks: Blocks) -> Iterator[Block]:
+    """Some rows, where the server computes them soon. Raise UsageError for one that is unfit."""
+    group = f"sparkstrom-first-{secrets.token_hex(8)}"
+    runner = partial(_record_batches, wanted.limit(ELEMENTS))
+    return blocks(0, answers_in_time(ConnectJob(wanted.sparkSession, group, runner)))
+
+
+def _record_batches(frame: Any) -> list[Any]:
+    batches: list[Any] = frame.toArrow().to_batches()  # not in Spark 3.5: then there are none
+    return batches
 
 
 def _dealt(wanted: Any, blocks: Blocks, workers: int, seed: int) -> Any:

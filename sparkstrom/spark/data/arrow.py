@@ -19,7 +19,14 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.runtime.records import Leaf, Records, RowFormat, dense, entries_of
 from sparkstrom.spark.data.columns import FEATURES, HELD_OUT, LABEL, WEIGHT, Reading, Take
 from sparkstrom.spark.data.images import images_of_bytes, images_of_structs
-from sparkstrom.spark.data.row_blocks import BLOCK_BYTES, Block, gathered, given_dtype
+from sparkstrom.spark.data.row_blocks import (
+    BLOCK_BYTES,
+    Block,
+    found_by,
+    gathered,
+    given_dtype,
+    quoted,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -201,7 +208,8 @@ class _Reader:
     def _refuse_nulls(self, column: pa.Array, name: str) -> None:
         if column.null_count:
             bad = int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
-            self._refuse(bad, "is null: fill or drop it", name)
+            advice = found_by(self._where, f"{quoted(name)} is null")
+            self._refuse(bad, f"is null: fill or drop it{advice}", name)
 
     def _refuse(self, row: int, why: str, name: str | None = None) -> None:
         column = name or _name(self._take)

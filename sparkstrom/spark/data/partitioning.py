@@ -17,7 +17,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.spark.data.arrow import blocks_of_arrow, count_arrow
 from sparkstrom.spark.data.columns import Chosen, check_chosen, chosen_columns, is_image, is_vector
 from sparkstrom.spark.data.job_errors import in_one_line
-from sparkstrom.spark.data.row_blocks import blocks_of_rows, count_rows
+from sparkstrom.spark.data.row_blocks import Block, blocks_of_rows, count_rows
 from sparkstrom.spark.data.shuffle_blocks import Blocks, blocks_from_shuffle, deal
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class Source(NamedTuple):
     rdd: RDD[Any]
     blocks: Blocks  # of a partition's elements
     count: Callable[[Any], Any]  # of its rows
+    is_table: bool = False  # elements are messages of many rows
 
 
 class Spread(NamedTuple):
@@ -48,6 +49,7 @@ class Spread(NamedTuple):
     blocks: Blocks
     workers: int
     rows: tuple[int, ...] = ()
+    first: Callable[[], Iterator[Block]] | None = None  # some rows, in the calling process
 
 
 def is_dataframe(data: Any) -> bool:
@@ -73,7 +75,10 @@ def source_of(data: Any, chosen: Chosen) -> Source:
         return Source(data, blocks_of_rows, count_rows)
     frame, reading = chosen_columns(data, chosen)
     return Source(
-        arrow_messages(frame), partial(blocks_of_arrow, reading), partial(count_arrow, reading)
+        arrow_messages(frame),
+        partial(blocks_of_arrow, reading),
+        partial(count_arrow, reading),
+        is_table=True,
     )
 
 
@@ -121,8 +126,3 @@ def rows_of_a_message(frame: DataFrame) -> int:
         return IMAGE_ROWS
     wide = any(is_vector(kind) or isinstance(kind, ArrayType) for kind in kinds)
     return ARRAY_ROWS if wide else NARROW_ROWS
-
-
-def spread_data(data: Any, chosen: Chosen, workers: int, seed: int, *, move: bool) -> Spread:
-    """What ``fit`` takes, over one partition per worker."""
-    return spread_out(source_of(data, chosen), workers, seed, move=move)

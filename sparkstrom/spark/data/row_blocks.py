@@ -57,10 +57,28 @@ def _told(block: Block, bad: BadValue) -> str:
     if len(names) > 1 and leaf.shape == (len(names),):  # columns side by side
         column, at = names[int(bad.place)], ""
     role = " (label)" if bad.role == LABELS else ""
+    advice = ""
+    if not at and column.partition("[")[0] not in ("features", "label"):  # no RDD's own names
+        value = bad.said if bad.said.lstrip("-").isdigit() else f"double('{bad.said}')"
+        advice = found_by(block.where, f"{quoted(column)} = {value}")
     return (
         f"row {block.numbers[bad.row]} of {block.where}: column {column!r}{role}{at} is {bad.said}:"
-        f" {bad.why}"
+        f" {bad.why}{advice}"
     )
+
+
+def found_by(where: str, condition: str) -> str:
+    """How to find such rows of a DataFrame; local data have no partitions, and number them well.
+
+    A DataFrame's row numbers are those of the columns that a fit reads: after a repartition Spark
+    puts rows elsewhere where it reads other columns.
+    """
+    return f'; frame.where("{condition}") shows such rows' if where.startswith("partition") else ""
+
+
+def quoted(column: str) -> str:
+    """A column's name in an SQL expression."""
+    return column if column.isidentifier() else "`" + column.replace("`", "``") + "`"
 
 
 def _named(model: FlatModel, block: Block, error: UsageError) -> UsageError:

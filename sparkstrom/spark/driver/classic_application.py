@@ -26,6 +26,7 @@ from sparkstrom.spark.driver.cluster import Slots, driver_host, is_stopped, live
 from sparkstrom.spark.driver.container_memory import ContainerMemory, Need
 from sparkstrom.spark.driver.decommission_watch import DecommissionWatch
 from sparkstrom.spark.driver.evaluation import Evaluation, Wanted, evaluate_source
+from sparkstrom.spark.driver.first_rows import first_blocks
 from sparkstrom.spark.driver.fit_listeners import FitListener
 from sparkstrom.spark.driver.initial_parameters import Handle, StateHandle, own_states, travelling
 from sparkstrom.spark.driver.interrupts import plain_interrupts
@@ -97,7 +98,9 @@ class ClassicApplication:
 
     def spread(self, data: Any, chosen: Chosen, workers: int, master: TrainingMaster) -> Spread:
         seed, move = master.rng_seed, moves(master.repartition, data, workers)
-        return spreading.spread_data(data, chosen, workers, seed, move=move)
+        source = spreading.source_of(data, chosen)
+        spread = spreading.spread_out(source, workers, seed, move=move)
+        return spread._replace(first=partial(first_blocks, self._context, source))
 
     def travelling(
         self, theta: Theta, workers: int, state: bytes

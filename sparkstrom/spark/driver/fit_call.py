@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkstrom.observe.progress import ProgressLine
-from sparkstrom.observe.stopping import EarlyStopping
+from sparkstrom.observe.stopping import LOSS, EarlyStopping
 from sparkstrom.observe.termination import MaxEpochsTerminationCondition
 from sparkstrom.spark.data.columns import Chosen
 from sparkstrom.spark.driver.checkpoint_content import FitKey, Resumption
@@ -27,6 +27,13 @@ class FitCall:
     key: FitKey
     goes_on: Resumption | None = None
     ends_with: MaxEpochsTerminationCondition | None = None  # where more epochs were asked for
+
+    @property
+    def metric_measured(self) -> str | None:
+        """On held-out rows, after each epoch; None where none are held out."""
+        if not self.chosen.validation:
+            return None
+        return self.early_stopping.metric if self.early_stopping else LOSS
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from sparkstrom.spark.driver.cluster import (
     workers_for,
 )
 from sparkstrom.spark.driver.controller_choice import parse_controller
+from sparkstrom.spark.driver.dry_step import try_step
 from sparkstrom.spark.driver.dynamic_allocation import allocation_note
 from sparkstrom.spark.driver.evaluation import Evaluation, wanted_for
 from sparkstrom.spark.driver.fit_call import FitCall, Showing
@@ -48,7 +49,7 @@ from sparkstrom.spark.driver.fit_site import RunningFit, TrainingSite
 from sparkstrom.spark.driver.followed_fit import FollowedFit, fit_spec
 from sparkstrom.spark.driver.memory_parts import demand_of
 from sparkstrom.spark.driver.options import need, need_flag
-from sparkstrom.spark.driver.pickling import need_model, need_picklable
+from sparkstrom.spark.driver.pickling import need_model, need_picklable, packed
 from sparkstrom.spark.driver.predictor import Predictor
 from sparkstrom.spark.driver.preflight import check_machine
 from sparkstrom.spark.driver.settings import resolve
@@ -154,7 +155,15 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
                 with self._checkpoints.kept_if_it_fails():
                     spread = self._spread(data, chosen, workers)
                     check_min_workers(self._master, spread.workers)
+                    if not self._has_gpus():
+                        metric = call.metric_measured
+                        parameters = self._learnt.parameters
+                        try_step(self._model, parameters, spread.first, packed, metric)
                 return self._train(call, spread, Showing(progress, record, slots, warnings))
+
+    def _has_gpus(self) -> bool:
+        """Do workers train on GPUs, which this program may not have?"""
+        return self._conf.get("spark.task.resource.gpu.amount", "0") not in ("0", "")
 
     def _begin(self, slots: Slots, say: Callable[[str], None]) -> tuple[int, list[str]]:
         """How many workers train, and what may go wrong. Raise for what cannot work."""

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from sparkstrom.base.errors import SetupError, UsageError, first_line
 from sparkstrom.models.base import Buffered, Columns, Flat, FlatModel, arrays_of
-from sparkstrom.models.outputs import BLOCK_ROWS, predict_in_blocks
+from sparkstrom.models.outputs import BLOCK_ROWS, predict_in_blocks, stacked
 from sparkstrom.models.registry import says_all
 from sparkstrom.spark.data.arrow import parts_of
 from sparkstrom.spark.data.columns import Chosen, Names, Reading, wanted_columns
@@ -153,7 +153,7 @@ class SideBySide:
     def apart(self, parts: list[Flat]) -> Outputs:
         """What it predicted, one behind the other, by output."""
         cuts = np.cumsum(list(self.widths.values()))[:-1]
-        return dict(zip(self.widths, np.split(np.concatenate(parts), cuts, axis=1), strict=True))
+        return dict(zip(self.widths, np.split(stacked(parts), cuts, axis=1), strict=True))
 
 
 def outputs_of(model: FlatModel, block: Block) -> Outputs:

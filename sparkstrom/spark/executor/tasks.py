@@ -30,6 +30,7 @@ from sparkstrom.protocol.common.endings import Ending
 from sparkstrom.protocol.common.events import Order
 from sparkstrom.protocol.worker.node import Identity, NodeLimits
 from sparkstrom.runtime.batches import Batches
+from sparkstrom.runtime.failures import CHECKING
 from sparkstrom.runtime.freed_memory import kept_for_the_next_step
 from sparkstrom.runtime.lent_state import load_all
 from sparkstrom.runtime.node_thread import Copying, Meeting, NodePlan, NodeThread
@@ -79,7 +80,7 @@ def _run(job: TrainingJob, place: TaskPlace, blocks: Iterator[Block], output: Wo
     warm_up_transport()
     spare_collections()
     failure: UsageError | SetupError | None = None
-    output.phase = lambda: "reading rows"
+    output.phase = lambda: CHECKING
     try:
         settle(job, place)
         batches = batches_of(job, place, blocks)
@@ -89,7 +90,8 @@ def _run(job: TrainingJob, place: TaskPlace, blocks: Iterator[Block], output: Wo
     session = Session(job, place, batches)
     session.channel.said, output.phase = output.take, session.channel.doing
     if failure is not None:
-        session.report(failure, "reading rows")
+        is_usage = isinstance(failure, UsageError)
+        session.report(failure, CHECKING if is_usage else "preparing")
     session.thread.start()
     try:
         if failure is not None:

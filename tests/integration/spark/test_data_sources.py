@@ -174,7 +174,7 @@ def test_a_bad_row_is_named_by_its_own_partition(spark, digits, make_network, re
     parts = [part.rdd.coalesce(1) for part in (good, bad)]  # Spark 4.1 merges such DataFrames
     frame = spark.createDataFrame(parts[0].union(parts[1]), good.schema)
     wrong = frame.selectExpr("if(size(features) = 63, null, features) as features", "label")
-    with pytest.raises(TrainingError, match=r"row 0 of partition 1: column 'features' is null"):
+    with pytest.raises(UsageError, match=r"row 0 of partition 1: column 'features' is null"):
         make_network(repartition=repartition).fit(wrong)
     nan = frame.selectExpr(
         "if(size(features) = 63, array_repeat(float('nan'), 64), features) as features", "label"
@@ -188,7 +188,7 @@ def test_a_bad_row_is_named_by_its_own_partition(spark, digits, make_network, re
 
 def test_a_bad_row_of_the_only_partition_is_named(spark, make_network):
     frame = spark.createDataFrame([([0.5] * 64, 1), (None, 1)], "features array<float>, label int")
-    with pytest.raises(TrainingError, match=r"row 1 of partition 0: column 'features' is null"):
+    with pytest.raises(UsageError, match=r"row 1 of partition 0: column 'features' is null"):
         make_network(repartition="never").fit(frame.coalesce(1))
 
 

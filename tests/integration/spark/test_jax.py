@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparkstrom import AdaptiveThreshold
-from sparkstrom.base.errors import TrainingError, UsageError
+from sparkstrom.base.errors import UsageError
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 for wanted in ("jax", "optax"):
@@ -85,7 +85,7 @@ def test_the_daemon_that_forks_workers_never_loads_jax(spark, digits, make_netwo
 
 def test_a_label_out_of_range_is_named(spark, digits, make_network):
     rows = [*digits.rows()[:100], (digits.features[0], 10)]
-    with pytest.raises(TrainingError, match=r"row \d+ .*label.* is 10: labels must be 0 to 9"):
+    with pytest.raises(UsageError, match=r"row \d+ .*label.* is 10: labels must be 0 to 9"):
         make_network(mlp(), workers_per_node=1).fit(spark.sparkContext.parallelize(rows, 2))
 
 

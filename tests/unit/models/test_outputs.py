@@ -15,6 +15,7 @@ from sparkstrom.models.outputs import (
     probabilities_of,
     raw_of,
     score_of_class,
+    stacked,
 )
 
 LOGITS = np.array([[1.0, 3.0], [90.0, -90.0], [5.0, 5.0]], np.float32)
@@ -123,3 +124,10 @@ def test_outputs_that_are_no_array_are_refused() -> None:
     assert kind_of(Two()) == "logits"
     with pytest.raises(UsageError, match="puts out a tuple"):
         predict_in_blocks(Two(), np.zeros((2, 1)))
+
+
+def test_outputs_whose_width_differs_from_rows_to_rows_are_named() -> None:
+    pieces = [np.zeros((1024, 7), np.float32), np.zeros((3, 5), np.float32)]
+    with pytest.raises(UsageError, match=r"puts out \[7\] for some rows and \[5\] for others"):
+        stacked(pieces)
+    assert stacked([pieces[0], pieces[0][:3]]).shape == (1027, 7)

@@ -395,3 +395,23 @@ def test_the_gpu_that_spark_assigned_is_found_among_those_seen(
         device_of(None, 5)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     assert device_of(None, 5) == torch.device("cuda:1")
+
+
+def test_a_module_whose_outputs_are_as_wide_as_the_longest_row_is_named() -> None:
+    """It works for one slice of rows, and the next one is as wide as its own longest row."""
+
+    class Longest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Any) -> Any:
+            return self.scale * x[:, : int((x != 0).sum(dim=1).max())]
+
+    model = TorchModel(Longest(), loss=nn.MSELoss(), optimizer=lambda p: optim.SGD(p, lr=0.1))
+    model.bind(model.initial())
+    features = np.zeros((1500, 4), np.float32)
+    features[0] = 1
+    features[1200, :2] = 1
+    with pytest.raises(UsageError, match=r"puts out \[4\] for some rows and \[2\] for others"):
+        model.predict(features)

@@ -173,7 +173,7 @@ GOOD = [1.0, 2.0]
         (pa.list_(LIST), [[GOOD, GOOD], [GOOD, [1.0]]], "column 'x' has 1 values where earlier"),
         (pa.list_(LIST), [[GOOD, GOOD], [GOOD]], "column 'x' has 1 values where earlier"),
         (pa.list_(LIST), [[GOOD, GOOD], [GOOD, None]], "column 'x' has a null"),
-        (pa.int32(), [1, None], "column 'x' is null"),
+        (pa.int32(), [1, None], r"is null: .* frame\.where\(.x is null.\) shows such rows"),
         (VECTOR, vectors(GOOD, [1.0]), "column 'x' is a vector of 1, earlier ones are of 2"),
         (VECTOR, vectors(GOOD, (3, [1], [1.0])), "column 'x' is a vector of 3"),
         (pa.binary(), [b"ab", b"abc"], r"is uint8\[3\], earlier ones are uint8\[2\]: scale"),

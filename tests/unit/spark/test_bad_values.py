@@ -102,3 +102,15 @@ def test_a_bad_value_travels_with_where_it_is() -> None:
 
     bad = BadValue("features", "x", 4, "2", "nan", "fill it")
     assert str(pickle.loads(pickle.dumps(bad))) == "row 4: features[x] at [2] is nan: fill it"
+
+
+def test_a_dataframe_s_row_is_found_by_its_value() -> None:
+    """Its number is that of the columns which a fit reads: other ones may lie otherwise."""
+    with pytest.raises(UsageError, match=r"frame\.where\(\"income = double\('nan'\)\"\) shows"):
+        check_block(dense(), block(spoilt(np.nan), np.zeros(4, int), name="age, income"))
+    with pytest.raises(UsageError, match=r'frame\.where\("digit = 3"\) shows such rows'):
+        check_block(dense(), block(GOOD, np.array([0, 1, 2, 3])))
+    local = block(GOOD, np.array([0, 1, 2, 3]))._replace(where="the data")
+    with pytest.raises(UsageError) as caught:
+        check_block(dense(), local)
+    assert "frame.where" not in str(caught.value)

@@ -1,0 +1,221 @@
+"""Dry step: mistakes are found on the first rows, and the program is as it was."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models import DenseNetwork
+from sparkstrom.spark.data.partitioning import Source
+from sparkstrom.spark.data.row_blocks import Block, blocks_of_rows, count_rows
+from sparkstrom.spark.driver import dry_step, first_rows
+from sparkstrom.spark.driver.dry_step import try_step
+from sparkstrom.spark.driver.first_rows import answers_in_time, first_blocks
+from sparkstrom.spark.driver.pickling import packed
+
+os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+torch: Any = pytest.importorskip("torch", reason="torch is not installed")
+nn = torch.nn
+
+
+def numpy_state() -> Any:
+    state: Any = np.random.get_state()
+    return state[1]
+
+
+def rows_of(*rows: Any) -> Callable[[], Iterator[Block]]:
+    return lambda: blocks_of_rows(0, rows)
+
+
+def classes(width: int = 3, label: Any = 1, rows: int = 2) -> Callable[[], Iterator[Block]]:
+    return rows_of(*[(np.arange(width, dtype=np.float32), label)] * rows)
+
+
+def attempt(model: Any, first: Any, metric: str | None = None) -> None:
+    try_step(model, model.initial(), first, packed, metric)
+
+
+def torch_model(*layers: Any, loss: Any = None) -> Any:
+    from sparkstrom.models.torch import TorchModel
+
+    module = nn.Sequential(*(layers or (nn.Linear(3, 2),)))
+    return TorchModel(
+        module,
+        loss=loss or nn.CrossEntropyLoss(),
+        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.1),
+    )
+
+
+def keras_model() -> Any:
+    pytest.importorskip("jax", reason="jax is not installed")
+    keras: Any = pytest.importorskip("keras", reason="keras is not installed")
+    from sparkstrom.models.keras import KerasModel
+
+    net = keras.Sequential([keras.Input((3,)), keras.layers.Dropout(0.5), keras.layers.Dense(2)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    return KerasModel(net, loss=loss, optimizer=keras.optimizers.Adam())
+
+
+def jax_model() -> Any:
+    pytest.importorskip("jax", reason="jax is not installed")
+    pytest.importorskip("optax", reason="optax is not installed")
+    import optax
+
+    from tests.unit.models.mlp_in_jax import make
+
+    return make(optax.sgd(0.1))
+
+
+def lightning_model() -> Any:
+    lightning: Any = pytest.importorskip(
+        "pytorch_lightning", reason="pytorch_lightning is not installed"
+    )
+    from sparkstrom.models.lightning import LightningModel
+
+    class Net(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x)
+
+        def training_step(self, batch: Any, index: int) -> Any:
+            return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return LightningModel(Net())
+
+
+KINDS = {
+    "built in": lambda: DenseNetwork([3, 4, 2]),
+    "torch": torch_model,
+    "Keras": keras_model,
+    "JAX": jax_model,
+    "Lightning": lightning_model,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_fit_are_trained_on_and_nothing_is_changed(kind: str) -> None:
+    model = KINDS[kind]()
+    parameters = model.initial().copy()
+    before = parameters.copy()
+    chance = random.getstate(), numpy_state().copy(), torch.get_rng_state().clone()
+    buffers = model.buffers_bytes() if hasattr(model, "buffers_bytes") else b""
+    metric = None if kind == "Lightning" else "loss"  # its module has no validation_step
+    try_step(model, parameters, classes(width=6 if kind == "JAX" else 3), packed, metric)
+    np.testing.assert_array_equal(parameters, before)
+    np.testing.assert_array_equal(model.initial(), before)
+    assert random.getstate() == chance[0]
+    np.testing.assert_array_equal(numpy_state(), chance[1])
+    assert torch.equal(torch.get_rng_state(), chance[2])
+    assert buffers == (model.buffers_bytes() if hasattr(model, "buffers_bytes") else b"")
+
+
+@pytest.mark.parametrize("kind", ["built in", "torch", "Lightning"])
+def test_a_wrong_number_of_features_is_named(kind: str) -> None:
+    with pytest.raises(UsageError, match="4"):
+        attempt(KINDS[kind](), classes(width=4))
+
+
+@pytest.mark.parametrize("kind", ["built in", "torch"])
+def test_a_label_that_is_no_class_is_named(kind: str) -> None:
+    with pytest.raises(UsageError, match="7"):
+        attempt(KINDS[kind](), classes(label=7))
+
+
+def test_a_loss_that_does_not_fit_the_labels_is_named() -> None:
+    model = torch_model(nn.Linear(3, 1), loss=nn.BCEWithLogitsLoss())
+    with pytest.raises(UsageError, match=r'label=\["y"\]'):
+        attempt(model, classes(label=1.0))
+
+
+def test_a_bad_value_is_named_by_its_row() -> None:
+    first = rows_of(([1.0, 2.0, 3.0], 1), ([1.0, np.nan, 3.0], 0))
+    with pytest.raises(UsageError, match="row 1 of partition 0"):
+        attempt(DenseNetwork([3, 2]), first)
+
+
+def test_one_row_is_enough_for_batch_norm() -> None:
+    model = torch_model(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    before = model.buffers_bytes()
+    attempt(model, classes(rows=1), "loss")
+    assert model.buffers_bytes() == before
+
+
+def test_what_is_no_usage_error_is_left_to_the_workers() -> None:
+    def fails() -> Iterator[Block]:
+        raise OSError("no such file")
+
+    attempt(DenseNetwork([3, 2]), fails)
+    attempt(DenseNetwork([3, 2]), rows_of())
+    attempt(DenseNetwork([3, 2]), None)
+
+
+def test_models_with_other_code_and_large_ones_are_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Own(DenseNetwork):
+        """A step of a user's own could do anything."""
+
+    attempt(Own([3, 2]), classes(width=4))
+    monkeypatch.setattr(dry_step, "PARAMETERS_MAX", 3)
+    attempt(DenseNetwork([3, 2]), classes(width=4))
+
+
+# -- rows of the first partition -------------------------------------------------------------------
+
+
+class FakeJob:
+    error: Exception | None = None
+    cancelled = False
+
+    def __init__(self, reports: list[Any], *, in_time: bool = True) -> None:
+        self.reports, self.in_time = reports, in_time
+
+    def start(self) -> None: ...
+
+    def wait(self, seconds: float) -> bool:
+        return self.in_time
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def test_rows_that_take_too_long_are_not_waited_for() -> None:
+    late: Any = FakeJob([1], in_time=False)
+    assert answers_in_time(late) == []
+    assert late.cancelled
+    failed: Any = FakeJob([1])
+    failed.error = ValueError("of the user's")
+    assert answers_in_time(failed) == []
+
+
+def test_only_the_first_rows_of_the_first_partition_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = []
+
+    def rows() -> Iterator[Any]:
+        for number in range(1000):
+            drawn.append(number)
+            yield [float(number)], 0
+
+    def run_job(rdd: Any, take: Any, partitions: list[int]) -> list[Any]:
+        assert partitions == [0]
+        return list(take(rows()))
+
+    monkeypatch.setattr(first_rows, "SparkJob", lambda _, __, runner, words: FakeJob(runner()))
+    source = Source(None, blocks_of_rows, count_rows)  # type: ignore[arg-type]
+    blocks = list(first_blocks(SimpleNamespace(runJob=run_job), source))
+    assert len(drawn) == sum(len(block.records) for block in blocks) == first_rows.ELEMENTS
