@@ -1,0 +1,38 @@
+"""During a fit Ctrl-C leaves no traceback of Py4J's in the log."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+
+import pytest
+
+from sparkstrom.spark.driver.interrupts import PY4J_INTERRUPTED, plain_interrupts
+
+
+class Context:
+    """Counts what it is asked to cancel."""
+
+    cancelled = 0
+
+    def cancelAllJobs(self) -> None:
+        self.cancelled += 1
+
+
+def test_py4js_traceback_of_an_interrupted_call_is_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    context = Context()
+    with pytest.raises(KeyboardInterrupt), plain_interrupts(context):
+        logging.error("something else")
+        logging.error(PY4J_INTERRUPTED)
+        raise KeyboardInterrupt
+    assert context.cancelled == 1
+    assert caplog.messages == ["something else"]
+    logging.error(PY4J_INTERRUPTED)
+    assert caplog.messages[1:] == [PY4J_INTERRUPTED]
+
+
+def test_py4j_still_logs_these_words() -> None:
+    py4j = pytest.importorskip("py4j.java_gateway")
+    assert f'logging.exception("{PY4J_INTERRUPTED}")' in inspect.getsource(py4j)
