@@ -23,10 +23,15 @@ def test_py4js_traceback_of_an_interrupted_call_is_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     context = Context()
-    with pytest.raises(KeyboardInterrupt), plain_interrupts(context):
-        logging.error("something else")
-        logging.error(PY4J_INTERRUPTED)
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with plain_interrupts(context):
+            logging.error("something else")
+            logging.error(PY4J_INTERRUPTED)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert context.cancelled == 1
     assert caplog.messages == ["something else"]
     logging.error(PY4J_INTERRUPTED)
