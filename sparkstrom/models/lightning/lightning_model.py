@@ -18,7 +18,7 @@ from sparkstrom.models.lightning.module_hooks import (
     metrics_of,
     need_validation,
 )
-from sparkstrom.models.lightning.optimization import EPOCH, IntervalPacing, configured
+from sparkstrom.models.lightning.optimization import configured
 from sparkstrom.models.lightning.stand_in import (
     CONFIGURING,
     PREDICTING,
@@ -99,9 +99,6 @@ class LightningModel(FlatModule):
         known |= dict(getattr(self._module, "hparams", {}))
         return {k: repr(v) for k, v in known.items() if isinstance(v, str | int | float | bool)}
 
-    def _new_pacing(self) -> IntervalPacing:
-        return IntervalPacing()
-
     def _set_up(self, module: Any) -> None:
         super()._set_up(module)
         self._trainer = StandIn()
@@ -120,7 +117,7 @@ class LightningModel(FlatModule):
 
     def stand_at(self, epoch: int, batch: int, batches: int) -> None:
         """The next step is on this minibatch of so many of the worker's epoch, from 0."""
-        self._trainer.current_epoch = self._interval_pacing.epoch = epoch
+        self._trainer.current_epoch = self._pacing.epoch = epoch
         self._trainer.batch, self._trainer.num_training_batches = batch, batches
 
     def keep_pace(self, workers: int, minibatches: int, counted: int) -> None:
@@ -128,17 +125,10 @@ class LightningModel(FlatModule):
         super().keep_pace(workers, minibatches, counted)
         self._trainer.global_step = minibatches
 
-    def horizons(self, workers: int) -> dict[str, str]:
-        """What is changed where so many train, for people."""
-        what = super().horizons(workers)
-        if "scheduler" in what and self._interval_pacing.interval == EPOCH:
-            what["scheduler"] = "steps by epochs"
-        return what
-
     def _make_updater(self) -> Updater:
         with self._trainer.attached(self._module, CONFIGURING):
             answer = self._module.configure_optimizers()
-        optimizer, scheduler = configured(answer, self._interval_pacing)
+        optimizer, scheduler = configured(answer, self._pacing)
         check_optimizer(optimizer, self._named)
         return optimizer, scheduler
 
@@ -242,11 +232,6 @@ class LightningModel(FlatModule):
                 return outputs_of(step(*arguments(step, given, 0)))
 
     # -- inside ----------------------------------------------------------------------------------
-
-    @property
-    def _interval_pacing(self) -> IntervalPacing:
-        assert isinstance(self._pacing, IntervalPacing)
-        return self._pacing
 
     def _given(self, batch: TorchBatch) -> Any:
         """What the steps get, through the module's own hooks."""

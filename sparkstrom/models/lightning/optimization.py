@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.torch.pacing import Pacing
+from sparkstrom.models.torch.pacing import EPOCH, INTERVALS, Pacing
 
-STEP, EPOCH = INTERVALS = ("step", "epoch")
 IGNORED = ("name", "strict", "monitor", "reduce_on_plateau")  # they say nothing here
 OPTIONS = ("scheduler", "interval", "frequency")
 ONE_OPTIMIZER = "training_step is called once in a step here: return one optimizer"
 
 
-class IntervalPacing(Pacing):
-    """A scheduler that steps every so many minibatches of the fit, or epochs of its worker."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.interval, self.frequency = STEP, 1
-        self.epoch = 0
-        self._own = 0  # steps, where nobody tells the fit's
-
-    @contextlib.contextmanager
-    def step(self, optimizer: Optimizer, scheduler: LRScheduler | None) -> Iterator[None]:
-        """Around a minibatch: a schedule by epochs is where the epoch is."""
-        if self.interval == EPOCH:
-            self._reach(scheduler, self._minibatches or 0)
-        with super().step(optimizer, scheduler):
-            yield
-
-    def scheduled(self, scheduler: LRScheduler | None, loss: float) -> None:
-        """After a minibatch: one that counts own steps goes on with of so many."""
-        self._own += 1
-        alone = self._minibatches is None
-        if not alone or (self.interval == STEP and self._own % self.frequency == 0):
-            super().scheduled(scheduler, loss)
-
-    def _place(self, minibatches: int) -> int:
-        return (self.epoch if self.interval == EPOCH else minibatches) // self.frequency
-
-
-def configured(answer: Any, pacing: IntervalPacing) -> tuple[Optimizer, LRScheduler | None]:
+def configured(answer: Any, pacing: Pacing) -> tuple[Optimizer, LRScheduler | None]:
     """Optimizer and scheduler that configure_optimizers returned; the pacing learns its interval.
 
     Raise UsageError naming what of it cannot be done here.
@@ -83,7 +52,7 @@ def _parted(answer: Any) -> tuple[list[Any], list[Any]]:
     return list(answer), []
 
 
-def _scheduler(given: Any, pacing: IntervalPacing) -> LRScheduler:
+def _scheduler(given: Any, pacing: Pacing) -> LRScheduler:
     options = given if isinstance(given, dict) else {"scheduler": given}
     scheduler = options.get("scheduler")
     unknown = sorted(set(options) - {*OPTIONS, *IGNORED})

@@ -24,7 +24,7 @@ from sparkstrom.models.flat import Layout, bindable
 from sparkstrom.models.torch import module_buffers, statistics
 from sparkstrom.models.torch.optimizer_options import device_of, index_of
 from sparkstrom.models.torch.optimizers import load_state, state_of
-from sparkstrom.models.torch.pacing import Pacing, told
+from sparkstrom.models.torch.pacing import BY_EPOCHS, EPOCH, Pacing, told
 from sparkstrom.models.torch.parameters import (
     Named,
     Views,
@@ -89,7 +89,7 @@ class FlatModule:
         self._device = torch.device("cpu")
         self._views: Views | None = None
         self._updater: Updater | None = None
-        self._pacing = self._new_pacing()
+        self._pacing = Pacing()
         self._has_values = False  # of its own, before it is bound to others
         self._initial: Flat | None = None
         self._has_stepped = False
@@ -105,9 +105,6 @@ class FlatModule:
         return {}
 
     # -- what they bring who inherit -------------------------------------------------------------
-
-    def _new_pacing(self) -> Pacing:
-        return Pacing()
 
     def _make_updater(self) -> Updater:
         """Optimizer and scheduler of the module's parameters."""
@@ -198,7 +195,10 @@ class FlatModule:
 
     def horizons(self, workers: int) -> dict[str, str]:
         """What is changed where so many train, for people."""
-        return told(*self._made(), workers) | statistics.told(self._module, workers)
+        what = told(*self._made(), workers) | statistics.told(self._module, workers)
+        if "scheduler" in what and self._pacing.interval == EPOCH:
+            what["scheduler"] = BY_EPOCHS
+        return what
 
     def predict(self, features: Columns) -> Any:
         """What the module puts out in evaluation mode, as arrays [rows, ...]."""
@@ -337,7 +337,8 @@ class FlatModule:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._set_up(awakened(state["_module"]))
         register_hooks(self._named, state.get("_hooks", {}))  # saved by versions without hooks
-        self.__dict__.update({name: state[name] for name in self.OPTIONS})
+        # Pickles of earlier versions lack options that came later, which are None by default.
+        self.__dict__.update({name: state.get(name) for name in self.OPTIONS})
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """A model of its own for another fit, with the same initial parameters."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns
@@ -30,6 +31,7 @@ from sparkstrom.models.torch.optimizers import (
     stepped,
     with_gradients,
 )
+from sparkstrom.models.torch.pacing import FALL_MAX, check_interval, interval_of
 from sparkstrom.models.torch.parameters import move_buffers
 from sparkstrom.models.torch.tensors import (
     LOSS_FITS,
@@ -58,9 +60,11 @@ class TorchModel(FlatModule):
     """A torch module with its loss and optimizer, behind the flat-parameter protocol.
 
     ``loss(output, target)`` returns the rows' mean; ``optimizer(parameters)`` and
-    ``scheduler(optimizer)`` make theirs, as ``partial(torch.optim.Adam, lr=1e-3)`` does;
-    the scheduler steps by the fit's minibatches. ``groups`` makes torch's parameter
-    groups from a dict name -> parameter. ``device`` is where workers train: None takes the GPU that
+    ``scheduler(optimizer)`` make theirs, as ``partial(torch.optim.Adam, lr=1e-3)`` does.
+    ``scheduler_interval`` is "epoch" or "step", when the scheduler steps: once an epoch, or once a
+    minibatch of the fit. By default StepLR, MultiStepLR, ExponentialLR, MultiplicativeLR,
+    CosineAnnealingLR and PolynomialLR step by epochs, all others by minibatches. ``groups`` makes
+    torch's parameter groups from a dict name -> parameter. ``device`` is where workers train: None takes the GPU that
     Spark assigned to the task, or else the CPU. ``clip_norm`` bounds the gradient's norm;
     ``accumulate`` computes a minibatch in so many parts, one after the other;
     ``autocast="bfloat16"`` computes in bfloat16. ``step(module, optimizer, batch: TorchBatch) ->
@@ -73,7 +77,7 @@ class TorchModel(FlatModule):
     KIND = "torch"
     OPTIONS: tuple[str, ...] = (
         *("_loss", "_custom", "_factories", "_device_wanted", "_clip_norm", "_accumulate"),
-        *("_autocast", "_outputs_kind"),
+        *("_autocast", "_outputs_kind", "_interval"),
     )
 
     def __init__(
@@ -83,6 +87,7 @@ class TorchModel(FlatModule):
         optimizer: OptimizerFactory,
         *,
         scheduler: SchedulerFactory | None = None,
+        scheduler_interval: str | None = None,
         groups: Groups | None = None,
         device: str | None = None,
         clip_norm: float | None = None,
@@ -95,6 +100,7 @@ class TorchModel(FlatModule):
         self._loss, self._custom = loss, step
         self._outputs_kind = outputs_kind(outputs, loss)
         self._factories = optimizer, groups, scheduler
+        self._interval = scheduler_interval
         self._device_wanted = device_name(device)
         self._clip_norm, self._accumulate = clip_norm, accumulate
         self._autocast = None if autocast is None else str(autocast).removeprefix("torch.")
@@ -103,7 +109,8 @@ class TorchModel(FlatModule):
         refuse_holders(
             module, loss=loss, step=step, optimizer=optimizer, groups=groups, scheduler=scheduler
         )
-        made_scheduler(scheduler, made_optimizer(optimizer, groups, self._named))
+        made = made_scheduler(scheduler, made_optimizer(optimizer, groups, self._named))
+        check_interval(scheduler_interval, made)
         without_storage(module, self._named)
 
     def _said(self) -> dict[str, str]:
@@ -149,12 +156,33 @@ class TorchModel(FlatModule):
         weight = self._counted_rows(tensors, batch.rows, mean)
         return (float(mean) * weight if weight else 0.0), weight
 
+    def stand_at(self, epoch: int, batch: int, batches: int) -> None:
+        """Take where the next step is: a scheduler by epochs is there, too.
+
+        Before the first step, warn of a scheduler that is exhausted within the first epoch.
+        """
+        self._pacing.epoch = epoch
+        if epoch == batch == 0 and self._interval is None and not self._has_stepped:
+            _, scheduler = self._made()
+            if scheduler is None or isinstance(scheduler, OneCycleLR):  # which ends far down
+                return
+            fall = self._pacing.fall_within(batches, self._make_updater())
+            if fall >= FALL_MAX:
+                warnings.warn(
+                    f"scheduler {type(scheduler).__name__} steps once a minibatch and lets the"
+                    f" learning rate fall by a factor of {fall:.3g} within the first epoch: pass"
+                    " scheduler_interval='epoch' if it is written by epochs, or 'step' if not",
+                    stacklevel=2,
+                )
+
     # -- inside ----------------------------------------------------------------------------------
 
     def _make_updater(self) -> Updater:
         factory, groups, scheduler = self._factories
         optimizer = made_optimizer(factory, groups, self._named)
-        return optimizer, made_scheduler(scheduler, optimizer)
+        made = made_scheduler(scheduler, optimizer)
+        self._pacing.interval = self._interval or interval_of(made)
+        return optimizer, made
 
     def _train(self, optimizer: Optimizer, batch: TorchBatch, rows: int) -> Any:
         if self._custom is not None:

@@ -13,20 +13,46 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
+from torch.optim import lr_scheduler as schedulers
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    LRScheduler,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.horizons import TORCH, changed, raised
 from sparkstrom.models.torch.statistics import paced
 
+STEP, EPOCH = INTERVALS = ("step", "epoch")
+# As the tutorials and the documentation of torch step them.
+BY_EPOCH_KINDS = (
+    schedulers.StepLR,
+    schedulers.MultiStepLR,
+    schedulers.ExponentialLR,
+    schedulers.MultiplicativeLR,
+    schedulers.CosineAnnealingLR,
+    schedulers.PolynomialLR,
+)
+FALL_MAX = 1_000  # of the learning rate within the first epoch, before there is a warning
+STEPS_TRIED_MAX = 20_000  # of a schedule, to see how far it falls: some tenths of a second
+
 BY_FIT = "steps by the fit's minibatches"
+BY_EPOCHS = "steps by epochs"
 BY_LOSS = "steps once after each minibatch of its worker, by the loss"
 
 
 class Pacing:
-    """How fast a worker's optimizer forgets, and where its scheduler is."""
+    """How fast a worker's optimizer forgets, and where its scheduler is.
+
+    The scheduler steps once in ``frequency`` minibatches of the fit, or epochs of its worker.
+    """
 
     def __init__(self) -> None:
+        self.interval, self.frequency = STEP, 1
+        self.epoch = 0
+        self._own = 0  # steps, where nobody tells the fit's
         self._workers = 1
         self._minibatches: int | None = None  # of the fit; None: nobody tells, own steps count
         self._counted = 0
@@ -38,8 +64,8 @@ class Pacing:
     @contextlib.contextmanager
     def step(self, optimizer: Optimizer, scheduler: LRScheduler | None) -> Iterator[None]:
         """Around a minibatch: the schedule is where the fit is, and the groups forget in time."""
-        if self._minibatches is not None:
-            self._reach(scheduler, self._minibatches)
+        if self._minibatches is not None or self.interval == EPOCH:
+            self._reach(scheduler, self._minibatches or 0)
         if self._workers == 1:
             yield
             return
@@ -57,12 +83,30 @@ class Pacing:
 
     def scheduled(self, scheduler: LRScheduler | None, loss: float) -> None:
         """After a minibatch. Raise UsageError where the schedule is too short."""
+        self._own += 1
         if isinstance(scheduler, ReduceLROnPlateau):
             scheduler.step(loss)
+        elif self.interval == EPOCH:
+            return  # it steps when the next epoch begins
         elif self._minibatches is not None:
             self._reach(scheduler, self._minibatches + 1)
-        elif scheduler is not None:
+        elif scheduler is not None and self._own % self.frequency == 0:
             _advance(scheduler)
+
+    def fall_within(self, batches: int, made: tuple[Optimizer, LRScheduler | None]) -> float:
+        """Return by which factor a fresh scheduler lets the rate fall in an epoch, at least 1.
+
+        ``batches``: minibatches of a worker's epoch. ``made`` is stepped, so nobody else has it.
+        """
+        optimizer, scheduler = made
+        if scheduler is None or isinstance(scheduler, ReduceLROnPlateau) or self.interval == EPOCH:
+            return 1.0
+        first = max(group["lr"] for group in optimizer.param_groups)
+        with _in_any_order(), contextlib.suppress(UsageError):
+            for _ in range(min(batches * self._workers, STEPS_TRIED_MAX)):
+                _advance(scheduler)
+        last = max(group["lr"] for group in optimizer.param_groups)
+        return max(1.0, first / last) if last > 0 else float("inf")
 
     def _reach(self, scheduler: LRScheduler | None, minibatches: int) -> None:
         """Go on to this position; never back.
@@ -85,7 +129,40 @@ class Pacing:
 
     def _place(self, minibatches: int) -> int:
         """Where a schedule is when the fit has done so many minibatches."""
-        return minibatches
+        return (self.epoch if self.interval == EPOCH else minibatches) // self.frequency
+
+
+def check_interval(interval: Any, scheduler: LRScheduler | None) -> None:
+    """Raise UsageError for an interval that is none, or does not go with the scheduler."""
+    if interval is None:
+        interval_of(scheduler)
+    elif interval not in INTERVALS:
+        raise UsageError(f"scheduler_interval={interval!r}: must be 'epoch', 'step' or None")
+    elif scheduler is None:
+        raise UsageError(f"scheduler_interval={interval!r} without a scheduler: pass scheduler=")
+    elif interval == EPOCH and isinstance(scheduler, ReduceLROnPlateau):
+        raise UsageError(
+            "scheduler_interval='epoch' with ReduceLROnPlateau: here it steps by the loss of each"
+            " minibatch; take a schedule by epochs, such as CosineAnnealingLR, or leave it out"
+        )
+
+
+def interval_of(scheduler: LRScheduler | None) -> str:
+    """Return "epoch" for schedules that are written by epochs as a rule, "step" for others.
+
+    Raise UsageError for a sequence or chain whose parts differ.
+    """
+    if isinstance(scheduler, SequentialLR | ChainedScheduler):
+        each = {interval_of(part) for part in scheduler._schedulers}
+        if len(each) > 1:
+            names = ", ".join(type(part).__name__ for part in scheduler._schedulers)
+            raise UsageError(
+                f"scheduler {type(scheduler).__name__} of {names}: some of these are written by"
+                " epochs as a rule and some by minibatches; pass scheduler_interval='epoch' or"
+                " scheduler_interval='step'"
+            )
+        return each.pop()
+    return EPOCH if isinstance(scheduler, BY_EPOCH_KINDS) else STEP
 
 
 def _raise(optimizer: Optimizer, workers: int) -> list[tuple[dict[str, Any], str, Any, Any]]:
@@ -131,7 +208,8 @@ def _advance(scheduler: LRScheduler) -> None:
     except ValueError as error:
         raise UsageError(
             f"scheduler {type(scheduler).__name__}: {error}; it steps once after each minibatch of"
-            " the fit (horizon='worker': of its worker), over all epochs and fits: make it longer"
+            " the fit (horizon='worker': of its worker), over all epochs and fits: make it longer,"
+            " or pass scheduler_interval='epoch'"
         ) from error
 
 

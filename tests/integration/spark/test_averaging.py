@@ -173,6 +173,7 @@ def test_torch_adam_and_batch_norm(spark, data, parts, one_thread, save_updater,
         nn.CrossEntropyLoss(),
         partial(torch.optim.Adam, lr=0.01),
         scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.5),
+        scheduler_interval="step",
     )
     master = master_of(averaging_frequency=2, save_updater=save_updater, outer=outer)
     reference = fitted_in_one_process(copy.deepcopy(model), parts, master, 2)

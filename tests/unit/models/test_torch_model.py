@@ -263,7 +263,9 @@ def test_weights_that_a_loss_cannot_take_are_refused() -> None:
 
 def test_the_scheduler_steps_with_each_minibatch() -> None:
     schedule = partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5)
-    model = TorchModel(mlp(), functional.cross_entropy, SGD, scheduler=schedule)
+    model = TorchModel(
+        mlp(), functional.cross_entropy, SGD, scheduler=schedule, scheduler_interval="step"
+    )
     bound(model)
     rates = []
     for _ in range(5):

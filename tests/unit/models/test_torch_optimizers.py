@@ -52,7 +52,13 @@ def make(name: str, options: dict[str, Any], schedule: Any = None) -> TorchModel
     bias = name != "Muon"
     module = nn.Sequential(nn.Linear(6, 5, bias=bias), nn.Tanh(), nn.Linear(5, 3, bias=bias))
     made = partial(getattr(optim, name), **options)
-    return TorchModel(module, functional.cross_entropy, made, scheduler=schedule)
+    return TorchModel(
+        module,
+        functional.cross_entropy,
+        made,
+        scheduler=schedule,
+        scheduler_interval=None if schedule is None else "step",
+    )
 
 
 def bound(model: TorchModel, params: Any = None) -> np.ndarray:

@@ -213,3 +213,102 @@ def test_a_buffer_that_changes_its_shape_is_named() -> None:
     module.bank = torch.zeros(3, 4)
     with pytest.raises(UsageError, match=r"buffer bank has shape \[3, 4\] now.*\[0, 4\]"):
         model.buffers_bytes()
+
+
+# -- schedules -------------------------------------------------------------------------------------
+
+EPOCHS, BATCHES = 6, 4
+BY_EPOCHS = {
+    "StepLR": {"step_size": 2, "gamma": 0.5},
+    "MultiStepLR": {"milestones": [1, 4]},
+    "ExponentialLR": {"gamma": 0.7},
+    "CosineAnnealingLR": {"T_max": EPOCHS},
+    "PolynomialLR": {"total_iters": EPOCHS},
+}
+BY_STEPS = {
+    "OneCycleLR": {"max_lr": 0.3, "total_steps": EPOCHS * BATCHES},
+    "LinearLR": {"start_factor": 0.1, "total_iters": 10},
+}
+
+
+@pytest.mark.parametrize(
+    ("workers", "told"),
+    [(1, False), (1, True), (2, True)],
+    ids=["own steps", "the fit's steps", "two workers"],
+)
+@pytest.mark.parametrize("name", [*BY_EPOCHS, *BY_STEPS])
+def test_a_schedule_has_the_rates_of_a_plain_loop(name: str, told: bool, workers: int) -> None:
+    """``workers`` take turns, as in a fit; with two of them each has every other minibatch."""
+    options = BY_EPOCHS.get(name) or BY_STEPS[name]
+    schedule = partial(getattr(torch.optim.lr_scheduler, name), **options)
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    alone = optimizer(mlp().parameters())
+    expected, by_hand = [], schedule(alone)
+    for _ in range(EPOCHS):
+        for _ in range(BATCHES):
+            expected.append(alone.param_groups[0]["lr"])
+            alone.step()
+            if name in BY_STEPS:
+                by_hand.step()
+        if name in BY_EPOCHS:
+            by_hand.step()
+    models = []
+    for _ in range(workers):
+        models.append(
+            travelled(TorchModel(mlp(), nn.CrossEntropyLoss(), optimizer, scheduler=schedule))
+        )
+        models[-1].bind(TorchModel(mlp(), nn.CrossEntropyLoss(), optimizer).initial())
+    rates = []
+    for done in range(EPOCHS * BATCHES):
+        model = models[done % workers]
+        model.stand_at(done // BATCHES, done % BATCHES // workers, BATCHES // workers)
+        if told:
+            model.keep_pace(workers, done, done)
+        with model._pacing.step(*model._made()):
+            rates.append(model._made()[0].param_groups[0]["lr"])
+        model.step(Batch(X, Y))
+    assert rates == pytest.approx(expected)
+
+
+def test_the_interval_can_be_chosen_and_is_checked() -> None:
+    step = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
+
+    def rate(interval: str | None) -> float:
+        model = TorchModel(
+            mlp(), nn.CrossEntropyLoss(), SGD, scheduler=step, scheduler_interval=interval
+        )
+        bound(model)
+        for batch in range(3):
+            model.stand_at(0, batch, 3)
+            model.step(Batch(X, Y))
+        return float(model.updater_state()["groups/0/lr"])
+
+    assert [rate("step"), rate("epoch"), rate(None)] == pytest.approx([0.0125, 0.1, 0.1])
+    with pytest.raises(UsageError, match="scheduler_interval='batch': must be 'epoch', 'step'"):
+        rate("batch")
+    with pytest.raises(UsageError, match="without a scheduler"):
+        TorchModel(mlp(), nn.CrossEntropyLoss(), SGD, scheduler_interval="epoch")
+
+    def warmed_up(optimizer: Any) -> Any:
+        first = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3)
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, [first, step(optimizer)], [3])
+
+    with pytest.raises(
+        UsageError, match=r"SequentialLR of LinearLR, StepLR: .* pass scheduler_int"
+    ):
+        TorchModel(mlp(), nn.CrossEntropyLoss(), SGD, scheduler=warmed_up)
+    TorchModel(mlp(), nn.CrossEntropyLoss(), SGD, scheduler=warmed_up, scheduler_interval="epoch")
+
+
+def test_a_schedule_that_is_exhausted_in_the_first_epoch_is_warned_of() -> None:
+    by_epochs = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.95**epoch)
+    for batches, warns in ((50, False), (200, True)):
+        model = TorchModel(mlp(), nn.CrossEntropyLoss(), SGD, scheduler=by_epochs)
+        bound(model)
+        if warns:
+            with pytest.warns(UserWarning, match="LambdaLR .* fall by a factor of 2.8.*'epoch'"):
+                model.stand_at(0, 0, batches)
+        else:
+            model.stand_at(0, 0, batches)
+        model.step(Batch(X, Y))
+        model.stand_at(0, 0, batches)

@@ -129,7 +129,11 @@ def test_a_schedule_that_goes_on_from_its_last_rate_keeps_its_rates() -> None:
         torch.manual_seed(0)
         module, loss = torch.nn.Linear(6, 3), torch.nn.CrossEntropyLoss()
         return torch_model.TorchModel(
-            module, loss, lambda p: torch.optim.SGD(p, lr=0.1), scheduler=scheduler
+            module,
+            loss,
+            lambda p: torch.optim.SGD(p, lr=0.1),
+            scheduler=scheduler,
+            scheduler_interval="step",
         )
 
     alone = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)

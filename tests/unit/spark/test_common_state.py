@@ -69,7 +69,13 @@ def test_a_schedule_is_where_one_that_is_stepped_alone_is(scheduler: str, option
 
     make = partial(getattr(torch.optim.lr_scheduler, scheduler), **options)
     sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-    model = TorchModel(torch.nn.Linear(4, 2), torch.nn.CrossEntropyLoss(), sgd, scheduler=make)
+    model = TorchModel(
+        torch.nn.Linear(4, 2),
+        torch.nn.CrossEntropyLoss(),
+        sgd,
+        scheduler=make,
+        scheduler_interval="step",
+    )
     common = CommonState(model, master_of(), model.initial(), LentStates(), 0)
     alone = sgd([torch.nn.Parameter(torch.zeros(1))])
     schedule = make(alone)

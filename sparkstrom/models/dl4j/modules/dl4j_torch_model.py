@@ -69,6 +69,7 @@ class Dl4jModel(TorchModel):
                 if scheduled
                 else None
             ),
+            scheduler_interval="step" if scheduled else None,
             step=None if ends and training else _no_step,
             outputs="probabilities" if _is_of_classes(network) else "values",
         )
