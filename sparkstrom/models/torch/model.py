@@ -64,9 +64,9 @@ class TorchModel(FlatModule):
     ``scheduler_interval`` is "epoch" or "step", when the scheduler steps: once an epoch, or once a
     minibatch of the fit. By default StepLR, MultiStepLR, ExponentialLR, MultiplicativeLR,
     CosineAnnealingLR and PolynomialLR step by epochs, all others by minibatches. ``groups`` makes
-    torch's parameter groups from a dict name -> parameter. ``device`` is where workers train: None takes the GPU that
-    Spark assigned to the task, or else the CPU. ``clip_norm`` bounds the gradient's norm;
-    ``accumulate`` computes a minibatch in so many parts, one after the other;
+    torch's parameter groups from a dict name -> parameter. ``device`` is where workers train: None
+    takes the GPU that Spark assigned to the task, or else the CPU. ``clip_norm`` bounds the
+    gradient's norm; ``accumulate`` computes a minibatch in so many parts, one after the other;
     ``autocast="bfloat16"`` computes in bfloat16. ``step(module, optimizer, batch: TorchBatch) ->
     loss`` does a whole step as a user wants it; then ``loss`` is for scores only, and may be None.
     ``outputs`` says what the module puts out, for metrics: logits, probabilities or values; by

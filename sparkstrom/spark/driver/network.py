@@ -82,6 +82,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         keep = need_flag("keep", keep)
         need_model(model)
         self._application = application = application_of(spark)
+        self._tried: set[str] = set()  # columns of fits whose first rows were tried
         need_session(application)
         hint = "must be a SharedTrainingMaster or a ParameterAveragingTrainingMaster"
         need(isinstance(master, TrainingMaster | None), "master", master, hint)
@@ -155,11 +156,17 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
                 with self._checkpoints.kept_if_it_fails():
                     spread = self._spread(data, chosen, workers)
                     check_min_workers(self._master, spread.workers)
-                    if not self._has_gpus():
-                        metric = call.metric_measured
-                        parameters = self._learnt.parameters
-                        try_step(self._model, parameters, spread.first, packed, metric)
+                    self._try_first_rows(call, spread)
                 return self._train(call, spread, Showing(progress, record, slots, warnings))
+
+    def _try_first_rows(self, call: FitCall, spread: Spread) -> None:
+        """Try a step on the first rows here, once for the same columns: later fits start sooner."""
+        columns = repr(call.chosen)
+        if self._has_gpus() or columns in self._tried:
+            return
+        metric = call.metric_measured
+        try_step(self._model, self._learnt.parameters, spread.first, packed, metric)
+        self._tried.add(columns)
 
     def _has_gpus(self) -> bool:
         """Do workers train on GPUs, which this program may not have?"""
