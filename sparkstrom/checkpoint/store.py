@@ -1,6 +1,9 @@
 """A saved model: ``NAME`` is an npz that plain NumPy opens, ``NAME.json`` says what it is.
 
 A model of another library adds a file that this library opens by itself, such as ``NAME.pt``.
+
+``NAME.json`` has two digests: of the parameters and buffers in ``NAME``, which ties the two files,
+and of the rest of ``NAME.json`` itself. Files of earlier versions lack the second one.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import SetupError, SparkstromError, UsageError, first_line
 from sparkstrom.base.files import check_npz, create_beside, open_regular
 from sparkstrom.base.option_types import path_given
 from sparkstrom.base.version import __version__
@@ -26,6 +29,9 @@ from sparkstrom.models.base import Buffered, Flat, FlatModel
 from sparkstrom.models.registry import from_description
 
 FORMAT = 1
+OWN_DIGEST = "description_sha256"
+NEEDED = {"format", "model", "epochs", "sha256"}
+OPTIONAL = {"sparkstrom", "n_params", OWN_DIGEST}
 DAMAGE = (
     *(OSError, EOFError, TypeError, ValueError, KeyError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error, struct.error),
@@ -70,7 +76,7 @@ def save_model(
         "n_params": int(parameters.size),
         "sha256": _digest(parameters, buffers),  # ties the files: a crash between renames shows
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
+    description[OWN_DIGEST] = _digest_of_description(description)
     arrays = {"parameters": parameters}
     if buffers:
         arrays["buffers"] = np.frombuffer(buffers, np.uint8)
@@ -80,23 +86,34 @@ def save_model(
     if exported is not None:
         suffix, content = exported
         contents[path.with_name(path.name + suffix)] = content
-    written = {target: _beside(target, content) for target, content in contents.items()}
-    for target, temporary in written.items():
-        temporary.replace(target)
+    written: dict[Path, Path] = {}
+    target = path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for target, content in contents.items():
+            _write_beside(target, content, written)
+        for target, temporary in written.items():
+            temporary.replace(target)
+    except OSError as error:
+        for temporary in written.values():
+            temporary.unlink(missing_ok=True)
+        raise SetupError(
+            f"{target} cannot be written ({error.strerror or error}): make room or give another"
+            " path; what was saved there before is as it was"
+        ) from error
 
 
 def _json(description: dict[str, Any]) -> bytes:
     return json.dumps(description, indent=2).encode()
 
 
-def _beside(target: Path, content: bytes) -> Path:
-    """The content on disk under a temporary name."""
-    created, temporary = create_beside(target)
+def _write_beside(target: Path, content: bytes, written: dict[Path, Path]) -> None:
+    """Write the content to disk under a temporary name, which is put into ``written``."""
+    created, written[target] = create_beside(target)
     with created as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    return temporary
 
 
 def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, Flat, int]:
@@ -121,10 +138,9 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
             f"{description_path(path)} does not say format {FORMAT}, which this version of "
             "sparkstrom reads: it is no description of a model, or of a newer version's"
         )
-    if missing := {"model", "epochs", "sha256"} - set(description):
-        raise UsageError(f"{description_path(path)} lacks {', '.join(sorted(missing))}")
+    _check_description(description_path(path), description)
     if model is None:
-        model = from_description(description["model"])
+        model = _described(description_path(path), description["model"])
     else:
         check_same(model.describe(), description["model"], path)
     if parameters.shape != (model.n_params,) or parameters.dtype != np.float32:
@@ -140,6 +156,38 @@ def load_model(path: Path, model: FlatModel | None = None) -> tuple[FlatModel, F
     if buffers and isinstance(model, Buffered):
         model.load_buffers_bytes(buffers)
     return model, parameters, int(description["epochs"])
+
+
+def _check_description(path: Path, description: dict[str, Any]) -> None:
+    """Raise UsageError where it is not what ``save_model`` wrote."""
+    if missing := NEEDED - set(description):
+        raise UsageError(f"{path} lacks {', '.join(sorted(missing))}")
+    if unknown := set(description) - NEEDED - OPTIONAL:
+        raise UsageError(f"{path} is damaged: it has {', '.join(map(repr, sorted(unknown)))}")
+    digest = description.get(OWN_DIGEST)
+    epochs, model = description["epochs"], description["model"]
+    if (
+        (OWN_DIGEST in description and digest != _digest_of_description(description))
+        or not (isinstance(epochs, int) and epochs >= 0)
+        or not isinstance(model, dict)
+    ):
+        raise UsageError(
+            f"{path} is damaged or was changed after it was saved: take it from another copy, or"
+            " save the model again; what a model is cannot be edited there"
+        )
+
+
+def _described(path: Path, description: dict[str, Any]) -> FlatModel:
+    """Return the model. Raise UsageError where the description is of none."""
+    try:
+        return from_description(description)
+    except SparkstromError as error:
+        raise UsageError(f"{path}: {error}") from error
+    except Exception as error:  # of an earlier version, without a digest, and damaged
+        raise UsageError(
+            f"{path} describes no model that can be made ({type(error).__name__}:"
+            f" {first_line(error)}): it is damaged, or of another version of sparkstrom"
+        ) from error
 
 
 def check_same(here: dict[str, Any], saved: dict[str, Any], path: object) -> None:
@@ -160,3 +208,10 @@ def _digest(parameters: Flat, buffers: bytes) -> str:
     digest = hashlib.sha256(parameters.tobytes())
     digest.update(buffers)
     return digest.hexdigest()
+
+
+def _digest_of_description(description: dict[str, Any]) -> str:
+    """Return the digest of all values, however the file is laid out."""
+    rest = {name: value for name, value in description.items() if name != OWN_DIGEST}
+    content = json.dumps(rest, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(content.encode()).hexdigest()

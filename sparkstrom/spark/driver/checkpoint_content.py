@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import copy
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import (
+    CheckpointDamaged,
+    SparkstromError,
+    UsageError,
+    first_line,
+)
 from sparkstrom.base.identity import Position
 from sparkstrom.checkpoint.checkpoint_file import Checkpoint
 from sparkstrom.checkpoint.store import check_same
 from sparkstrom.models.base import Buffered, Flat, FlatModel
+from sparkstrom.observe.epochs import EpochBook
 from sparkstrom.protocol.common.fit_spec import FitSpec, PartitionStart
 from sparkstrom.runtime.fit_state import Snapshot
 from sparkstrom.runtime.lent_state import LentStates, updater_in
@@ -152,7 +159,46 @@ class Resumption:
 
 
 def resumption_of(path: str, checkpoint: Checkpoint, model: FlatModel) -> Resumption:
-    """Read it. Raise UsageError where it is of another model or another optimizer."""
+    """Read it.
+
+    Raise UsageError where it is of another model or another optimizer, and CheckpointDamaged where
+    its description is not one that ``checkpoint_of`` made.
+    """
+    try:
+        msgspec.convert(checkpoint.description, _Description)
+        EpochBook().go_on(checkpoint.description["figures"])
+        return _resumption_of(path, checkpoint, model)
+    except SparkstromError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        why = f"its description does not fit ({type(error).__name__}: {first_line(error)})"
+        raise CheckpointDamaged(path, why) from error
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Number = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+
+
+class _Description(msgspec.Struct):
+    """The types and ranges of a checkpoint's description."""
+
+    model: dict[str, Any]
+    key: FitKey
+    epochs: Number
+    epochs_done: Count | None
+    k: Annotated[int, msgspec.Meta(ge=-(2**10), le=2**10)]
+    first_epoch: Count
+    minibatches_before: Count
+    commit: Annotated[int, msgspec.Meta(ge=EARLIER_RUN)]
+    partitions: list[tuple[Count, Count, Annotated[int, msgspec.Meta(ge=-1)], int, Count]]
+    threshold: str
+    figures: dict[str, list[Any]]
+    best: Best | None
+    summaries: dict[str, Any]
+    updaters: dict[str, Any] | None = None
+
+
+def _resumption_of(path: str, checkpoint: Checkpoint, model: FlatModel) -> Resumption:
     said, arrays = checkpoint.description, checkpoint.arrays
     check_same(model.describe(), said["model"], path)
     parameters, buffers = arrays["parameters"], arrays["buffers"].tobytes()

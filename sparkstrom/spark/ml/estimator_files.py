@@ -9,15 +9,17 @@ files, with initial parameters, where its model has code or such parameters.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pickle
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import UsageError, first_line
 from sparkstrom.checkpoint.store import load_model, save_model
 from sparkstrom.models.base import Exporting, Flat, FlatModel, Starting, buffers_to_save
 from sparkstrom.models.registry import from_description, says_all
@@ -30,6 +32,10 @@ FOLDER, NAME = "model", "model.npz"
 CODE = f"{NAME}.pickle"
 OURS, COLUMNS = "sparkstrom", "columns"  # our part of the metadata, and names that are no string
 VALUES = ("model", "master", "earlyStopping")  # Params that are values, not JSON by themselves
+DAMAGE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError),
+    *(TypeError, ValueError, RecursionError),
+)
 OF_THIS_PROGRAM = ("listeners",)  # a saved estimator has none
 
 
@@ -79,6 +85,10 @@ class EstimatorReader(MLReader[Any]):
 
     def load(self, path: str) -> Any:
         """The estimator. Raise UsageError for a model that cannot be made again."""
+        with _named_damage(path):
+            return self._load(path)
+
+    def _load(self, path: str) -> Any:
         metadata = DefaultParamsReader.loadMetadata(path, context_here(self))
         estimator = self._cls()
         estimator._resetUid(metadata["uid"])
@@ -132,6 +142,10 @@ class ModelReader(MLReader[Any]):
 
     def load(self, path: str) -> Any:
         """The trained model. Raise UsageError where files are missing or do not fit together."""
+        with _named_damage(path):
+            return self._load(path)
+
+    def _load(self, path: str) -> Any:
         metadata = DefaultParamsReader.loadMetadata(path, context_here(self))
         model, parameters, epochs = _get_model(context_here(self), path, self._model)
         several = metadata[OURS].get("several", False)
@@ -139,6 +153,22 @@ class ModelReader(MLReader[Any]):
         instance._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(instance, metadata)
         return instance._set(**_names_in(metadata[OURS].get(COLUMNS, {})))
+
+
+@contextlib.contextmanager
+def _named_damage(path: str) -> Iterator[None]:
+    """Turn what damaged metadata raise into a UsageError with the path."""
+    try:
+        yield
+    except UsageError as error:
+        if path in str(error):
+            raise
+        raise UsageError(f"{path}: {error}") from error
+    except DAMAGE as error:
+        raise UsageError(
+            f"{path} holds no stage that sparkstrom saved, or a damaged one"
+            f" ({type(error).__name__}: {first_line(error)}): save it again"
+        ) from error
 
 
 def _save_metadata(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkstrom.base.errors import UsageError
+from sparkstrom.base.errors import SetupError, UsageError
 from sparkstrom.checkpoint import store
 from sparkstrom.checkpoint.store import description_path, load_model, save_model
 from sparkstrom.models import Adam, DenseNetwork
@@ -51,7 +51,7 @@ def test_a_failing_write_leaves_the_former_model(
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store.os, "fsync", fsync)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(SetupError, match=r"model\.npz.* cannot be written .*No space"):
         save(tmp_path / "model.npz", 2.0, epochs=2)
     _, parameters, epochs = load_model(tmp_path / "model.npz")
     np.testing.assert_array_equal(parameters, MODEL.initial() + np.float32(1.0))
@@ -197,7 +197,7 @@ def test_a_planted_link_is_not_written_through(
     (tmp_path / f"model.{os.getpid()}.tmp").symlink_to(victim)
     save(tmp_path / "model")
     (tmp_path / "model.foreseen.tmp").symlink_to(victim)
-    with pytest.raises(FileExistsError):
+    with pytest.raises(SetupError, match="File exists"):
         save(tmp_path / "model")
     assert victim.read_text() == "precious"
 
@@ -209,3 +209,25 @@ def test_a_named_pipe_is_refused_at_once(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     with pytest.raises(UsageError, match="not a regular file"):
         load_model(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('"relu"', '"tanh"'),
+        ('"epochs": 7', '"epochs": -7'),
+        ('"epochs": 7', '"epochs": 8'),
+        ('"l2": 0.0', '"l2": 0.5'),
+        ('"description_sha256"', '"dascription_sha256"'),
+    ],
+)
+def test_a_description_that_was_changed_is_refused(tmp_path: Path, before: str, after: str) -> None:
+    save(tmp_path / "model.npz", model=DenseNetwork([4, 3, 2], hidden="relu", seed=5))
+    path = description_path(tmp_path / "model.npz")
+    text = path.read_text()
+    assert text.count(before) == 1
+    path.write_text(text.replace(before, after))
+    with pytest.raises(UsageError, match=r"model\.npz\.json is damaged"):
+        load_model(tmp_path / "model.npz")
+    path.write_text(json.dumps(json.loads(text)))  # the layout does not count
+    load_model(tmp_path / "model.npz")

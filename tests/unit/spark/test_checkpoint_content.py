@@ -35,7 +35,11 @@ from sparkstrom.spark.driver.fit_checkpoints import Use, key_of, use_of
 
 WIDTHS = [4, 3, 2]
 STARTS = (PartitionStart(Position(2, 1), 7, 9, 3), PartitionStart(Position(1, 0), 8, 2, 3))
-FIGURES = {"whole": [{"epoch": 1, "loss": 0.5}], "parts": [[0, {"epoch": 1}]]}
+WHOLE = {"epoch": 1, "loss": 0.5, "examples": 8, "validation": 0.25, "partitions": 2}
+FIGURES = {
+    "whole": [WHOLE],
+    "parts": [[0, {"epoch": 1, "loss_sum": 0.5, "examples": 8}]],
+}
 
 
 def adam_state(model: FlatModel) -> bytes:

@@ -1,0 +1,206 @@
+"""Fuzz the readers of files: whatever is in a file, only declared errors come out.
+
+    python -m tests.fuzz.files                        # 2,000 mutations of each kind of file
+    python -m tests.fuzz.files network --mutations 20000 --seed 7
+
+A mutation changes bytes of a file, or replaces a value in a file that holds JSON. Checkpoints whose
+description was changed get a digest that fits. Prints a line for each kind; ends with 1 at the
+first input that raises something else, which it leaves in a folder that it names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import io
+import json
+import random
+import shutil
+import sys
+import tempfile
+import tracemalloc
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkstrom.base.errors import SparkstromError
+from sparkstrom.checkpoint.checkpoint_file import (
+    Checkpoint,
+    pack_checkpoint,
+    read_checkpoint_untrusted,
+)
+from sparkstrom.checkpoint.store import load_model, save_model
+from sparkstrom.models import DenseNetwork, from_dl4j
+from sparkstrom.models.registry import from_description
+from sparkstrom.models.updaters import Adam
+from sparkstrom.observe.reporting.report_page import report
+from sparkstrom.observe.reporting.run_history import read_history
+from sparkstrom.spark.driver.checkpoint_content import resumption_of
+from sparkstrom.spark.driver.option_json import from_json
+from tests.conformance.dl4j_files import drawn, f, layer, network, output, write
+from tests.fuzz.mutation import MUTATIONS
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+MEMORY_BYTES_MAX = 32 * 2**20  # files are of some KiB
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, -7, 2**31, 2**63, 2**70, 0.5, -1e308, 1e999, float("nan")),
+    *("", "x", "dense", "tanh", "\0", "9" * 400, [], [1], [[]], {}, {"kind": "keras"}, {"a": 1}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of file: ``make`` puts a good one into a folder, ``load`` reads it from there."""
+
+    make: Callable[[Path], None]
+    load: Callable[[Path], Any]
+
+
+def _copied(*names: str) -> Callable[[Path], None]:
+    def copy_all(folder: Path) -> None:
+        for name in names:
+            shutil.copy(GOLDEN / name, folder / Path(name).name)
+
+    return copy_all
+
+
+def _saved_now(folder: Path) -> None:
+    model, parameters, epochs = load_model(GOLDEN / "network.npz")
+    save_model(folder / "network.npz", model.describe(), parameters, epochs)
+
+
+def _dense_dl4j(folder: Path) -> None:
+    """Two dense layers as 1.0.0-M2 writes them."""
+    told = network(layer("DenseLayer", act="TanH", nin=4, nout=3), output(3, 2, act="Softmax"))
+    arrays = (f(drawn(1, 4, 3)), drawn(2, 3), f(drawn(3, 3, 2)), drawn(4, 2))
+    write(folder / "dl4j.zip", told, *arrays)
+
+
+def _model() -> DenseNetwork:
+    return DenseNetwork([4, 3, 2], hidden="relu", loss="cross_entropy", updater=Adam(0.01), seed=3)
+
+
+def _resume(folder: Path) -> None:
+    path = folder / "checkpoint.npz"
+    with path.open("rb") as file:
+        resumption_of(str(path), read_checkpoint_untrusted(file, str(path)), _model())
+
+
+def _estimator(folder: Path) -> None:
+    """What reading an estimator does with the part of its metadata that is ours."""
+    from sparkstrom.spark.ml.estimator_files import _named_damage
+
+    path = folder / "part-00000.txt"
+    with _named_damage(str(path)):
+        ours = dict(json.loads(path.read_text("utf-8"))["sparkstrom"])
+        described = ours.pop("model")
+        if described is not None:
+            from_description(described)
+        for value in ours.values():
+            if isinstance(value, dict):
+                from_json(value)
+
+
+KINDS = {
+    "network": Kind(_saved_now, lambda folder: load_model(folder / "network.npz")),
+    "network of before": Kind(
+        _copied("network.npz", "network.npz.json"),
+        lambda folder: load_model(folder / "network.npz"),
+    ),
+    "checkpoint": Kind(_copied("checkpoint.npz"), _resume),
+    "estimator": Kind(_copied("estimator/metadata/part-00000.txt"), _estimator),
+    "run log": Kind(
+        _copied("run.jsonl"), lambda folder: report(read_history(folder / "run.jsonl"))
+    ),
+    "dl4j": Kind(
+        _dense_dl4j,
+        lambda folder: from_dl4j(folder / "dl4j.zip"),
+    ),
+}
+
+
+def places(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Each container and key of a JSON value that has a value."""
+    keys: Any = tree.keys() if isinstance(tree, dict) else range(len(tree))
+    for key in keys:
+        yield tree, key
+        if isinstance(tree[key], dict | list):
+            yield from places(tree[key])
+
+
+def with_another_value(tree: Any, chance: random.Random) -> Any:
+    """A copy in which one value is another one, or gone."""
+    made = copy.deepcopy(tree)
+    container, key = chance.choice([*places(made)])
+    if isinstance(container, dict) and chance.random() < 0.1:
+        del container[key]
+    else:
+        container[key] = chance.choice(VALUES)
+    return made
+
+
+def mutate(path: Path, chance: random.Random) -> None:
+    """Change the file."""
+    if path.name.endswith((".json", ".txt")) and chance.random() < 0.5:
+        path.write_text(json.dumps(with_another_value(json.loads(path.read_text()), chance)))
+    elif path.name == "checkpoint.npz" and chance.random() < 0.7:
+        with path.open("rb") as file:
+            whole = read_checkpoint_untrusted(file, str(path))
+        description = with_another_value(whole.description, chance)
+        sealed = io.BytesIO()
+        pack_checkpoint(Checkpoint(description, whole.arrays), sealed)
+        path.write_bytes(sealed.getvalue())
+    else:
+        data = bytearray(path.read_bytes())
+        for _ in range(chance.randint(1, 3)):
+            chance.choice(MUTATIONS)(data, chance, [bytes(data)])
+        path.write_bytes(bytes(data))
+
+
+def fuzz(name: str, mutations: int, seed: int, root: Path) -> Counter[str]:
+    """Mutate and read; return how often which error came out. Raise what is not declared."""
+    kind, chance, outcomes = KINDS[name], random.Random(seed), Counter[str]()
+    folder = root / "file"
+    for _ in range(mutations):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        kind.make(folder)
+        mutate(chance.choice(sorted(folder.iterdir())), chance)
+        try:
+            kind.load(folder)
+            outcomes["read"] += 1
+        except SparkstromError as error:
+            if not any(path.name in str(error) for path in folder.iterdir()):
+                raise AssertionError(f"no file is named: {error}") from error
+            outcomes[type(error).__name__] += 1
+    return outcomes
+
+
+def main() -> int:
+    """Fuzz the kinds that are named, or all."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.files", description=__doc__)
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
+    parser.add_argument("--mutations", type=int, default=2000)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    for name in args.kinds or KINDS:
+        root = Path(tempfile.mkdtemp(prefix="sparkstrom-fuzz-"))
+        tracemalloc.start()
+        try:
+            outcomes = fuzz(name, args.mutations, args.seed, root)
+        except BaseException:
+            print(f"{name}: the input is in {root}", file=sys.stderr)
+            raise
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        print(f"{name}: {dict(outcomes)}, at most {peak / 2**20:.0f} MiB", flush=True)
+        shutil.rmtree(root)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

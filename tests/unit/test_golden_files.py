@@ -1,0 +1,51 @@
+"""Files that sparkstrom wrote at commit 4b66307 (November 2026) are read by every later version."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import numpy as np
+
+from sparkstrom.checkpoint.checkpoint_file import read_checkpoint_untrusted
+from sparkstrom.checkpoint.store import load_model
+from sparkstrom.ml import SparkstromEstimator
+from sparkstrom.models.registry import from_description
+from sparkstrom.observe.reporting.report_page import report
+from sparkstrom.observe.reporting.run_history import read_history
+from sparkstrom.spark.driver.checkpoint_content import resumption_of
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+def test_a_saved_network_predicts_what_it_did() -> None:
+    model, parameters, epochs = load_model(GOLDEN / "network.npz")
+    model.bind(parameters)
+    outputs = model.predict(np.load(GOLDEN / "network-inputs.npy"))
+    np.testing.assert_allclose(outputs, np.load(GOLDEN / "network-outputs.npy"), atol=1e-6)
+    assert epochs == 3
+
+
+def test_a_fit_resumes_from_a_checkpoint() -> None:
+    model, parameters, _ = load_model(GOLDEN / "network.npz")
+    with (GOLDEN / "checkpoint.npz").open("rb") as file:
+        found = resumption_of("f.npz", read_checkpoint_untrusted(file, "f.npz"), model)
+    assert (found.key.number, found.epochs, found.epochs_done) == (1, 3, 3)
+    np.testing.assert_array_equal(found.parameters, parameters)
+    assert [epoch["epoch"] for epoch in found.figures["whole"]] == [1, 2, 3]
+
+
+def test_a_run_log_becomes_a_report() -> None:
+    history = read_history(GOLDEN / "run.jsonl")
+    assert len(history.fits) == 1
+    assert "2 workers trained 3 epochs" in report(history)
+
+
+def test_an_estimators_metadata_are_read() -> None:
+    text = (GOLDEN / "estimator/metadata/part-00000.txt").read_text()
+    ours = json.loads(text)["sparkstrom"]
+    assert from_description(ours["model"]).n_params == 23
+    assert ours["master"] is None
+    module, _, name = json.loads(text)["class"].rpartition(".")
+    assert getattr(importlib.import_module(module), name) is SparkstromEstimator
