@@ -36,6 +36,7 @@ from sparkstrom.models.keras_objects import (
     need_equal,
     need_jax,
     need_model,
+    need_safe_keras,
     optimizer_of,
     outputs_of,
     plain_errors,
@@ -407,6 +408,7 @@ class KerasModel:
                 " model as before, and load it with SparkNetwork.load(path, spark,"
                 " model=KerasModel(...))"
             )
+        need_safe_keras()
         parts = [description[part] for part in (*PARTS, "loss")]
         refuse_other_modules(parts)
         model, optimizer, loss = (

@@ -11,6 +11,7 @@ import functools
 import importlib
 import operator
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -29,6 +30,7 @@ except ImportError as missing:
         " 'sparkstrom[keras]'"
     ) from missing
 
+SAFE_KERAS = (3, 11, 3)  # unsafe deserialization was closed by then: CVE-2025-8747, -9905, -9906
 SEED = "seed_generator_state"
 RowsLoss = Callable[[Any, Any], Any]  # labels, outputs -> one loss per row
 mask_of = importlib.import_module("keras.src.backend").get_keras_mask  # None where there is none
@@ -349,6 +351,17 @@ def _is_safe(module: Any, name: Any, registered: Any) -> bool:
         bases = {base.__name__ for base in found.__mro__ if not is_own(base)}
         return isinstance(found, type) and not is_own(found) and bool(bases & set(KINDS_OF_KERAS))
     return False
+
+
+def need_safe_keras() -> None:
+    """Raise UsageError for a Keras that runs code while it makes a model from a description."""
+    version = tuple(int(part) for part in re.findall(r"\d+", keras.__version__)[:3])
+    if version < SAFE_KERAS:
+        raise UsageError(
+            f"Keras {keras.__version__} may run code that a saved description names: install"
+            f" keras>={'.'.join(map(str, SAFE_KERAS))}, or make the model yourself and pass it:"
+            " SparkNetwork.load(path, spark, model=KerasModel(...))"
+        )
 
 
 def refuse_other_modules(configuration: Any) -> None:

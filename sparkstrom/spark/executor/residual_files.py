@@ -11,9 +11,11 @@ import json
 import os
 import secrets
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
+from sparkstrom.base.files import check_npz, open_regular
 from sparkstrom.codec.messages import ResidualCheckpoint
 from sparkstrom.models.base import State, without_frozen
 from sparkstrom.runtime.replica import Replica
@@ -47,7 +49,14 @@ def keep(replica: Replica, directory: Path, network: str) -> ResidualCheckpoint:
 
 def restore(replica: Replica, path: str) -> None:
     """Add a granted file to this replica, and remove it: it is granted once in all."""
-    with np.load(path, allow_pickle=False) as file:
+    with open_regular(path, follow=False) as opened:
+        check_npz(opened)
+        _take(replica, opened)
+    Path(path).unlink()
+
+
+def _take(replica: Replica, opened: IO[bytes]) -> None:
+    with np.load(opened, allow_pickle=False) as file:
         scalars = json.loads(str(file["description"]))
         states: dict[str, State] = {part: dict(values) for part, values in scalars.items()}
         for name in file.files:
@@ -57,7 +66,6 @@ def restore(replica: Replica, path: str) -> None:
         replica.add_residual(without_frozen(replica.model, file["residual"]))
     replica.encoder.load_state(states["encoder"])
     replica.model.load_updater_state(states["updater"])
-    Path(path).unlink()
 
 
 def forget(directory: Path, network: str) -> int:

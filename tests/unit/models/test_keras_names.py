@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkstrom.base.errors import UsageError
-from sparkstrom.models.keras_objects import keras, refuse_other_modules
+from sparkstrom.models.keras_objects import keras, need_safe_keras, refuse_other_modules
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,11 @@ def test_own_classes_of_keras_pass() -> None:
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     for part in (model, functional, keras.optimizers.Adam(schedule), keras.losses.Huber()):
         refuse_other_modules(keras.saving.serialize_keras_object(part))
+
+
+def test_an_older_keras_makes_no_model_from_a_description(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keras, "__version__", "3.8.0")
+    with pytest.raises(UsageError, match=r"Keras 3\.8\.0 may run code .* keras>=3\.11\.3"):
+        need_safe_keras()
+    monkeypatch.setattr(keras, "__version__", "3.12.0rc1")
+    need_safe_keras()
