@@ -190,13 +190,13 @@ def test_a_killed_receiver_makes_its_sender_busy_and_nobody_else(
 
 def test_a_receiver_that_closed_breaks_its_senders_for_good(drivers: Any, exchange: Any) -> None:
     here, there = drivers.transport(), drivers.transport()
-    before = logs_of(here)
+    before = set(logs_of(here))  # of the media driver's self-test, which go at some time
     there.open_receiver(THERE, local=True)
     old = here.open_sender(there.endpoint, THERE, control=True, local=True)
     exchange(here, old, [b"first"], there)
     there.close_receiver(THERE)
     drivers.wait_until(lambda: old.offer([b"lost"])[1] is Offer.UNCONNECTED)
-    drivers.wait_until(lambda: logs_of(here) == before)
+    drivers.wait_until(lambda: set(logs_of(here)) <= before)
     there.open_receiver(THERE, local=True)
     new = here.open_sender(there.endpoint, THERE, control=True, local=True)
     assert exchange(here, new, [b"second"], there) == [(THERE, b"second")]
