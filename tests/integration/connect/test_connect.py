@@ -65,7 +65,7 @@ def test_what_cannot_be_is_refused_by_name(client):
         "slots": "UsageError: controller='executor' needs one slot more: 4 workers",
         "column": "UsageError: there is no column 'lable'",
         "stream": "UsageError: each_batch(network)",
-        "row": "rows have 63 features, the network takes 64",
+        "row": "has 63 values where earlier ones have 64",
         "user": "ValueError: this code of a user's is wrong",
     }.items():
         assert said in refusals[name], refusals[name]
