@@ -20,10 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkstrom.base.errors import UsageError, first_line
+from sparkstrom.base.option_types import is_real, is_truth
 from sparkstrom.local.arrow_columns import reading_of
-from sparkstrom.runtime.records import Records, RowFormat, width_of
+from sparkstrom.runtime.records import Leaf, Records, RowFormat, width_of
 from sparkstrom.spark.data.arrow import parts_of
-from sparkstrom.spark.data.columns import Chosen, check_chosen, wanted_by_role
+from sparkstrom.spark.data.columns import HELD_OUT, Chosen, check_chosen, wanted_by_role
 from sparkstrom.spark.data.row_blocks import (
     BLOCK_BYTES,
     Block,
@@ -40,19 +41,90 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-WHERE = "the data"  # in "row 17 of the data"
+WHERE, WHERE_HELD = "the data", "the held-out data"  # in "row 17 of the data"
 
 
-def blocks_of_data(data: Any, chosen: Chosen) -> Iterator[Block]:
+def blocks_of_data(data: Any, chosen: Chosen, where: str = WHERE) -> Iterator[Block]:
     """All rows, each with its number from 0. Raise UsageError for data that are none of these."""
     source = _arrow_source(data, chosen)
     check_chosen(chosen, source is not None, "this kind of data")
     if source is not None:
         reading, batches = reading_of(*source, chosen)
-        return gathered(parts_of(reading, batches, WHERE), WHERE)
+        return gathered(parts_of(reading, batches, where), where)
     if _is_arrays(data):
-        return gathered(_parts_of_arrays(data), WHERE)
-    return blocks_labelled(WHERE, _host_rows(_rows(data)))
+        return gathered(_parts_of_arrays(data, where), where)
+    return blocks_labelled(where, _host_rows(_rows(data)))
+
+
+# -- held-out rows ---------------------------------------------------------------------------------
+
+
+def are_rows(validation: Any) -> bool:
+    """Whether these are held-out rows, rather than a fraction or a column's name."""
+    if isinstance(validation, str | bytes) or is_real(validation) or is_truth(validation):
+        return False
+    readable = ("__iter__", "__getitem__", "__fspath__", "schema", "schema_arrow")
+    return any(hasattr(validation, name) for name in readable)
+
+
+def blocks_with(data: Any, held: Any, chosen: Chosen) -> Iterator[Block]:
+    """All rows, those of ``held`` as held out. Raise UsageError where they differ in kind."""
+    if held is data and hasattr(data, "__next__"):
+        raise UsageError(
+            "validation: held-out rows and the data are one iterator, which is drawn once: make"
+            " two, or give a fraction such as 0.1"
+        )
+    blocks = blocks_of_data(data, chosen)
+    try:
+        others = blocks_of_data(held, chosen, WHERE_HELD)
+    except UsageError as error:
+        raise UsageError(
+            f"validation: {error}. Held-out rows are of the same kind as the data, with the same"
+            " columns"
+        ) from None
+    return _both(blocks, others)
+
+
+def _both(blocks: Iterator[Block], others: Iterator[Block]) -> Iterator[Block]:
+    form: RowFormat | None = None
+    for block in blocks:
+        form = form or block.form
+        yield _marked(block, is_held=False)
+    for block in others:
+        if form is not None:
+            _need_like(form, block.form)
+        yield _marked(block, is_held=True)
+
+
+def _marked(block: Block, *, is_held: bool) -> Block:
+    """The block with a last array that says whether its rows are held out."""
+    form, flag = block.form, Leaf(HELD_OUT, (), "|u1", "|u1")
+    marks = np.full((len(block.records), 1), is_held, np.uint8)
+    marked = form._replace(leaves=(*form.leaves, flag), flagged=True)
+    return block._replace(form=marked, records=np.concatenate([block.records, marks], axis=1))
+
+
+def _need_like(mine: RowFormat, theirs: RowFormat) -> None:
+    """Raise UsageError where held-out rows have other arrays than the data."""
+    kinds = [
+        (form.features, form.labels, form.weighted, len(form.leaves)) for form in (mine, theirs)
+    ]
+    if kinds[0] != kinds[1]:
+        said = [", ".join(leaf.name for leaf in form.leaves) for form in (mine, theirs)]
+        raise UsageError(
+            f"validation: held-out rows have {said[1]}, and the data {said[0]}: give both the same"
+            " arrays, in the same order"
+        )
+    for one, other in zip(mine.leaves, theirs.leaves, strict=True):
+        if one[1:4] != other[1:4]:
+            raise UsageError(
+                f"validation: {other.name} of held-out rows is {_kind(other)}, and in the data"
+                f" {_kind(one)}: make both alike, for example by astype"
+            )
+
+
+def _kind(leaf: Leaf) -> str:
+    return f"{np.dtype(leaf.stored).name}{list(leaf.shape)}"
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -161,7 +233,7 @@ def _is_arrays(data: Any) -> bool:
     return getattr(first, "ndim", 0) >= 1
 
 
-def _parts_of_arrays(data: tuple[Any, ...]) -> Iterator[tuple[RowFormat, Records]]:
+def _parts_of_arrays(data: tuple[Any, ...], where: str) -> Iterator[tuple[RowFormat, Records]]:
     features = several(data[0])
     no_labels = np.zeros((len(features[1][0]), 0), np.float32)  # as rows have it
     label = several(no_labels if data[1] is None else data[1])
@@ -173,13 +245,13 @@ def _parts_of_arrays(data: tuple[Any, ...]) -> Iterator[tuple[RowFormat, Records
         try:
             arrays.append(_sliceable(_on_host(value), is_label=i in label_places))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"array {i} of the data is {short(value)}: {error}") from None
+            raise UsageError(f"array {i} of {where} is {short(value)}: {error}") from None
     counts = [len(array) if array.ndim else -1 for array in arrays]
     if len(set(counts)) != 1:
-        raise UsageError(f"the arrays of the data have {counts} rows: all need the same number")
+        raise UsageError(f"the arrays of {where} have {counts} rows: all need the same number")
     if len(data) == 3:
         arrays[-1] = as_array(arrays[-1])
-        _check_weights(arrays[-1])
+        _check_weights(arrays[-1], where)
     if not counts[0]:
         return
 
@@ -201,11 +273,11 @@ def _sliceable(value: Any, *, is_label: bool) -> NDArray[Any]:
     return value
 
 
-def _check_weights(weights: NDArray[Any]) -> None:
+def _check_weights(weights: NDArray[Any], where: str) -> None:
     wrong = ~((weights >= 0) & (weights < np.inf)) if weights.ndim == 1 else np.ones(1, bool)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        raise UsageError(f"row {row} of the data has weight {weights[row]!r}: give 0 or above")
+        raise UsageError(f"row {row} of {where} has weight {weights[row]!r}: give 0 or above")
 
 
 # -- rows ------------------------------------------------------------------------------------------

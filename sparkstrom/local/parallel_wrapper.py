@@ -21,7 +21,7 @@ from sparkstrom.local.accumulators import Accumulator
 from sparkstrom.local.by_value import packed_by_value
 from sparkstrom.local.dealt_rows import dealt
 from sparkstrom.local.host_fit import Dealt, HostFit, HostSite
-from sparkstrom.local.local_data import blocks_of_data
+from sparkstrom.local.local_data import are_rows, blocks_of_data, blocks_with
 from sparkstrom.local.rounds_fit import RoundsFit
 from sparkstrom.local.scratch import WrapperScratch, remove_left
 from sparkstrom.local.worker_pool import WorkerPool, cores
@@ -39,7 +39,7 @@ from sparkstrom.observe.stopping import EarlyStopping, epochs_of
 from sparkstrom.observe.termination import TerminationCondition
 from sparkstrom.runtime.prefetching import prefetched
 from sparkstrom.runtime.theta import Theta
-from sparkstrom.spark.data.columns import Chosen, Names
+from sparkstrom.spark.data.columns import HELD_OUT, Chosen, Names
 from sparkstrom.spark.data.row_blocks import check_block
 from sparkstrom.spark.driver.call_checks import check_call, epochs_given
 from sparkstrom.spark.driver.cluster import Slots, check_min_workers
@@ -116,7 +116,7 @@ class ParallelWrapper(TrainedNetwork):
         features: Names = "features",
         label: Names | None = "label",
         weight: str | None = None,
-        validation: float | str | None = None,
+        validation: Any = None,
         early_stopping: EarlyStopping | Sequence[TerminationCondition] | None = None,
         listeners: Sequence[Any] = (),
         run_log: str | os.PathLike[str] | None = None,
@@ -126,13 +126,16 @@ class ParallelWrapper(TrainedNetwork):
         ``data``: (features, labels) or (features, labels, weights) as arrays; an Arrow table, a
         pandas DataFrame or paths of Parquet files, of which ``features``, ``label`` and ``weight``
         name columns; a Dataset of torch or an iterable of (features, label) or (features, label,
-        weight), which is drawn once. The rest is as in ``SparkNetwork.fit``.
+        weight), which is drawn once. ``validation`` is a fraction, the name of a boolean column, or
+        rows of their own: of the same kinds, but a path is a ``Path``, as a string names a column.
+        The rest is as in ``SparkNetwork.fit``.
         Raises UsageError, SetupError or TrainingError (with partition and traceback).
         """
         if not self._closing.alive:
             raise UsageError("this ParallelWrapper is closed: make another one")
         record = FitRecord()
-        chosen = Chosen(features, label, weight, validation)
+        held = validation if are_rows(validation) else None
+        chosen = Chosen(features, label, weight, validation if held is None else HELD_OUT)
         rule = check_call(self._model, epochs, chosen, early_stopping, listeners, run_log)
         epochs, ends = epochs_of(rule, epochs_given(epochs))
         need_picklable(self._model, packed_by_value)
@@ -149,7 +152,7 @@ class ParallelWrapper(TrainedNetwork):
                 warm_up(say=progress.say)
             theta = self._learnt.theta(self._master.layer_multipliers or {})
             showing = Showing(progress, record, Slots(1, workers), [])
-            with self._site.pool.while_open(), self._dealt(data, chosen, workers) as rows:
+            with self._site.pool.while_open(), self._dealt(data, held, chosen, workers) as rows:
                 first = next(file for file in rows.files if file.spans)
                 metric = call.metric_measured
                 parameters = self._learnt.parameters
@@ -178,12 +181,17 @@ class ParallelWrapper(TrainedNetwork):
             self._training.release()
 
     @contextmanager
-    def _dealt(self, data: Any, chosen: Chosen, workers: int) -> Iterator[Dealt]:
+    def _dealt(self, data: Any, held: Any, chosen: Chosen, workers: int) -> Iterator[Dealt]:
         """The rows on disk, until the fit is over."""
         scratch, pool = self._site.scratch, self._site.pool
         directory = Path(tempfile.mkdtemp(prefix="fit-", dir=scratch))
         try:
-            drawn = prefetched(blocks_of_data(data, chosen), self._prefetch_buffer, pool.need_open)
+            read = (
+                blocks_of_data(data, chosen)
+                if held is None
+                else blocks_with(data, held, chosen._replace(validation=None))
+            )
+            drawn = prefetched(read, self._prefetch_buffer, pool.need_open)
             with self._checkpoints.kept_if_it_fails(), closing(drawn) as blocks:
                 files = dealt(blocks, workers, self._master.rng_seed, directory)
             yield Dealt(files, directory)

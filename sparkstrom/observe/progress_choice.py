@@ -49,13 +49,18 @@ def progress_for(progress: bool | str) -> ProgressLine:
 
 def _usual_way() -> str:
     """A notebook's kernel, a terminal that can move its cursor, or neither."""
-    if _is_notebook():
+    if is_notebook():
         return "notebook"
     can_draw = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
     return "bar" if can_draw and _is_there(NEEDED["bar"]) else "plain"
 
 
-def _is_notebook() -> bool:
+def reads_descriptors(stream: object) -> bool:
+    """Does a notebook's stream show what other processes write to its file descriptor, too?"""
+    return getattr(stream, "watch_fd_thread", None) is not None  # of ipykernel's OutStream
+
+
+def is_notebook() -> bool:
     """Does a kernel run this code? IPython at a terminal has none."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None

@@ -55,11 +55,14 @@ class WorkerOutput:
 class CopiedStream:
     """A text stream that goes on to be what it was, and hands each whole line to ``add``.
 
-    Where the stream fails (it is closed, or its disk is full), lines still reach ``add``.
+    A part of a line is written with what follows it, or by ``flush``: workers of local mode share
+    one standard error. Where the stream fails (it is closed, or its disk is full), lines still
+    reach ``add``.
     """
 
     def __init__(self, stream: TextIO | None, add: Callable[[str], None]) -> None:
         self._stream, self._add, self._partial = stream, add, ""
+        self._unwritten = ""
         self._is_mute = stream is None
 
     def _guarded(self, output: Callable[[TextIO], object]) -> None:
@@ -73,12 +76,20 @@ class CopiedStream:
 
     def flush(self) -> None:
         """As the stream does it."""
+        self._put(self._unwritten)
+        self._unwritten = ""
         self._guarded(lambda stream: stream.flush())
+
+    def _put(self, text: str) -> None:
+        if text:
+            self._guarded(lambda stream: stream.write(text))
 
     def write(self, text: str) -> int:
         """As the stream does it."""
-        count = len(text)
-        self._guarded(lambda stream: stream.write(text))
+        count, unwritten = len(text), self._unwritten + text
+        is_part = "\n" not in text and "\r" not in text and len(unwritten) <= LINE_CHARS_MAX
+        self._unwritten = unwritten if is_part else ""
+        self._put("" if is_part else unwritten)
         if "\n" not in text:  # most writes of a print are a part of its line
             self._partial = (self._partial + text)[-PARTIAL_CHARS_MAX:]
             return count

@@ -84,6 +84,10 @@ class ConnectApplication:
     def check(self, master: TrainingMaster) -> None:
         check_options(master)
 
+    @property
+    def has_workers_output(self) -> bool:
+        return False
+
     def check_data(self, data: Any) -> None:
         need_frame(data, self._session)
 

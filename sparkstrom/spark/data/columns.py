@@ -118,6 +118,14 @@ def wanted_columns(
     return columns, reading_for(chosen, schema, takes)
 
 
+def fields_of(frame: DataFrame, chosen: Chosen) -> dict[str, StructField]:
+    """Return the columns that were chosen, each once. Raise UsageError naming a wrong one."""
+    known, used = _Known.of(frame), dict[str, int]()
+    for role, one in wanted_by_role(chosen):
+        take_of(role, one, used, partial(_check, known, role))
+    return {name: known.fields[name] for name in used}
+
+
 def wanted_by_role(chosen: Chosen) -> Iterator[tuple[str, str | list[str]]]:
     """What each array is made of, with its role. Raise UsageError where there are no features."""
     refuse_none(FEATURES, chosen.features)
@@ -147,8 +155,8 @@ def need_validation(value: object) -> None:
     """Raise UsageError for what is neither a fraction of the rows nor a column's name."""
     if not (is_real(value) or isinstance(value, str | None)):
         raise UsageError(
-            f"validation={shown(value)}: give a fraction such as 0.1, or the name of a boolean"
-            " column"
+            f"validation={shown(value)}: give a fraction such as 0.1, the name of a boolean"
+            " column, or a DataFrame of held-out rows with the columns that the fit reads"
         )
     if is_real(value) and not 0 <= as_float(value) < 1:
         raise UsageError(f"validation={shown(value)}: a fraction must be at least 0 and below 1")

@@ -82,6 +82,11 @@ class Application(Protocol):
         """All of the configuration, as it is now."""
         ...
 
+    @property
+    def has_workers_output(self) -> bool:
+        """Is what tasks print on this program's standard error anyway?"""
+        ...
+
     def check(self, master: TrainingMaster) -> None:
         """Raise UsageError for options that cannot work here."""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
+from sparkstrom.observe.progress_choice import is_notebook, reads_descriptors
 from sparkstrom.protocol.master.residual_checkpoints import CheckpointFiles
 from sparkstrom.runtime.theta import Theta
 from sparkstrom.spark.averaging.rdd_engine import RddEngine
@@ -68,6 +71,17 @@ class ClassicApplication:
 
     def conf(self) -> Mapping[str, str]:
         return dict(self._context.getConf().getAll())
+
+    @property
+    def has_workers_output(self) -> bool:
+        """In local mode Spark's JVM hands it on, and has its standard error from this program.
+
+        A notebook's cells have that only where its kernel reads the file descriptor.
+        """
+        if not re.fullmatch(r"local(\[.*\])?", self._context.master):
+            return False
+        launched = getattr(self._context._gateway, "proc", None) is not None
+        return not is_notebook() or (launched and reads_descriptors(sys.stderr))
 
     def check(self, master: TrainingMaster) -> None:
         """Everything works."""

@@ -44,6 +44,7 @@ class Showing:
     record: FitRecord
     slots: Slots
     warnings: list[str]
+    says: bool = True  # what workers print is shown here; False: the terminal has it from them
 
     def warn(self, text: str) -> None:
         """Now, and in the summary."""

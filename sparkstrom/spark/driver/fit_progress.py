@@ -27,10 +27,13 @@ PHASES = {
 
 
 class FitProgress(FitListener):
-    """Keeps what is shown up to date; the last drawing stays and shows the end."""
+    """Keeps what is shown up to date; the last drawing stays and shows the end.
 
-    def __init__(self, line: ProgressLine) -> None:
-        self._line = line
+    ``says=False``: what workers print is on this terminal already, and not shown again.
+    """
+
+    def __init__(self, line: ProgressLine, *, says: bool = True) -> None:
+        self._line, self._says = line, says
         self._spec: FitSpec | None = None
         self._newest: Progress | None = None
         self._held_out: float | None = None
@@ -39,7 +42,8 @@ class FitProgress(FitListener):
         self._spec = spec
 
     def on_worker_says(self, line: WorkerLine) -> None:
-        self._line.say(says_in_words(line))
+        if self._says:
+            self._line.say(says_in_words(line))
 
     def on_news(self, text: str) -> None:
         self._line.say(f"sparkstrom notes: {text}")
@@ -57,7 +61,7 @@ class FitProgress(FitListener):
         for epoch in end.history[-1:]:  # those of the last moment come with the tasks' reports
             self.on_epoch(epoch)
         self._show(force=True)
-        if self._newest is not None and self._newest.unheard:
+        if self._says and self._newest is not None and self._newest.unheard:
             self._line.say(
                 f"sparkstrom: workers said {self._newest.unheard:,} lines more than were shown;"
                 " all of them are in the executors' stderr (Spark's UI, `yarn logs`)"

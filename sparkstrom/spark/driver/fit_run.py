@@ -75,7 +75,13 @@ class FitRun(TellingRun):
             job = self._spark_job(self._training_job(initial, own))
             start = StartWatch(job, say, self.master.endpoint, self._site.master.void)
             watches = self._site.application.watches(job, showing.warn)
-            ours = [start, *watches, watch, FitProgress(showing.progress), ResidualLog()]
+            ours = [
+                start,
+                *watches,
+                watch,
+                FitProgress(showing.progress, says=showing.says),
+                ResidualLog(),
+            ]
             self._events = FitEvents(self.spec, [*ours, showing.record, *others], self.book)
             Fitting(self.master, job, self._events).run()
 

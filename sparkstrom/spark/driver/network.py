@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from sparkstrom.checkpoint.store import load_model, local_path
 from sparkstrom.encoding.backends import warm_up
@@ -47,6 +47,7 @@ from sparkstrom.spark.driver.fit_record import FitRecord
 from sparkstrom.spark.driver.fit_run import FitRun
 from sparkstrom.spark.driver.fit_site import RunningFit, TrainingSite
 from sparkstrom.spark.driver.followed_fit import FollowedFit, fit_spec
+from sparkstrom.spark.driver.held_out_frames import HeldOutFrames
 from sparkstrom.spark.driver.memory_parts import demand_of
 from sparkstrom.spark.driver.options import need, need_flag
 from sparkstrom.spark.driver.pickling import need_model, need_picklable, packed
@@ -57,6 +58,9 @@ from sparkstrom.spark.driver.spark_layer_names import SparkLayerNames
 from sparkstrom.spark.driver.summary import TrainingSummary
 from sparkstrom.spark.driver.trained_network import TrainedNetwork
 from sparkstrom.spark.driver.training_master import SharedTrainingMaster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class SparkNetwork(SparkLayerNames, TrainedNetwork):
@@ -93,6 +97,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         self._may_have_files = False
         self._context = context_of(spark)
         self._exports = Exports(self._context, self._master.export_directory)
+        self._held_out = HeldOutFrames(application.check_data)
         name = secrets.token_hex(8)
         super().__init__(model, FitCheckpoints(model, self._master, name), progress)
         self._site = TrainingSite(application, model, self._master, name, keep)
@@ -108,7 +113,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         features: Names = "features",
         label: Names | None = "label",
         weight: str | None = None,
-        validation: float | str | None = None,
+        validation: float | str | DataFrame | None = None,
         early_stopping: EarlyStopping | Sequence[TerminationCondition] | None = None,
         listeners: Sequence[Any] = (),
         run_log: str | os.PathLike[str] | None = None,
@@ -119,7 +124,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         ``features`` and ``label`` name a column, a list of numeric columns that stand side by
         side, or a tuple or dictionary of these for several arrays; ``weight`` names a column;
         ``label=None`` is for a model whose loss takes its labels from the features.
-        ``validation`` holds rows out: a fraction, by seed and content, or a boolean column;
+        ``validation`` holds rows out: a fraction, by seed and content, or a boolean column; or it
+        is a DataFrame of other rows, with the columns that the fit reads, on which none train;
         ``early_stopping`` ends the fit when they gain nothing, or by DL4J's termination conditions
         (a list will do), and delivers the best parameters.
         ``listeners`` hear what happens (docs/listeners.md); the same goes to ``run_log`` as JSON
@@ -128,7 +134,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         """
         need_session(self._application)
         record = FitRecord()
-        chosen = Chosen(features, label, weight, validation)
+        named, repartition = Chosen(features, label, weight), self._master.repartition
+        data, chosen = self._held_out.united(data, named, validation, repartition)
         rule = check_call(self._model, epochs, chosen, early_stopping, listeners, run_log)
         epochs, ends = epochs_of(rule, epochs_given(epochs))
         need_picklable(self._model)  # it may have been changed since the network was made
@@ -157,7 +164,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
                     spread = self._spread(data, chosen, workers)
                     check_min_workers(self._master, spread.workers)
                     self._try_first_rows(call, spread)
-                return self._train(call, spread, Showing(progress, record, slots, warnings))
+                showing = Showing(progress, record, slots, warnings, says=self._says)
+                return self._train(call, spread, showing)
 
     def _try_first_rows(self, call: FitCall, spread: Spread) -> None:
         """Try a step on the first rows here, once for the same columns: later fits start sooner."""
@@ -167,6 +175,11 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         metric = call.metric_measured
         try_step(self._model, self._learnt.parameters, spread.first, packed, metric)
         self._tried.add(columns)
+
+    @property
+    def _says(self) -> bool:
+        """Is it for progress to show what workers print?"""
+        return not self._application.has_workers_output
 
     def _has_gpus(self) -> bool:
         """Do workers train on GPUs, which this program may not have?"""
@@ -218,7 +231,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
 
     def _spread(self, data: Any, chosen: Chosen, workers: int) -> Spread:
         """The data over one partition per worker, exported before where that is wanted."""
-        direct = partial(self._application.spread, data, chosen, workers, self._master)
+        master = self._held_out.spread_by(self._master, data)
+        direct = partial(self._application.spread, data, chosen, workers, master)
         if self._master.rdd_training_approach == "export":
             return self._exports.spread(data, chosen, workers, direct)
         return direct()

@@ -41,6 +41,7 @@ from sparkstrom.spark.ml.estimator_files import (
     ModelWriter,
 )
 from sparkstrom.spark.ml.estimator_params import EstimatorParams, OutputParams
+from sparkstrom.spark.ml.grid_values import GridValue
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,6 +153,9 @@ class SparkstromEstimator(
     def read(cls) -> EstimatorReader:
         """A reader: ``read().load(path)``, or ``load(path)``."""
         return EstimatorReader(cls)
+
+
+GridValue.holder = SparkstromEstimator
 
 
 class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromModel"]):

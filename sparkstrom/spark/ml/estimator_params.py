@@ -26,6 +26,7 @@ from sparkstrom.spark.driver.averaging_master import TrainingMaster
 from sparkstrom.spark.driver.call_checks import EPOCHS
 from sparkstrom.spark.driver.common_options import BATCH_SIZE
 from sparkstrom.spark.driver.listener_thread import check_listeners
+from sparkstrom.spark.ml.grid_values import GridValue, opened
 
 
 def _reader(name: str, declared: Metadata) -> Callable[[Any], Any]:
@@ -35,9 +36,13 @@ def _reader(name: str, declared: Metadata) -> Callable[[Any], Any]:
 
 NAMES = ("featuresCol", "labelCol", "predictionCol")  # may name several columns
 
+# A ParamGridBuilder keeps what these return, and must be able to save it: values that are no JSON
+# are wrapped. ``OutputParams`` takes them out of their wrapping where a Param is set.
+
 
 def names(value: Any) -> Any:
     """A column's name, a list of them, a tuple or dictionary of these; or UsageError."""
+    value = opened(value)
     several = value.values() if isinstance(value, dict) else value
     parts = list(several) if isinstance(value, tuple | dict) else [value]
     for part in parts:
@@ -47,7 +52,7 @@ def names(value: Any) -> Any:
                 f"{value!r}: give a column's name, a list of numeric columns that stand side by "
                 "side, or a tuple or dictionary of these for several arrays"
             )
-    return value
+    return GridValue("featuresCol", value) if isinstance(value, tuple) else value
 
 
 def labels(value: Any) -> Any:
@@ -57,32 +62,36 @@ def labels(value: Any) -> Any:
 
 def some_listeners(value: Any) -> Any:
     """Objects that hear something, or UsageError."""
+    value = opened(value)
     check_listeners(value)
-    return value
+    return GridValue("listeners", value)
 
 
 def a_model(value: Any) -> Any:
     """A FlatModel, or UsageError."""
+    value = opened(value)
     if (why := no_model(value)) is not None:
         raise UsageError(why)
-    return value
+    return GridValue("model", value)
 
 
 def a_master(value: Any) -> Any:
     """A training master, or UsageError."""
+    value = opened(value)
     if not isinstance(value, TrainingMaster):
         raise UsageError(
             f"master={value!r}: must be a SharedTrainingMaster or a"
             " ParameterAveragingTrainingMaster"
         )
-    return value
+    return GridValue("master", value)
 
 
 def a_rule(value: Any) -> Any:
     """An EarlyStopping or None, or UsageError."""
+    value = opened(value)
     if not isinstance(value, EarlyStopping | None):
         raise UsageError(f"earlyStopping={value!r}: must be None or EarlyStopping(patience=5)")
-    return value
+    return None if value is None else GridValue("earlyStopping", value)
 
 
 class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPredictionCol):
@@ -94,6 +103,18 @@ class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPr
     predictionCol: Param[Any] = Param(
         Params._dummy(), "predictionCol", "prediction column; of several outputs, several", names
     )
+
+    def set(self, param: Param[Any], value: Any) -> None:
+        """Set a Param."""
+        super().set(param, value)
+        self._paramMap[param] = opened(self._paramMap[param])
+
+    def _set(self, **values: Any) -> Self:
+        super()._set(**values)
+        for param in map(self.getParam, values):
+            if param in self._paramMap:
+                self._paramMap[param] = opened(self._paramMap[param])
+        return self
 
     def setFeaturesCol(self, value: Names) -> Self:
         """Array, vector or image; a list of numbers; a tuple or dictionary of several."""

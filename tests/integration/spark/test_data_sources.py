@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sparkstrom import ParameterAveragingTrainingMaster, SharedTrainingMaster, SparkNetwork
 from sparkstrom.base.errors import TrainingError, UsageError
 from sparkstrom.models import DenseNetwork, Sgd
 from sparkstrom.spark.data.columns import Chosen
@@ -156,6 +157,39 @@ def test_every_row_is_trained_or_held_out(spark, digits, make_network):
     assert 100 < by_chance.rows_held_out < 200
     again = make_network(workers_per_node=1).fit(frame, epochs=1, validation=0.25)
     assert again.rows_held_out == by_chance.rows_held_out  # by content, wherever a row goes
+
+
+def test_held_out_rows_may_be_a_dataframe_of_their_own(spark, digits, tmp_path):
+    """As the same rows of one DataFrame with a column: equal figures, also where fits export."""
+    frame = frame_of(spark, digits, 200).withColumnRenamed("features", "pixel`s.x")
+    train, test = (frame.where(said).drop("held").cache() for said in ("not held", "held"))
+    marked = (part.selectExpr("*", f"{held} held") for part, held in ((train, False), (test, True)))
+    one = next(marked).union(next(marked))
+    asked = {"epochs": 3, "features": "pixel`s.x", "weight": "w"}
+    model = DenseNetwork([64, 10], updater=Sgd(0.1), seed=1)
+    found = []
+    for data, validation in ((one, "held"), (train, test.select("w", "label", "`pixel``s.x`"))):
+        for how in ("direct", "export"):
+            options = {"export_directory": str(tmp_path)} if how == "export" else {}
+            master = ParameterAveragingTrainingMaster(
+                rdd_training_approach=how, workers_per_node=1, **options
+            )
+            with SparkNetwork(spark, model, master, progress=False) as network:
+                found.append(network.fit(data, validation=validation, **asked))
+                if how == "export":
+                    (first,) = tmp_path.iterdir()
+                    network.fit(data, validation=validation, **asked)
+                    assert [first] == list(tmp_path.iterdir())  # nothing was exported again
+    assert {(made.rows_trained, made.rows_held_out, made.workers) for made in found} == {
+        (160, 40, 2)
+    }
+    assert found[2].history == found[0].history
+    assert found[3].history == found[1].history
+    shared = SharedTrainingMaster(workers_per_node=1, repartition="never")
+    with SparkNetwork(spark, model, shared, progress=False) as network:
+        stays = network.fit(train.coalesce(2), validation=test, **asked)
+    assert (stays.rows_trained, stays.rows_held_out, stays.workers) == (160, 40, 2)
+    assert np.isfinite(stays.history[-1].validation)
 
 
 def test_weights_count(spark, digits, make_network):

@@ -18,12 +18,20 @@ from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.feature import MaxAbsScaler
 from pyspark.ml.linalg import Vectors
-from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+from pyspark.ml.tuning import (
+    CrossValidator,
+    CrossValidatorModel,
+    ParamGridBuilder,
+    TrainValidationSplit,
+    TrainValidationSplitModel,
+)
 
 from sparkstrom import AdaptiveThreshold, SharedTrainingMaster, SparkNetwork
 from sparkstrom.base.errors import UsageError
+from sparkstrom.listeners import TrainingListener
 from sparkstrom.ml import SparkstromEstimator, SparkstromModel
 from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.spark.executor.inference import TrainedModel
 
 os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
 
@@ -191,6 +199,45 @@ def test_each_fit_of_a_cross_validation_begins_with_the_same(
     assert found.bestModel.summary.replicas_equal
     assert len(predicted(found, frame)) == 160
     assert [start.tobytes() for start in starts] == [model.initial().tobytes()] * 5
+
+
+class Mute(TrainingListener):
+    """It says nothing."""
+
+
+@pytest.mark.parametrize(
+    ("validator", "tuned"),
+    [(CrossValidator, CrossValidatorModel), (TrainValidationSplit, TrainValidationSplitModel)],
+)
+def test_a_grid_of_models_masters_and_columns_is_saved_with_what_was_tuned(
+    frame: Any, tmp_path: Path, validator: Any, tuned: Any
+) -> None:
+    """Spark writes a grid as JSON, except what it takes for a stage; no fit is needed for that."""
+    model = torch_model()
+    estimator = an_estimator(model)
+    best = SparkstromModel(TrainedModel.of(model, model.initial()), None, 1)
+    estimator._copyValues(best)
+    grid = ParamGridBuilder().addGrid(estimator.epochs, [1]).addGrid(estimator.model, [model])
+    grid.addGrid(estimator.master, [TWO]).addGrid(estimator.featuresCol, [("pixels",)])
+    grid.addGrid(estimator.listeners, [[Mute()]])
+    made = validator(
+        estimator=estimator,
+        estimatorParamMaps=grid.build(),
+        evaluator=MulticlassClassificationEvaluator(labelCol="digit"),
+    )
+    path = str(tmp_path / "tuned")
+    made._copyValues(tuned(best, [0.5])).save(path)
+    again = tuned.load(path)
+    assert predicted(again.bestModel, frame) == predicted(best, frame)
+    (values,) = again.getEstimatorParamMaps()
+    by_name = {param.name: value for param, value in values.items()}
+    assert by_name["epochs"] == 1
+    assert repr(by_name["model"]) == repr(model)
+    assert by_name["listeners"].value == ()
+    of_next_fit = estimator.copy(values)
+    np.testing.assert_array_equal(of_next_fit.getOrDefault("model").initial(), model.initial())
+    assert of_next_fit.getOrDefault("master").given == TWO.given
+    assert of_next_fit.getOrDefault("featuresCol") == ("pixels",)
 
 
 def test_saved_code_opens_where_nobody_has_the_class(frame: Any, tmp_path: Path) -> None:

@@ -141,6 +141,20 @@ def test_where_all_rows_are_held_out_nothing_is_trained(
         alone().fit(table, validation="held", run_log="")
 
 
+def test_held_out_rows_may_be_data_of_their_own(alone: Callable[..., ParallelWrapper]) -> None:
+    """The same rows in one table, with a column that says which: equal figures."""
+    held = np.arange(len(X)) % 4 == 3
+    one = pa.table({"features": list(X), "label": Y, "held": held})
+    both = [one.filter(pa.array(flags)).drop_columns(["held"]) for flags in (~held, held)]
+    ordered = pa.concat_tables([one.filter(pa.array(flags)) for flags in (~held, held)])
+    rule = EarlyStopping(patience=3)
+    by_column = alone().fit(ordered, 5, validation="held", early_stopping=rule, run_log="")
+    by_table = alone().fit(both[0], 5, validation=both[1], early_stopping=rule, run_log="")
+    assert by_table.rows_held_out == by_column.rows_held_out == held.sum()
+    assert by_table.history == by_column.history
+    assert np.isfinite(by_table.history[-1].validation)
+
+
 def test_parameters_without_room_on_the_disk_are_refused(
     alone: Callable[..., ParallelWrapper], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,22 @@ def test_a_print_is_copied_and_goes_where_it_went(
     assert capsys.readouterr().out == "loss 0.25\nno end yet; now\n\n"
 
 
+def test_a_line_is_written_at_once_so_that_those_of_two_workers_stay_apart(
+    output: WorkerOutput,
+) -> None:
+    written: list[str] = []
+    stream = io.StringIO()
+    stream.write = written.append  # type: ignore[method-assign, assignment]
+    copied = CopiedStream(stream, output.add)
+    print("loss", 0.25, file=copied)
+    print("no end yet", end="", file=copied)
+    assert written == ["loss 0.25\n"]
+    copied.flush()
+    print(" 10 %", end="\r", file=copied)
+    assert written == ["loss 0.25\n", "no end yet", " 10 %\r"]
+    assert lines(output) == ["loss 0.25"]
+
+
 def test_what_is_drawn_over_is_not_shown(output: WorkerOutput) -> None:
     stream = CopiedStream(io.StringIO(), output.add)
     stream.writelines(["\r 10 %", "\r 20 %", "\rdone\n"])

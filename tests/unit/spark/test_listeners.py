@@ -17,6 +17,7 @@ from sparkstrom.observe.progress import Line, ProgressLine
 from sparkstrom.observe.telemetry import TrainingCounters, WorkerCounters
 from sparkstrom.protocol.common.fit_spec import FitSpec
 from sparkstrom.runtime.fit_state import Outcome, Progress
+from sparkstrom.runtime.heard_lines import WorkerLine
 from sparkstrom.runtime.master_thread import MasterThread
 from sparkstrom.spark.driver import fitting
 from sparkstrom.spark.driver.fit_listeners import FitDone, FitEvents, FitListener
@@ -217,6 +218,21 @@ def test_the_line_follows_a_fit_and_stands_still_at_its_end() -> None:
     events.end(outcome(), [])
     (line, force) = drawn.lines[-1]
     assert (line.phase, line.loss, force) == ("done", 0.25, True)
+
+
+@pytest.mark.parametrize(("says", "shown"), [(True, 2), (False, 0)])
+def test_what_the_terminal_has_from_workers_is_not_shown_again(says: bool, shown: int) -> None:
+    """As in Spark's local mode, whose JVM has this program's standard error."""
+    told: list[str] = []
+    drawn = Drawn()
+    drawn.say = told.append  # type: ignore[method-assign, assignment]
+    events = FitEvents(SPEC, [FitProgress(drawn, says=says)])
+    events.begin()
+    heard = (WorkerLine(0, "vm", "training", "printed"),)
+    events.look(replace(START, heard=heard, unheard=3))
+    events.end(outcome(), [])
+    assert len(told) == shown
+    assert told[:1] == ["partition 0 on vm (training) says: printed"][:shown]
 
 
 # -- who tells -----------------------------------------------------------------------------------

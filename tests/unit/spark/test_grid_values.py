@@ -1,0 +1,73 @@
+"""Values of a grid that JSON cannot hold: wrapped for Spark ML's files, and taken out where set."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from pyspark.ml import Estimator, Transformer
+from pyspark.ml.tuning import ParamGridBuilder
+
+from sparkstrom import EarlyStopping, SharedTrainingMaster
+from sparkstrom.base.errors import UsageError
+from sparkstrom.listeners import TrainingListener
+from sparkstrom.ml import SparkstromEstimator
+from sparkstrom.models import DenseNetwork, Sgd
+from sparkstrom.spark.ml.grid_values import GridValue
+
+MODEL = DenseNetwork([2, 3], updater=Sgd(0.25), seed=7)
+VALUES: dict[str, Any] = {
+    "model": MODEL,
+    "master": SharedTrainingMaster(workers_per_node=1),
+    "earlyStopping": EarlyStopping(patience=2),
+    "listeners": [TrainingListener()],
+    "featuresCol": ("a", "b"),
+    "labelCol": ("a", ["b", "c"]),
+    "predictionCol": ("p", "q"),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_grid_holds_what_spark_saves_like_a_stage_and_fits_get_the_value(name: str) -> None:
+    value, estimator = VALUES[name], SparkstromEstimator(model=MODEL)
+    for grid in (
+        ParamGridBuilder().addGrid(estimator.getParam(name), [value]),
+        ParamGridBuilder().baseOn((estimator.getParam(name), value)),
+    ):
+        held: Any
+        ((held,),) = (list(one.values()) for one in grid.build())
+        assert isinstance(held, Transformer)  # or Spark ML writes it as JSON
+        assert held == value
+        assert repr(held) == repr(value)
+        named: dict[str, Any] = {name: held}
+        for given in (
+            estimator.copy({estimator.getParam(name): held}),
+            SparkstromEstimator(**named),
+            SparkstromEstimator().setParams(**named),
+        ):
+            assert given.getOrDefault(name) is value
+            assert given.extractParamMap()[given.getParam(name)] is value
+    estimator.set(estimator.getParam(name), value)
+    assert estimator.getOrDefault(name) is value
+
+
+def test_values_that_json_holds_are_as_they_are() -> None:
+    estimator = SparkstromEstimator(model=MODEL)
+    plain = {"featuresCol": ["a", "b"], "labelCol": {"y": ["a", "b"]}, "epochs": 3}
+    grid = ParamGridBuilder()
+    for name, value in plain.items():
+        grid.addGrid(estimator.getParam(name), [value])
+    (made,) = grid.build()
+    assert {param.name: value for param, value in made.items()} == plain
+    assert not any(isinstance(value, GridValue | Estimator) for value in made.values())
+
+
+def test_a_value_has_the_attributes_of_what_it_holds() -> None:
+    held: Any = GridValue("model", MODEL)
+    assert (held.n_params, held.describe()) == (9, MODEL.describe())
+    assert {held: 1}[copy.copy(held)] == 1
+    with pytest.raises(AttributeError):
+        held.nothing_like_it  # noqa: B018
+    with pytest.raises(UsageError, match="is a value of a grid"):
+        held._transform(None)

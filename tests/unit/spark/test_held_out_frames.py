@@ -1,0 +1,148 @@
+"""Held-out rows as a DataFrame of their own: what goes together, and what is refused by name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DoubleType,
+    FloatType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from sparkstrom import ParameterAveragingTrainingMaster
+from sparkstrom.base.errors import UsageError
+from sparkstrom.spark.data.columns import Chosen
+from sparkstrom.spark.data.partitioning import check_data
+from sparkstrom.spark.driver import held_out_frames
+from sparkstrom.spark.driver.held_out_frames import HeldOutFrames
+
+CHOSEN = Chosen(["age", "income"], "bought", "w")
+KINDS = {"age": DoubleType(), "income": DoubleType(), "bought": LongType(), "w": DoubleType()}
+
+
+class Frame:
+    """Its columns, and that it is a DataFrame."""
+
+    mapInArrow = None
+    isStreaming = False
+    sparkSession = SimpleNamespace(conf=SimpleNamespace(get=lambda _, other: other))
+
+    def __init__(self, **kinds: Any) -> None:
+        self.schema = StructType([StructField(name, kind) for name, kind in kinds.items()])
+
+
+class Stream(Frame):
+    isStreaming = True
+
+
+class Rdd:
+    mapPartitions = None
+
+
+@pytest.fixture
+def united(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What was put together, without Spark."""
+    made: list[tuple[Any, ...]] = []
+
+    def union(data: Any, held: Any, names: list[str], *, stay: bool) -> tuple[Any, str]:
+        made.append((data, held, names, stay))
+        return Frame(**KINDS), "held"
+
+    monkeypatch.setattr(held_out_frames, "_union", union)
+    return made
+
+
+def test_the_same_two_frames_are_put_together_once(united: list[tuple[Any, ...]]) -> None:
+    """So an export of them serves the next fit; other frames, columns or placement do not."""
+    data, held = Frame(**KINDS, more=StringType()), Frame(**KINDS, other=LongType())
+    frames = HeldOutFrames(check_data)
+    first = frames.united(data, CHOSEN, held, "always")
+    assert first[1] == CHOSEN._replace(validation="held")
+    assert frames.united(data, CHOSEN, held, "always")[0] is first[0]
+    assert united == [(data, held, ["age", "income", "bought", "w"], False)]
+    for other in (
+        (Frame(**KINDS), CHOSEN, held, "always"),
+        (data, CHOSEN, Frame(**KINDS), "always"),
+        (data, CHOSEN._replace(weight=None), held, "always"),
+        (data, CHOSEN, held, "never"),
+    ):
+        before = len(united)
+        assert frames.united(*other)[0] is not first[0]
+        assert len(united) == before + 1
+    assert [stay for *_, stay in united] == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize("validation", [None, 0.25, "column", True, [0.1]])
+def test_what_holds_no_rows_is_left_for_the_other_checks(validation: Any) -> None:
+    data = Frame(**KINDS)
+    found = HeldOutFrames(check_data).united(data, CHOSEN, validation, "always")
+    assert found == (data, CHOSEN._replace(validation=validation))
+
+
+def test_the_number_of_partitions_says_nothing_of_two_frames(
+    united: list[tuple[Any, ...]],
+) -> None:
+    frames, data = HeldOutFrames(check_data), Frame(**KINDS)
+    whole, _ = frames.united(data, CHOSEN, Frame(**KINDS), "always")
+    counting, staying = (
+        ParameterAveragingTrainingMaster(repartition=word)
+        for word in ("num_partitions_workers_differs", "never")
+    )
+    assert frames.spread_by(counting, whole).repartition == "always"
+    assert frames.spread_by(counting, data) is counting
+    assert frames.spread_by(staying, whole) is staying
+
+
+def without(*names: str, **other: Any) -> Frame:
+    return Frame(**{name: kind for name, kind in (KINDS | other).items() if name not in names})
+
+
+@pytest.mark.parametrize(
+    ("data", "held", "why"),
+    [
+        (
+            Frame(**KINDS),
+            without("income"),
+            r"validation: there is no column 'income' for features; the DataFrame has \['age', "
+            r"'bought', 'w'\]\. Held-out rows need .* same names: age, income, bought, w$",
+        ),
+        (without("w"), Frame(**KINDS), "^there is no column 'w' for weight"),
+        (
+            Frame(**KINDS),
+            without(bought=DoubleType()),
+            r"validation: column 'bought' is double among the held-out rows and bigint in the "
+            r"data: .*frame.withColumn\('bought', frame\['bought'\].cast\('bigint'\)\)",
+        ),
+        (
+            without(bought=ArrayType(FloatType())),
+            without(bought=ArrayType(DoubleType())),
+            "column 'bought' is array<double> among the held-out rows and array<float>",
+        ),
+        (Frame(**KINDS), Frame(**KINDS, Age=DoubleType()), r"validation: .*could be any of \['age"),
+        (Frame(**KINDS), Rdd(), "validation=.*held-out rows cannot be an RDD; make a DataFrame"),
+        (Frame(**KINDS), Stream(**KINDS), "are a DataFrame of another session"),
+        (Stream(**KINDS), Stream(**KINDS), "data is a streaming DataFrame, which has no last row"),
+    ],
+)
+def test_frames_that_do_not_go_together_are_refused(data: Any, held: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        HeldOutFrames(check_data).united(data, CHOSEN, held, "always")
+
+
+def test_an_rdd_has_no_columns_to_find_in_held_out_rows() -> None:
+    with pytest.raises(UsageError, match="are a DataFrame, and the data are an RDD: make a Data"):
+        HeldOutFrames(check_data).united(Rdd(), Chosen(), Frame(**KINDS), "always")
+
+
+def test_a_held_out_stream_is_refused_by_name() -> None:
+    held = Frame(**KINDS)
+    held.isStreaming = True
+    with pytest.raises(UsageError, match=r"^validation is a streaming DataFrame"):
+        HeldOutFrames(check_data).united(Frame(**KINDS), CHOSEN, held, "always")
