@@ -115,6 +115,7 @@ class Client:
         first = network.fit(self.frame, epochs=12, **asked)
         again = network.fit(self.frame, epochs=3)  # goes on with what workers kept
         few = self.frame.limit(40)
+        apart = network.fit(self.frame, epochs=1, validation=few.select("label", "features"))
         predicted = network.predict(few).select("features", "prediction").toPandas()
         here = network.predict(np.stack(predicted["features"].to_numpy()))
         there = np.stack(predicted["prediction"].to_numpy())
@@ -123,6 +124,7 @@ class Client:
         answer = {
             "first": told(first),
             "again": told(again),
+            "apart": [apart.rows_trained, apart.rows_held_out, apart.history[-1].validation],
             "looks": heard.looks,
             "epochs_heard": len(heard.commits),
             "history": len(first.history),
@@ -216,6 +218,7 @@ class Client:
             "host": self.refusal(host),
             "slots": self.refusal(many.fit, self.frame),
             "column": self.refusal(network.fit, self.frame, label="lable"),
+            "held_out": self.refusal(network.fit, self.frame, validation=Rdd()),
             "stream": self.refusal(each_batch, network),
             "row": self.refusal(network.fit, self.spark.createDataFrame(bad)),
             "user": self.refusal(self.network(Fails([64, 32, 10])).fit, self.frame),

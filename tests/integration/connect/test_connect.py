@@ -21,6 +21,8 @@ def test_a_dense_network_is_trained_followed_and_used(client):
     check_whole(dense["again"])
     assert dense["lease_s"] == 7  # from the server's configuration
     assert dense["epochs_heard"] == dense["history"] >= 3
+    assert dense["apart"][:2] == [ROWS, 40]  # held-out rows were a DataFrame of their own
+    assert 0 < dense["apart"][2] < 1
     assert dense["looks"] > 0
     assert dense["accuracy"] > 0.85
     assert dense["as_here"]
@@ -64,6 +66,7 @@ def test_what_cannot_be_is_refused_by_name(client):
         "host": "UsageError: controller='10.1.2.3'",
         "slots": "UsageError: controller='executor' needs one slot more: 4 workers",
         "column": "UsageError: there is no column 'lable'",
+        "held_out": "held-out rows cannot be an RDD; make a DataFrame of them",
         "stream": "UsageError: each_batch(network)",
         "row": "has 63 values where earlier ones have 64",
         "user": "ValueError: this code of a user's is wrong",
