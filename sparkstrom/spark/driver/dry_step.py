@@ -8,13 +8,14 @@ not there at once, models with code of the user's own around them, and large one
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import pickle
 import random
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TextIO, cast
 
 import numpy as np
 
@@ -82,19 +83,38 @@ def _try(model: FlatModel, parameters: Flat, block: Block, pack: Pack, metric: s
         measured(twin, batch, metric)
 
 
+class _MutedForThread:
+    """A text stream that drops what the creating thread writes and forwards all else."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream, self._thread = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() == self._thread:
+            return len(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+# Standard output, the warnings' filters and the random states belong to the whole process: two
+# fits at a time, as in a cross-validation, would restore them in the wrong order.
+_process_state = threading.Lock()
+
+
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Leave no trace in this program: random numbers stay where they are, nothing is printed."""
-    chance, numpy_chance = random.getstate(), np.random.get_state()
-    try:
+    with _process_state, contextlib.ExitStack() as finally_:
+        finally_.callback(random.setstate, random.getstate())
+        finally_.callback(np.random.set_state, np.random.get_state())
         with contextlib.ExitStack() as stack:
             if (torch := sys.modules.get("torch")) is not None:
                 stack.enter_context(torch.random.fork_rng(devices=[]))
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
-            stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            muted = cast(TextIO, _MutedForThread(sys.stdout))
+            stack.enter_context(contextlib.redirect_stdout(muted))
             stack.enter_context(np.errstate(all="ignore"))
             yield
-    finally:
-        random.setstate(chance)
-        np.random.set_state(numpy_chance)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +63,12 @@ class Drivers:
         transport = AeronTransport(self.ensure(name, **given))
         self._transports.append(transport)
         return transport
+
+    def stop(self, pid: int) -> None:
+        """Stop a media driver as SIGSTOP does, and wait until all of its threads stand still."""
+        os.kill(pid, signal.SIGSTOP)
+        threads = [thread / "stat" for thread in Path(f"/proc/{pid}/task").iterdir()]
+        self.wait_until(lambda: all(") T" in thread.read_text() for thread in threads))
 
     def close(self) -> None:
         for transport in self._transports:

@@ -23,7 +23,7 @@ def test_a_media_driver_answers_another_and_keeps_nothing_of_it(drivers: Any) ->
 
 def test_where_nobody_answers_it_takes_as_long_as_it_was_given(drivers: Any) -> None:
     here, there = drivers.ensure("a"), drivers.ensure("b", host="127.0.0.2")
-    os.kill(there.pid, signal.SIGSTOP)
+    drivers.stop(there.pid)
     began_s = time.monotonic()
     try:
         assert not is_answered(here, there.endpoint, 0.5)

@@ -256,7 +256,7 @@ def test_it_has_no_session_and_so_no_scheduling_group_of_its_own(drivers: Any) -
 
 def test_one_that_ends_is_not_joined_and_its_port_is_waited_for(drivers: Any) -> None:
     ending = drivers.ensure()
-    os.kill(ending.pid, signal.SIGSTOP)  # it is ending, and slowly
+    drivers.stop(ending.pid)  # it is ending, and slowly
     (ending.directory / ENDPOINT).unlink()
     port = ending.endpoint.port
     with ThreadPoolExecutor(1) as pool:

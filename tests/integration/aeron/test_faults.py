@@ -44,7 +44,7 @@ def test_a_killed_driver_is_noticed_by_every_call(drivers: Any, exchange: Any, c
 def test_a_driver_that_stands_still_holds_nobody_up(drivers: Any, exchange: Any) -> None:
     """Who waited for it here would miss its own leases meanwhile."""
     transport = drivers.transport()
-    os.kill(transport._handle.pid, signal.SIGSTOP)
+    drivers.stop(transport._handle.pid)
     try:
         transport.open_receiver(1)
         sender = transport.open_sender(transport.endpoint, 1, control=False)
@@ -80,7 +80,7 @@ def test_a_driver_that_stands_still_for_good_is_replaced_on_its_port(
     """Its process holds lock and port; who joined it would wait as long as its clients did."""
     before, peer = drivers.transport("a"), drivers.transport("b")
     handle = before._handle
-    os.kill(handle.pid, signal.SIGSTOP)
+    drivers.stop(handle.pid)
     with pytest.raises(DriverLost, match="gave up"):
         before.poll(60)
     before.close()

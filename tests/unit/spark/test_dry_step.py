@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import random
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -160,6 +162,33 @@ def test_what_is_no_usage_error_is_left_to_the_workers() -> None:
     attempt(DenseNetwork([3, 2]), fails)
     attempt(DenseNetwork([3, 2]), rows_of())
     attempt(DenseNetwork([3, 2]), None)
+
+
+def test_fits_at_the_same_time_leave_standard_output_as_it_was(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before, inside, may_end = sys.stdout, threading.Event(), threading.Event()
+
+    def first() -> None:
+        with dry_step.undisturbed():
+            print("said in a dry step")
+            inside.set()
+            assert may_end.wait(30)
+
+    def second() -> None:
+        with dry_step.undisturbed():
+            print("said in another")
+
+    threads = [threading.Thread(target=each) for each in (first, second)]
+    for thread in threads:
+        thread.start()
+        assert inside.wait(30)
+    print("said by the program")
+    may_end.set()
+    for thread in threads:
+        thread.join()
+    assert sys.stdout is before
+    assert capsys.readouterr().out == "said by the program\n"
 
 
 def test_models_with_other_code_and_large_ones_are_not_tried(
