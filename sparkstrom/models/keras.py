@@ -43,6 +43,7 @@ from sparkstrom.models.keras_objects import (
     refuse_other_modules,
     revived,
     rows_loss_of,
+    schedule_of,
 )
 from sparkstrom.models.keras_pacing import paced, remembering, told
 from sparkstrom.models.xla import (
@@ -361,7 +362,8 @@ class KerasModel:
             "loss": self._loss,
             "optimizer": keras.saving.serialize_keras_object(self._optimizer),
             "outputs": self._outputs,
-            "classes": classes_of(self._model) | foreign([self._optimizer]),
+            "classes": classes_of(self._model)
+            | foreign([self._optimizer, schedule_of(self._optimizer)]),
             "excluded": self._excluded,
             "fixed": [np.asarray(value) for value in self._fixed],
         }
@@ -389,7 +391,8 @@ class KerasModel:
             "outputs": self._outputs,
             "parameters": [[NUMBER.sub("", name), list(shape)] for name, shape in arrays],
         }
-        if foreign([*all_layers(self._model), self._optimizer]) or is_own(self._loss):
+        parts_of_code = [*all_layers(self._model), self._optimizer, schedule_of(self._optimizer)]
+        if foreign(parts_of_code) or is_own(self._loss):
             return described
         loss = getattr(self._loss, "__name__", self._loss)  # of a function: Keras knows it by name
         parts = {"model": self._model, "optimizer": self._optimizer, "loss": loss}

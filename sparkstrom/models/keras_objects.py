@@ -23,6 +23,7 @@ from sparkstrom.models.xla import keep_to_task, row_losses
 os.environ.setdefault("KERAS_BACKEND", "jax")
 keep_to_task()
 try:
+    import jax.numpy as jnp
     import keras as keras
 except ImportError as missing:
     raise UsageError(
@@ -34,6 +35,7 @@ SAFE_KERAS = (3, 11, 3)  # unsafe deserialization was closed by then: CVE-2025-8
 SEED = "seed_generator_state"
 RowsLoss = Callable[[Any, Any], Any]  # labels, outputs -> one loss per row
 mask_of = importlib.import_module("keras.src.backend").get_keras_mask  # None where there is none
+RATE = "_learning_rate"  # a schedule, a variable, or a function without arguments
 MEANS = (None, "none", "sum_over_batch_size", "mean", "mean_with_sample_weight")
 
 
@@ -71,6 +73,8 @@ def need_model(model: Any) -> None:
             " thaw some layers"
         )
     _refuse_own_steps(model)
+    _refuse_scaled_losses(model)
+    _refuse_tensorflow(all_layers(model))
     for variable in model.trainable_variables:
         if variable.dtype != "float32":
             raise UsageError(
@@ -91,6 +95,42 @@ def _refuse_own_steps(model: Any) -> None:
                 f"{type(model).__name__} has a {name} of its own, which would not be called: a step"
                 " here is call(training=True), the loss that is passed, and the optimizer; put the"
                 " computation into call, add_loss and the loss, and leave the method out"
+            )
+
+
+def _refuse_scaled_losses(model: Any) -> None:
+    """Raise UsageError where Keras' trainer would scale or weigh the loss, which a step does not.
+
+    A step has the loss that KerasModel was passed, and no other.
+    """
+    if getattr(model.dtype_policy, "name", None) == "mixed_float16":
+        raise UsageError(
+            f"{model.name} has the dtype policy mixed_float16, for which Keras scales the loss, and"
+            " losses are not scaled here: take the dtype policy mixed_bfloat16, which needs no"
+            " scaled loss"
+        )
+    told = getattr(model, "_compile_config", None)  # absent where compile was not called
+    weights = None if told is None else told.config.get("loss_weights")
+    if weights is not None:
+        raise UsageError(
+            f"{model.name} was compiled with loss_weights={weights!r}, and what compile was told is"
+            " not used here: pass losses that are functions (labels, outputs) and multiply by"
+            " these weights, and compile the model without loss_weights"
+        )
+
+
+BY_TENSORFLOW = ("StringLookup", "IntegerLookup", "TextVectorization", "Hashing", "HashedCrossing")
+
+
+def _refuse_tensorflow(layers: Iterable[Any]) -> None:
+    """Raise UsageError for layers that compute with TensorFlow's operations, outside of JAX."""
+    kinds = tuple(getattr(keras.layers, name) for name in BY_TENSORFLOW)
+    for layer in layers:
+        if isinstance(layer, kinds):
+            raise UsageError(
+                f"the layer {layer.name} is a {type(layer).__name__}, which computes with"
+                " TensorFlow and not with JAX: make its numbers in the DataFrame (Spark ML's"
+                " StringIndexer, HashingTF), and leave the layer out of the model"
             )
 
 
@@ -124,6 +164,12 @@ def optimizer_of(optimizer: Any) -> Any:
         made = keras.optimizers.get(optimizer)
     except (TypeError, ValueError) as error:
         raise UsageError(f"optimizer={optimizer!r}: {first_line(error)}") from error
+    if made.built and (steps := int(made.iterations)) > 0:
+        raise UsageError(
+            f"the optimizer {made.name} has taken {steps} steps already, and a fit begins with a new"
+            " optimizer: pass one that has not trained, such as"
+            " type(optimizer).from_config(optimizer.get_config()) makes of it"
+        )
     if isinstance(made, keras.optimizers.LossScaleOptimizer):
         raise UsageError(
             "LossScaleOptimizer is for float16: take the dtype policy mixed_bfloat16, which needs"
@@ -139,7 +185,21 @@ def optimizer_of(optimizer: Any) -> Any:
             f"{made.name} has loss_scale_factor={made.loss_scale_factor}: losses are not scaled"
             " here; leave it out, bfloat16 (the dtype policy mixed_bfloat16) needs none"
         )
-    return type(made).from_config(made.get_config())
+    schedule = schedule_of(made)
+    if schedule is None and callable(getattr(made, RATE, None)):
+        raise UsageError(
+            f"{made.name} has a function as its learning rate, which cannot travel: pass a number"
+            " or a keras.optimizers.schedules.LearningRateSchedule"
+        )
+    with keras.saving.custom_object_scope(foreign([made, schedule])):
+        return type(made).from_config(made.get_config())
+
+
+def schedule_of(optimizer: Any) -> Any:
+    """The learning rate's schedule, if it has one."""
+    rate = getattr(optimizer, RATE, None)
+    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    return rate if is_schedule else None
 
 
 def rows_loss_of(loss: Any, names: Sequence[str] = ()) -> RowsLoss:
@@ -166,13 +226,13 @@ def rows_loss_of(loss: Any, names: Sequence[str] = ()) -> RowsLoss:
                 f"{type(loss).__name__} has a __call__ of its own, which would not be called:"
                 " override call(y_true, y_pred), which returns a loss for each row, instead"
             )
-        return _masked(loss.call)
+        return _masked(loss.call, loss.dtype)
     if not callable(loss):
         raise UsageError(
             f"loss is a {type(loss).__name__}: pass a name, a Loss, a function, or a list or dict"
             " of these for several outputs"
         )
-    return _masked(loss)
+    return _masked(loss, keras.config.floatx())
 
 
 def _sum_of(losses: Any, names: Sequence[str]) -> RowsLoss:
@@ -198,14 +258,14 @@ def _sum_of(losses: Any, names: Sequence[str]) -> RowsLoss:
     return of_row
 
 
-def _masked(call: RowsLoss) -> RowsLoss:
-    """As Keras does it: places that are masked count nothing in the mean.
+def _masked(call: RowsLoss, dtype: str) -> RowsLoss:
+    """As Keras does it: in the loss's type, and places that are masked count nothing in the mean.
 
     Layers put masks on outputs, and losses with ``ignore_class`` on what they return.
     """
 
     def losses(labels: Any, outputs: Any) -> Any:
-        values = call(labels, outputs)
+        values = call(_floating(labels, dtype), _floating(outputs, dtype))
         masks = [
             mask
             for mask in (mask_of(outputs), mask_of(values))
@@ -217,6 +277,13 @@ def _masked(call: RowsLoss) -> RowsLoss:
         return values * counted * (counted.size / counted.sum().clip(1.0))
 
     return losses
+
+
+def _floating(tree: Any, dtype: str) -> Any:
+    """Return fractional numbers in this type; whole ones, which may be classes, as they are."""
+    return keras.tree.map_structure(
+        lambda each: each.astype(dtype) if jnp.issubdtype(each.dtype, jnp.floating) else each, tree
+    )
 
 
 def outputs_of(outputs: str | None, loss: Any) -> str:
@@ -298,7 +365,7 @@ def is_own(thing: Any) -> bool:
 
 def foreign(objects: Iterable[Any]) -> dict[str, type]:
     """The users' own classes among those of these objects, as Keras calls them."""
-    classes = {type(thing) for thing in objects if is_own(type(thing))}
+    classes = {type(thing) for thing in objects if thing is not None and is_own(type(thing))}
     return {keras.saving.get_registered_name(own): own for own in classes}
 
 
@@ -320,6 +387,10 @@ def need_equal(model: Any, again: Any) -> None:
         [(name_of(v), tuple(v.shape)) for v in made.trainable_variables + made.variables]
         for made in (model, again)
     )
+    for own, other in zip(model.variables, again.variables, strict=False):
+        if (name_of(own), tuple(own.shape)) != (name_of(other), tuple(other.shape)):
+            break  # told below
+        _need_same_options(model, own, other)
     if had != has:
         lacking = [name for name, _ in had if name not in dict(has)] or ["others"]
         raise UsageError(
@@ -327,6 +398,27 @@ def need_equal(model: Any, again: Any) -> None:
             f" {', '.join(lacking[:3])}; implement build() so that it makes all variables, or use"
             " keras.Sequential or keras.Model(inputs, outputs)"
         )
+
+
+OPTIONS_OF_VARIABLES = ("trainable", "regularizer", "constraint")
+
+
+def _need_same_options(model: Any, own: Any, other: Any) -> None:
+    """Raise UsageError where a variable was given something that its layer's options lack."""
+    for option in OPTIONS_OF_VARIABLES:
+        had, has = (
+            keras.saving.serialize_keras_object(getattr(v, option, None)) for v in (own, other)
+        )
+        if had != has:
+            remedy = (
+                "set trainable of its layer instead"
+                if option == "trainable"
+                else f"pass it to its layer ({own.name}_{option}=...)"
+            )
+            raise UsageError(
+                f"{model.name} cannot travel: the {option} of its variable {own.path} was set on the"
+                f" variable, which is not in its layer's configuration; {remedy}"
+            )
 
 
 VALUES_OF_KERAS = ("__tensor__", "__numpy__", "__keras_tensor__", "__tuple__", "__slice__")

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from sparkstrom.models.horizons import KERAS, changed, raised
-from sparkstrom.models.keras_objects import keras
+from sparkstrom.models.keras_objects import RATE, keras, schedule_of
 
 BY_FIT = "steps by the fit's minibatches"
-RATE = "_learning_rate"  # a schedule, a variable, or a function without arguments
 
 
 class Above0:
@@ -93,13 +92,6 @@ def statistics_of(model: Any) -> list[Any]:
 def following(optimizer: Any) -> list[str]:
     """Attributes that count steps, but 0."""
     return [name for name in KERAS if getattr(optimizer, name, None)]
-
-
-def schedule_of(optimizer: Any) -> Any:
-    """The learning rate's schedule, if it has one."""
-    rate = getattr(optimizer, RATE, None)
-    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-    return rate if is_schedule else None
 
 
 def told(optimizer: Any, model: Any, workers: int) -> dict[str, str]:

@@ -19,7 +19,7 @@ pytest.importorskip("jax", reason="jax is not installed: pip install 'sparkstrom
 pytest.importorskip("keras", reason="keras is not installed: pip install 'sparkstrom[keras]'")
 
 from sparkstrom.models.keras import KerasModel
-from sparkstrom.models.keras_objects import keras
+from sparkstrom.models.keras_objects import _refuse_tensorflow, keras
 
 CHANCE = np.random.default_rng(0)
 X = (CHANCE.normal(size=(32, 4)) * [1, 10, 100, 1000] + [5, -50, 500, 10000]).astype(np.float32)
@@ -50,6 +50,29 @@ def partly_frozen() -> Any:
     )
     backbone.trainable = False
     return keras.Sequential([keras.Input((4,)), backbone, keras.layers.Dense(3)])
+
+
+def binned() -> Any:
+    keras.utils.set_random_seed(1)
+    layer = keras.layers.Discretization(num_bins=4, output_mode="one_hot")
+    layer.reset_state()  # adapt() needs TensorFlow
+    layer.update_state(SMALL[:, :1])
+    layer.finalize_state()
+    inputs = keras.Input((4,))
+    joined = keras.layers.Concatenate()([inputs, layer(inputs[:, :1])])
+    return keras.Model(inputs, keras.layers.Dense(3)(joined))
+
+
+def in_bfloat16() -> Any:
+    keras.utils.set_random_seed(1)
+    policy = "mixed_bfloat16"
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, "tanh", dtype=policy),
+            keras.layers.Dense(3, dtype=policy),
+        ]
+    )
 
 
 def regularized() -> Any:
@@ -100,6 +123,19 @@ CASES: dict[str, tuple[Callable[[], Any], Any, Callable[[], Any], np.ndarray, np
     "normalization": (normalized, SPARSE(from_logits=True), sgd, X, Y),
     "frozen": (partly_frozen, SPARSE(from_logits=True), sgd, SMALL, Y),
     "penalties": (regularized, SPARSE(from_logits=True), sgd, SMALL, Y),
+    "discretization": (binned, SPARSE(from_logits=True), sgd, SMALL, Y),
+    "bfloat16": (in_bfloat16, SPARSE(from_logits=True), sgd, SMALL, Y),
+    "bfloat16, a name": (in_bfloat16, "mse", sgd, SMALL, ONE_HOT),
+    "doubles": (plain, SPARSE(from_logits=True), sgd, SMALL, Y.astype(np.float64)),
+    "accumulated": (
+        plain,
+        SPARSE(from_logits=True),
+        lambda: keras.optimizers.Adam(
+            keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5), gradient_accumulation_steps=3
+        ),
+        SMALL,
+        Y,
+    ),
     "clipped": (
         plain,
         SPARSE(from_logits=True),
@@ -211,3 +247,75 @@ def test_what_would_not_be_called_is_refused_by_name() -> None:
         KerasModel(plain(), OwnCall(), "sgd")
     with pytest.raises(UsageError, match="loss_scale_factor"):
         KerasModel(plain(), "mse", keras.optimizers.SGD(0.1, loss_scale_factor=8.0))
+
+
+class Hyperbola(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+    """A schedule of the user's own."""
+
+    def __call__(self, step: Any) -> Any:
+        return 0.1 / (1 + step)
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def test_options_that_are_not_in_a_configuration_are_refused_by_name() -> None:
+    penalized, still, clipped = plain(), plain(), plain()
+    penalized.trainable_variables[0].regularizer = keras.regularizers.L2(0.1)
+    with pytest.raises(UsageError, match=r"the regularizer of its variable .*kernel was set on"):
+        KerasModel(penalized, SPARSE(from_logits=True), "sgd")
+    clipped.trainable_variables[1].constraint = keras.constraints.NonNeg()
+    with pytest.raises(UsageError, match=r"the constraint of its variable .*pass it to its layer"):
+        KerasModel(clipped, SPARSE(from_logits=True), "sgd")
+    still.layers[0].bias.trainable = False
+    with pytest.raises(UsageError, match=r"the trainable of its variable .*bias.* its layer inst"):
+        KerasModel(still, SPARSE(from_logits=True), "sgd")
+
+
+def test_what_kerass_trainer_would_do_to_the_loss_is_refused_by_name() -> None:
+    compiled = plain()
+    compiled.compile("sgd", loss=["mse"], loss_weights=[2.0])
+    with pytest.raises(UsageError, match=r"compiled with loss_weights=\[2.0\]"):
+        KerasModel(compiled, "mse", "sgd")
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        scaled = plain()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    with pytest.raises(UsageError, match=r"mixed_float16, for which Keras scales the loss"):
+        KerasModel(scaled, "mse", "sgd")
+
+
+def test_an_optimizer_that_has_trained_is_refused() -> None:
+    trained, optimizer = plain(), keras.optimizers.Adam(0.1)
+    trained.compile(optimizer, loss=SPARSE(from_logits=True))
+    trained.train_on_batch(SMALL, Y)
+    with pytest.raises(UsageError, match=r"adam.* has taken 1 steps already"):
+        KerasModel(trained, SPARSE(from_logits=True), optimizer)
+    again = type(optimizer).from_config(optimizer.get_config())
+    KerasModel(trained, SPARSE(from_logits=True), again)
+
+
+def test_a_function_as_learning_rate_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"a function as its learning rate"):
+        KerasModel(plain(), "mse", keras.optimizers.SGD(lambda: 0.1))
+
+
+def test_layers_of_tensorflow_are_refused() -> None:
+    layer = object.__new__(keras.layers.IntegerLookup)  # made only where TensorFlow is installed
+    object.__setattr__(layer, "name", "codes")
+    with pytest.raises(UsageError, match=r"codes is a IntegerLookup, which computes with Tensor"):
+        _refuse_tensorflow([layer])
+
+
+def test_a_schedule_of_the_users_own_travels() -> None:
+    model = KerasModel(plain(), SPARSE(from_logits=True), keras.optimizers.SGD(Hyperbola()))
+    reference = plain()
+    reference.compile(keras.optimizers.SGD(Hyperbola()), loss=SPARSE(from_logits=True))
+    for _ in range(20):
+        reference.train_on_batch(SMALL, Y)
+    expected = np.concatenate([np.asarray(v).ravel() for v in reference.trainable_variables])
+    twin = pickle.loads(pickle.dumps(model))
+    twin.start_from(model.initial())
+    np.testing.assert_allclose(stepped(twin, SMALL, Y), expected, rtol=0, atol=2e-4)
+    assert "model" not in model.describe()
