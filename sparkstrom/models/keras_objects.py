@@ -23,7 +23,6 @@ from sparkstrom.models.xla import keep_to_task, row_losses
 os.environ.setdefault("KERAS_BACKEND", "jax")
 keep_to_task()
 try:
-    import jax.numpy as jnp
     import keras as keras
 except ImportError as missing:
     raise UsageError(
@@ -166,9 +165,9 @@ def optimizer_of(optimizer: Any) -> Any:
         raise UsageError(f"optimizer={optimizer!r}: {first_line(error)}") from error
     if made.built and (steps := int(made.iterations)) > 0:
         raise UsageError(
-            f"the optimizer {made.name} has taken {steps} steps already, and a fit begins with a new"
-            " optimizer: pass one that has not trained, such as"
-            " type(optimizer).from_config(optimizer.get_config()) makes of it"
+            f"the optimizer {made.name} has taken {steps} steps already, and a fit begins with a"
+            " new optimizer: pass one that has not trained, such as"
+            " type(optimizer).from_config(optimizer.get_config())"
         )
     if isinstance(made, keras.optimizers.LossScaleOptimizer):
         raise UsageError(
@@ -281,9 +280,12 @@ def _masked(call: RowsLoss, dtype: str) -> RowsLoss:
 
 def _floating(tree: Any, dtype: str) -> Any:
     """Return fractional numbers in this type; whole ones, which may be classes, as they are."""
-    return keras.tree.map_structure(
-        lambda each: each.astype(dtype) if jnp.issubdtype(each.dtype, jnp.floating) else each, tree
-    )
+
+    def cast(each: Any) -> Any:
+        kind = keras.backend.standardize_dtype(each.dtype)
+        return each.astype(dtype) if keras.backend.is_float_dtype(kind) else each
+
+    return keras.tree.map_structure(cast, tree)
 
 
 def outputs_of(outputs: str | None, loss: Any) -> str:
@@ -416,8 +418,9 @@ def _need_same_options(model: Any, own: Any, other: Any) -> None:
                 else f"pass it to its layer ({own.name}_{option}=...)"
             )
             raise UsageError(
-                f"{model.name} cannot travel: the {option} of its variable {own.path} was set on the"
-                f" variable, which is not in its layer's configuration; {remedy}"
+                f"{model.name} cannot be copied to executors: the {option} of its variable"
+                f" {own.path} was set on the variable, which is not in its layer's configuration;"
+                f" {remedy}"
             )
 
 

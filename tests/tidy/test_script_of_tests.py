@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 PYTHON = """#!/bin/sh
 case "$*" in
+    *tests.java_archives*) exit 0 ;;
     *--ignore=tests/gpu*) leg=first ;;
     *--ignore=tests/integration/spark*) leg=apart ;;
     *tests/gpu*) leg=together ;;
@@ -33,6 +34,7 @@ def run(at: Path, *arguments: str, **variables: str) -> subprocess.CompletedProc
     shutil.copy(ROOT / "scripts/test", scripts)
     (scripts / "environment").write_text('cd "$(dirname "$0")/.."\ninstall() { :; }\n')
     (at / "bin").mkdir()
+    (at / ".venv").mkdir()
     (at / "bin/python").write_text(PYTHON)
     (at / "bin/python").chmod(0o755)
     environment = {"PATH": f"{at / 'bin'}:{os.environ['PATH']}", **variables}
