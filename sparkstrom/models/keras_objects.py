@@ -23,7 +23,6 @@ from sparkstrom.models.xla import keep_to_task, row_losses
 os.environ.setdefault("KERAS_BACKEND", "jax")
 keep_to_task()
 try:
-    import jax.numpy as jnp
     import keras as keras
 except ImportError as missing:
     raise UsageError(
@@ -166,8 +165,8 @@ def optimizer_of(optimizer: Any) -> Any:
         raise UsageError(f"optimizer={optimizer!r}: {first_line(error)}") from error
     if made.built and (steps := int(made.iterations)) > 0:
         raise UsageError(
-            f"the optimizer {made.name} has taken {steps} steps already, and a fit begins with a new"
-            " optimizer: pass one that has not trained, such as"
+            f"the optimizer {made.name} has taken {steps} steps already, and a fit begins with a"
+            " new optimizer: pass one that has not trained, such as"
             " type(optimizer).from_config(optimizer.get_config()) makes of it"
         )
     if isinstance(made, keras.optimizers.LossScaleOptimizer):
@@ -282,7 +281,12 @@ def _masked(call: RowsLoss, dtype: str) -> RowsLoss:
 def _floating(tree: Any, dtype: str) -> Any:
     """Return fractional numbers in this type; whole ones, which may be classes, as they are."""
     return keras.tree.map_structure(
-        lambda each: each.astype(dtype) if jnp.issubdtype(each.dtype, jnp.floating) else each, tree
+        lambda each: (
+            each.astype(dtype)
+            if keras.backend.is_float_dtype(keras.backend.standardize_dtype(each.dtype))
+            else each
+        ),
+        tree,
     )
 
 
@@ -416,8 +420,8 @@ def _need_same_options(model: Any, own: Any, other: Any) -> None:
                 else f"pass it to its layer ({own.name}_{option}=...)"
             )
             raise UsageError(
-                f"{model.name} cannot travel: the {option} of its variable {own.path} was set on the"
-                f" variable, which is not in its layer's configuration; {remedy}"
+                f"{model.name} cannot travel: the {option} of its variable {own.path} was set on"
+                f" the variable, which is not in its layer's configuration; {remedy}"
             )
 
 
