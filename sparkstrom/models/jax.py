@@ -96,7 +96,8 @@ class JaxModel:
         self._pace: tuple[int | None, int] | None = None  # workers (None: always one), position
         self._draw = [0, 0]  # this worker's seed and step, for random keys
         self._jit_step = jax.jit(self._next, donate_argnums=1)
-        self._trial = Trial(self._tried, "jax", "optax")
+        self._of_classes = "integer_labels" in named(loss)
+        self._trial = Trial(self._tried, "jax", "optax", of_classes=self._of_classes)
         self._jit_predict = jax.jit(self._applied)
         self._jit_loss = jax.jit(self._measure)
         self._jit_init = jax.jit(lambda flat: self._optimizer.init(self._params_of(flat)))
@@ -162,7 +163,7 @@ class JaxModel:
     @property
     def per_label(self) -> bool:
         """Whether the loss takes each of several outputs for a label that is true or false."""
-        return "sigmoid_binary" in getattr(self._loss, "__name__", type(self._loss).__name__)
+        return "sigmoid_binary" in named(self._loss)
 
     def loss(self, batch: Batch) -> tuple[float, float]:
         """(sum of weight x loss, sum of weights), with ``apply``; nothing changes."""
@@ -266,7 +267,7 @@ class JaxModel:
 
         def objective(params: Any) -> Any:
             outputs, after = self._forward(params, fixed, features, draw)
-            loss = mean_loss(self._loss(outputs, labels), first_rows(features), weights)
+            loss = mean_loss(self._losses(outputs, labels), first_rows(features), weights)
             return loss, after
 
         params = self._params_of(flat)
@@ -285,12 +286,19 @@ class JaxModel:
         draw = np.zeros(2, np.uint32)
         self._next(flat, self._jit_init(flat), fixed, features, labels, None, draw)
         outputs = self._applied(flat, fixed, features)
-        return outputs, self._loss(outputs, labels)
+        return outputs, self._losses(outputs, labels)
 
     def _measure(self, flat: Any, fixed: Any, features: Any, labels: Any, weights: Any) -> Any:
         """The mean loss as a pure function, without anything random."""
         outputs = self._applied(flat, fixed, features)
-        return mean_loss(self._loss(outputs, labels), first_rows(features), weights)
+        return mean_loss(self._losses(outputs, labels), first_rows(features), weights)
+
+    def _losses(self, outputs: Any, labels: Any) -> Any:
+        """The loss; for one of classes, doubles become integers: Spark ML's labels are doubles."""
+        is_array = hasattr(labels, "dtype")
+        if self._of_classes and is_array and jnp.issubdtype(labels.dtype, jnp.floating):
+            labels = labels.astype(jnp.int32)
+        return self._loss(outputs, labels)
 
     def _applied(self, flat: Any, fixed: Any, features: Any) -> Any:
         return self._apply(self._variables(self._params_of(flat), fixed), features)
@@ -348,11 +356,16 @@ def need_callables(**functions: Any) -> None:
 def outputs_of(outputs: str | None, loss: Any) -> str:
     """What the model puts out. Raise UsageError for a word that says nothing."""
     if outputs is None:
-        called = getattr(loss, "__name__", type(loss).__name__)
-        return LOGITS if "cross_entropy" in called else VALUES
+        return LOGITS if "cross_entropy" in named(loss) else VALUES
     if outputs not in KINDS:
         raise UsageError(f"outputs={outputs!r}: must be one of {', '.join(KINDS)}")
     return outputs
+
+
+def named(loss: Any) -> str:
+    """The function's name, of a functools.partial that of its function."""
+    loss = getattr(loss, "func", loss)
+    return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def parted(tree: Any) -> tuple[Any, dict[str, Any]]:

@@ -120,7 +120,13 @@ class KerasModel:
 
     def _compile(self) -> None:
         self._jit_step = jax.jit(self._next, donate_argnums=1)
-        self._trial = Trial(self._tried, "jax", "keras")
+        self._trial = Trial(
+            self._tried,
+            "jax",
+            "keras",
+            of_classes="sparse" in named_loss(self._loss),
+            ignored=self.ignored_label,
+        )
         self._jit_predict = jax.jit(self._predicted)
         self._jit_loss = jax.jit(self._measured)
 

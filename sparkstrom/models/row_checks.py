@@ -63,9 +63,11 @@ def refuse_not_finite(role: str, columns: Columns) -> None:
             refuse_bad(role, columns, i, np.isfinite(array), FILL)
 
 
-def refuse_strange_classes(labels: NDArray[Any], classes: int) -> None:
-    """Raise BadValue for a label [rows] that is no class of so many."""
+def refuse_strange_classes(labels: NDArray[Any], classes: int, ignored: int | None = None) -> None:
+    """Raise BadValue for a label [rows] that is no class of so many, nor one the loss ignores."""
     whole = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))
+    if ignored is not None:
+        whole |= labels == ignored
     refuse_bad(LABELS, labels, 0, whole, no_class(classes))
 
 

@@ -135,15 +135,29 @@ def mean_loss(losses: Any, rows: int, weights: Any) -> Any:
 
 # -- rows ------------------------------------------------------------------------------------------
 
+NO_INTEGER = "numpy.integer"  # in what optax says of labels that are no integers
+AS_INTEGERS = (
+    "; labels that are doubles, as Spark ML's are, become classes only where the loss is optax's"
+    " own: have yours do labels.astype(int), or cast the column, df.withColumn('label',"
+    " col('label').cast('int'))"
+)
 ROWS_TRIED = 7  # a size that no dimension of a model is likely to have
 
 
 class Trial:
     """What a model does with a minibatch, tried on shapes alone; once for each kind of rows."""
 
-    def __init__(self, run: Callable[[Any, Any], tuple[Any, Any]], *libraries: str) -> None:
+    def __init__(
+        self,
+        run: Callable[[Any, Any], tuple[Any, Any]],
+        *libraries: str,
+        of_classes: bool = False,
+        ignored: int | None = None,
+    ) -> None:
         self._run = run  # features, labels -> outputs, losses
         self._libraries = libraries  # whose errors are not the user's own
+        self._of_classes = of_classes  # the loss takes class indices, also as whole doubles
+        self._ignored = ignored  # the label that it leaves out
         self._passed: dict[Any, Any] = {}  # kinds of rows -> shapes of outputs
 
     def check(self, features: Columns, labels: Columns) -> None:
@@ -157,7 +171,7 @@ class Trial:
             _refuse_long_numbers(role, columns)
         outputs = self._outputs(features, labels)
         if isinstance(labels, np.ndarray) and hasattr(outputs, "shape"):
-            _check_classes(labels, outputs.shape)
+            _check_classes(labels, outputs.shape, self._of_classes, self._ignored)
 
     def _outputs(self, features: Columns, labels: Columns) -> Any:
         """The outputs' shapes for ``ROWS_TRIED`` rows like these."""
@@ -175,8 +189,9 @@ class Trial:
         except Exception as error:
             if is_users_own(error, *self._libraries):
                 raise
+            hint = AS_INTEGERS if NO_INTEGER in str(error) and _has_fractions(labels) else ""
             raise UsageError(
-                f"the model cannot be trained on rows of {', '.join(kinds)}: {said_by(error)}"
+                f"the model cannot be trained on rows of {', '.join(kinds)}: {said_by(error)}{hint}"
             ) from error
         return self._passed[key]
 
@@ -207,9 +222,18 @@ def _check_losses(losses: Any) -> None:
         )
 
 
-def _check_classes(labels: Any, outputs: tuple[int, ...]) -> None:
-    """Whole numbers beside several outputs per row are classes; JAX would clamp strange ones."""
+def _has_fractions(labels: Columns) -> bool:
+    return any(array.dtype.kind == "f" for array in arrays_of(labels))
+
+
+def _check_classes(
+    labels: Any, outputs: tuple[int, ...], of_classes: bool, ignored: int | None
+) -> None:
+    """Whole numbers beside several outputs per row are classes; JAX would clamp strange ones.
+
+    So are doubles where the loss takes classes.
+    """
     several = len(outputs) == 2 and outputs[1] > 1
-    if not (several and labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)):
-        return
-    refuse_strange_classes(labels, outputs[1])
+    whole = of_classes or np.issubdtype(labels.dtype, np.integer)
+    if several and labels.ndim == 1 and whole:
+        refuse_strange_classes(labels, outputs[1], ignored)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -216,3 +217,38 @@ def test_a_loss_of_one_number_is_taken_but_not_weighted() -> None:
     np.testing.assert_allclose(first, second, rtol=1e-6)
     with pytest.raises(UsageError, match="one loss per row"):
         one.step(batch(weighted=True))
+
+
+@pytest.mark.parametrize("wrap", [lambda loss: loss, partial, jax.jit])
+def test_whole_doubles_are_classes_for_optaxs_loss_of_integer_labels(wrap: Any) -> None:
+    """Spark ML's StringIndexer makes doubles."""
+    features = np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
+    labels = features.argmax(axis=1)
+
+    def made(loss: Any) -> JaxModel:
+        model = JaxModel(
+            lambda key: {"w": jax.numpy.zeros((3, 3))},
+            lambda params, rows: rows @ params["w"],
+            loss,
+            optax.sgd(0.1),
+        )
+        model.bind(model.initial())
+        return model
+
+    loss = wrap(optax.softmax_cross_entropy_with_integer_labels)
+    whole, doubles = made(loss), made(loss)
+    doubles.check(features, labels.astype(np.float64))
+    assert doubles.outputs == "logits"
+    for _ in range(3):
+        expected = whole.step(Batch(features, labels))
+        assert doubles.step(Batch(features, labels.astype(np.float64))) == expected
+    assert doubles.loss(Batch(features, labels.astype(np.float32))) == whole.loss(
+        Batch(features, labels)
+    )
+    strange = labels.astype(np.float64)
+    strange[3] = 1.5
+    with pytest.raises(UsageError, match=r"row 3: label is 1.5: labels must be 0 to 2"):
+        doubles.check(features, strange)
+    own = made(lambda outputs, given: loss(outputs, given))
+    with pytest.raises(UsageError, match=r"labels.astype\(int\), or cast the column"):
+        own.check(features, labels.astype(np.float64))

@@ -319,3 +319,12 @@ def test_a_schedule_of_the_users_own_travels() -> None:
     twin.start_from(model.initial())
     np.testing.assert_allclose(stepped(twin, SMALL, Y), expected, rtol=0, atol=2e-4)
     assert "model" not in model.describe()
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.float64])
+def test_classes_are_checked_as_integers_and_as_doubles(kind: Any) -> None:
+    labels = Y.astype(kind)
+    labels[3] = -1
+    KerasModel(plain(), SPARSE(from_logits=True, ignore_class=-1), "sgd").check(SMALL, labels)
+    with pytest.raises(UsageError, match=r"row 3: label is -1(\.0)?: labels must"):
+        KerasModel(plain(), SPARSE(from_logits=True), "sgd").check(SMALL, labels)
