@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import OneCycleLR
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns
@@ -31,7 +31,7 @@ from sparkstrom.models.torch.optimizers import (
     stepped,
     with_gradients,
 )
-from sparkstrom.models.torch.pacing import FALL_MAX, check_interval, interval_of
+from sparkstrom.models.torch.pacing import FALL_MAX, check_interval, highest_rate, interval_of
 from sparkstrom.models.torch.parameters import move_buffers
 from sparkstrom.models.torch.tensors import (
     LOSS_FITS,
@@ -75,6 +75,8 @@ class TorchModel(FlatModule):
     """
 
     KIND = "torch"
+    _first_rate: float | None = None
+    _is_warned = False
     OPTIONS: tuple[str, ...] = (
         *("_loss", "_custom", "_factories", "_device_wanted", "_clip_norm", "_accumulate"),
         *("_autocast", "_outputs_kind", "_interval"),
@@ -159,9 +161,12 @@ class TorchModel(FlatModule):
     def stand_at(self, epoch: int, batch: int, batches: int) -> None:
         """Take where the next step is: a scheduler by epochs is there, too.
 
-        Before the first step, warn of a scheduler that is exhausted within the first epoch.
+        In the first epoch, warn of a scheduler that is exhausted within it: before the first step,
+        or as soon as losses that do not improve have exhausted it.
         """
         self._pacing.epoch = epoch
+        if epoch == 0 and batch > 0 and not self._is_warned:
+            self._warn_of_plateau()
         if epoch == batch == 0 and self._interval is None and not self._has_stepped:
             _, scheduler = self._made()
             if scheduler is None or isinstance(scheduler, OneCycleLR):  # which ends far down
@@ -174,6 +179,22 @@ class TorchModel(FlatModule):
                     " scheduler_interval='epoch' if it is written by epochs, or 'step' if not",
                     stacklevel=2,
                 )
+
+    def _warn_of_plateau(self) -> None:
+        optimizer, scheduler = self._made()
+        if not isinstance(scheduler, ReduceLROnPlateau):
+            return
+        if self._first_rate is None:
+            self._first_rate = highest_rate(self._make_updater()[0])
+        if highest_rate(optimizer) * FALL_MAX <= self._first_rate * (1 + 1e-9):
+            self._is_warned = True
+            warnings.warn(
+                "scheduler ReduceLROnPlateau looks at the loss of each minibatch, and has let the"
+                f" learning rate fall from {self._first_rate:.3g} to {highest_rate(optimizer):.3g}"
+                " within the first epoch: raise its patience, which counts minibatches here, or"
+                " take a schedule by epochs, such as CosineAnnealingLR",
+                stacklevel=3,
+            )
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -38,6 +38,10 @@ BY_EPOCH_KINDS = (
 FALL_MAX = 1_000  # of the learning rate within the first epoch, before there is a warning
 STEPS_TRIED_MAX = 20_000  # of a schedule, to see how far it falls: some tenths of a second
 
+BY_MINIBATCH_WORDS = (
+    "each minibatch of the fit (horizon='worker', and averaging: of its worker), over all epochs"
+    " and fits: make it longer, or pass scheduler_interval='epoch'"
+)
 BY_FIT = "steps by the fit's minibatches"
 BY_EPOCHS = "steps by epochs"
 BY_LOSS = "steps once after each minibatch of its worker, by the loss"
@@ -91,21 +95,22 @@ class Pacing:
         elif self._minibatches is not None:
             self._reach(scheduler, self._minibatches + 1)
         elif scheduler is not None and self._own % self.frequency == 0:
-            _advance(scheduler)
+            _advance(scheduler, self.interval)
 
     def fall_within(self, batches: int, made: tuple[Optimizer, LRScheduler | None]) -> float:
         """Return by which factor a fresh scheduler lets the rate fall in an epoch, at least 1.
 
+        The rate of the epoch's last minibatch counts: a decay to 0 at the end of it is none.
         ``batches``: minibatches of a worker's epoch. ``made`` is stepped, so nobody else has it.
         """
         optimizer, scheduler = made
         if scheduler is None or isinstance(scheduler, ReduceLROnPlateau) or self.interval == EPOCH:
             return 1.0
-        first = max(group["lr"] for group in optimizer.param_groups)
+        first = highest_rate(optimizer)
         with _in_any_order(), contextlib.suppress(UsageError):
-            for _ in range(min(batches * self._workers, STEPS_TRIED_MAX)):
-                _advance(scheduler)
-        last = max(group["lr"] for group in optimizer.param_groups)
+            for _ in range(min(batches * self._workers - 1, STEPS_TRIED_MAX)):
+                _advance(scheduler, self.interval)
+        last = highest_rate(optimizer)
         return max(1.0, first / last) if last > 0 else float("inf")
 
     def _reach(self, scheduler: LRScheduler | None, minibatches: int) -> None:
@@ -116,11 +121,13 @@ class Pacing:
         if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
             return
         at, surely = position_of(scheduler), self._place(self._counted)
-        with _in_any_order() if at == 0 else contextlib.nullcontext():
+        # In rounds, a new optimizer may begin anywhere in a schedule, and in any part of it.
+        first = at == 0 or self._own == 0
+        with _in_any_order() if first else contextlib.nullcontext():
             for position in range(at + 1, self._place(minibatches) + 1):
                 before = scheduler.state_dict()
                 try:
-                    _advance(scheduler)
+                    _advance(scheduler, self.interval)
                 except UsageError:
                     if position <= surely:
                         raise
@@ -130,6 +137,11 @@ class Pacing:
     def _place(self, minibatches: int) -> int:
         """Where a schedule is when the fit has done so many minibatches."""
         return (self.epoch if self.interval == EPOCH else minibatches) // self.frequency
+
+
+def highest_rate(optimizer: Optimizer) -> float:
+    """Return the highest learning rate of its groups."""
+    return float(max(group["lr"] for group in optimizer.param_groups))
 
 
 def check_interval(interval: Any, scheduler: LRScheduler | None) -> None:
@@ -202,14 +214,15 @@ def _in_any_order() -> Iterator[None]:
         yield
 
 
-def _advance(scheduler: LRScheduler) -> None:
+def _advance(scheduler: LRScheduler, interval: str) -> None:
     try:
         scheduler.step()
     except ValueError as error:
+        when = (
+            BY_MINIBATCH_WORDS if interval == STEP else "each epoch, over all fits: make it longer"
+        )
         raise UsageError(
-            f"scheduler {type(scheduler).__name__}: {error}; it steps once after each minibatch of"
-            " the fit (horizon='worker': of its worker), over all epochs and fits: make it longer,"
-            " or pass scheduler_interval='epoch'"
+            f"scheduler {type(scheduler).__name__}: {error}; it steps once after {when}"
         ) from error
 
 

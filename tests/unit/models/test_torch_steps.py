@@ -306,7 +306,7 @@ def test_a_schedule_that_is_exhausted_in_the_first_epoch_is_warned_of() -> None:
         model = TorchModel(mlp(), nn.CrossEntropyLoss(), SGD, scheduler=by_epochs)
         bound(model)
         if warns:
-            with pytest.warns(UserWarning, match="LambdaLR .* fall by a factor of 2.8.*'epoch'"):
+            with pytest.warns(UserWarning, match="LambdaLR .* fall by a factor of 2.7.*'epoch'"):
                 model.stand_at(0, 0, batches)
         else:
             model.stand_at(0, 0, batches)

@@ -1,0 +1,273 @@
+"""Schedulers of a TorchModel step by epochs or by minibatches, as plain torch's loops do."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import warnings
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkstrom.base.errors import UsageError
+from sparkstrom.models.base import Batch, Epochal
+from sparkstrom.runtime.round_step import Beginning, Turn, train_alone
+
+torch = pytest.importorskip(
+    "torch", reason="torch is not here: the tests pin it for CPython 3.11, whose build is CPU only"
+)
+from torch import nn, optim  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.optim import lr_scheduler  # noqa: E402
+
+from sparkstrom.models.torch import TorchModel  # noqa: E402
+
+EPOCHS, BATCHES = 5, 7
+CHANCE = np.random.default_rng(0)
+ROWS = [
+    Batch(CHANCE.normal(size=(16, 6)).astype(np.float32), CHANCE.integers(0, 3, 16))
+    for _ in range(BATCHES)
+]
+SGD = partial(optim.SGD, lr=0.1, momentum=0.9)
+WARM_UP = partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: min(1.0, (step + 1) / 20))
+
+
+def warm_and_cosine(made: Any) -> Any:
+    parts = [
+        lr_scheduler.LinearLR(made, 0.1, total_iters=2),
+        lr_scheduler.CosineAnnealingLR(made, 4),
+    ]
+    return lr_scheduler.SequentialLR(made, parts, [2])
+
+
+def both_chained(made: Any) -> Any:
+    return lr_scheduler.ChainedScheduler(
+        [lr_scheduler.StepLR(made, 2), lr_scheduler.ExponentialLR(made, 0.7)]
+    )
+
+
+def chained_steps(made: Any) -> Any:
+    return lr_scheduler.ChainedScheduler([WARM_UP(made)])
+
+
+def warm_and_halved(made: Any) -> Any:
+    return lr_scheduler.SequentialLR(made, [WARM_UP(made), lr_scheduler.StepLR(made, 2)], [3])
+
+
+BY_EPOCHS = {
+    "StepLR": partial(lr_scheduler.StepLR, step_size=2),
+    "MultiStepLR": partial(lr_scheduler.MultiStepLR, milestones=[1, 3]),
+    "ExponentialLR": partial(lr_scheduler.ExponentialLR, gamma=0.5),
+    "CosineAnnealingLR": partial(lr_scheduler.CosineAnnealingLR, T_max=EPOCHS),
+    "PolynomialLR": partial(lr_scheduler.PolynomialLR, total_iters=EPOCHS),
+    "MultiplicativeLR": partial(lr_scheduler.MultiplicativeLR, lr_lambda=lambda _: 0.5),
+    "ChainedScheduler": both_chained,
+}
+BY_STEPS = {
+    "OneCycleLR": partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=EPOCHS * BATCHES),
+    "CyclicLR": partial(lr_scheduler.CyclicLR, base_lr=0.01, max_lr=0.1, step_size_up=4),
+    "CosineAnnealingWarmRestarts": partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=4),
+    "LambdaLR": WARM_UP,
+    "LinearLR": partial(lr_scheduler.LinearLR, total_iters=3),
+    "ConstantLR": partial(lr_scheduler.ConstantLR, total_iters=3),
+    "ChainedScheduler": chained_steps,
+}
+CASES = [
+    *(pytest.param(one, None, "epoch", id=f"{name} by default") for name, one in BY_EPOCHS.items()),
+    *(pytest.param(one, None, "step", id=f"{name} by default") for name, one in BY_STEPS.items()),
+    *(pytest.param(BY_EPOCHS[name], "step", "step", id=f"{name} by steps")
+      for name in ("StepLR", "CosineAnnealingLR", "ChainedScheduler")),
+    *(pytest.param(one, "epoch", "epoch", id=f"{name} by epochs")
+      for name, one in BY_STEPS.items()),
+    pytest.param(warm_and_cosine, "epoch", "epoch", id="SequentialLR by epochs"),
+    pytest.param(warm_and_halved, "epoch", "epoch", id="different parts by epochs"),
+    pytest.param(warm_and_halved, "step", "step", id="different parts by steps"),
+]  # fmt: skip
+
+
+def module_of() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def made(schedule: Any, interval: str | None = None, optimizer: Any = SGD) -> TorchModel:
+    return TorchModel(
+        module_of(),
+        functional.cross_entropy,
+        optimizer,
+        scheduler=schedule,
+        scheduler_interval=interval,
+    )
+
+
+def plain_torch(schedule: Any, interval: str) -> tuple[np.ndarray, list[float]]:
+    """What a loop of plain torch makes of it, and the rates of its steps."""
+    module, rates = module_of(), []
+    optimizer = SGD(module.parameters())
+    scheduler = schedule(optimizer)
+    for _ in range(EPOCHS):
+        for batch in ROWS:
+            optimizer.zero_grad()
+            output = module(torch.from_numpy(batch.features))
+            functional.cross_entropy(output, torch.from_numpy(batch.labels)).backward()
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            if interval == "step":
+                scheduler.step()
+        if interval == "epoch":
+            scheduler.step()
+    return np.concatenate([p.detach().numpy().reshape(-1) for p in module.parameters()]), rates
+
+
+def seen_rates(model: TorchModel) -> list[float]:
+    rates: list[float] = []
+    model._made()[0].register_step_pre_hook(
+        lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"])
+    )
+    return rates
+
+
+@pytest.mark.parametrize("fit_tells", [True, False])
+@pytest.mark.parametrize(("schedule", "interval", "meant"), CASES)
+def test_each_step_is_plain_torchs_own(
+    schedule: Any, interval: str | None, meant: str, fit_tells: bool
+) -> None:
+    wanted, wanted_rates = plain_torch(schedule, meant)
+    model = made(schedule, interval)
+    params = model.initial()
+    model.bind(params)
+    rates = seen_rates(model)
+    assert isinstance(model, Epochal)
+    for done in range(EPOCHS * BATCHES):
+        epoch, index = divmod(done, BATCHES)
+        model.stand_at(epoch, index, BATCHES)
+        if fit_tells:
+            model.keep_pace(1, done, done)
+        model.step(ROWS[index])
+    assert rates == pytest.approx(wanted_rates)
+    np.testing.assert_allclose(params, wanted, rtol=1e-5, atol=1e-6)
+    told = "steps by epochs" if meant == "epoch" else "steps by the fit's minibatches"
+    assert model.horizons(2)["scheduler"] == told
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [BY_EPOCHS["StepLR"], BY_EPOCHS["CosineAnnealingLR"], both_chained, warm_and_cosine],
+    ids=["StepLR", "CosineAnnealingLR", "ChainedScheduler", "SequentialLR"],
+)
+def test_rounds_of_averaging_train_as_plain_torch_does(schedule: Any) -> None:
+    """Each round by a worker that was made anew, from the state that the last one left."""
+    wanted, _ = plain_torch(schedule, "epoch")
+    model = made(schedule, "epoch")
+    params, state, done = model.initial(), copy.deepcopy(model).updater_state(), 0
+    while done < EPOCHS * BATCHES:
+        epoch, first = divmod(done, BATCHES)
+        count = min(3, BATCHES - first)
+        turns = [Turn(ROWS[first + n], (epoch, first + n, BATCHES)) for n in range(count)]
+        worker = pickle.loads(pickle.dumps(made(schedule, "epoch")))
+        alone = train_alone(worker, Beginning(params, b"", state, done), turns)
+        params, state, done = alone.parameters, alone.updater, done + count
+    np.testing.assert_allclose(params, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_four_workers_count_epochs_once() -> None:
+    model = made(partial(lr_scheduler.StepLR, step_size=1, gamma=0.5))
+    model.bind(model.initial())
+    rates = seen_rates(model)
+    for epoch, minibatches in ((0, 0), (0, 4), (1, 8), (1, 12), (2, 16)):
+        model.stand_at(epoch, (minibatches // 4) % 2, 2)
+        model.keep_pace(4, minibatches, minibatches)
+        model.step(ROWS[0])
+    assert rates == pytest.approx([0.1, 0.1, 0.05, 0.05, 0.025])
+
+
+def test_a_schedule_by_epochs_goes_on_in_the_next_fit_with_and_without_its_state() -> None:
+    schedule = partial(lr_scheduler.StepLR, step_size=2, gamma=0.5)
+    first, next_one, fresh = made(schedule), made(schedule), made(schedule)
+    for model, epochs in ((first, (0, 1, 2)), (next_one, (3, 4)), (fresh, (3, 4))):
+        model.bind(model.initial())
+        if model is next_one:
+            next_one.load_updater_state(first.updater_state())
+        rates = seen_rates(model)
+        for epoch in epochs:
+            model.stand_at(epoch, 0, 1)
+            model.step(ROWS[0])
+        if model is not first:
+            assert rates == pytest.approx([0.05, 0.025])
+
+
+def test_the_interval_travels() -> None:
+    for interval in ("epoch", "step"):
+        twin = pickle.loads(pickle.dumps(made(BY_EPOCHS["StepLR"], interval)))
+        assert ("epochs" in twin.horizons(2)["scheduler"]) == (interval == "epoch")
+
+
+def test_a_schedule_by_epochs_that_is_too_short_says_so() -> None:
+    one_cycle = partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=2)
+    model = made(one_cycle, "epoch")
+    model.bind(model.initial())
+    for epoch in range(2):
+        model.stand_at(epoch, 0, 1)
+        model.step(ROWS[0])
+    model.stand_at(3, 0, 1)
+    with pytest.raises(
+        UsageError, match=r"OneCycleLR: .*once after each epoch, over all fits: make"
+    ):
+        model.step(ROWS[0])
+
+
+# -- warned of -------------------------------------------------------------------------------------
+
+
+def epoch_of(model: TorchModel, batches: int, workers: int = 1) -> list[str]:
+    """One worker's first epoch; return the warnings."""
+    model.bind(model.initial())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for index in range(batches):
+            model.keep_pace(workers, index * workers, index * workers)
+            model.stand_at(0, index, batches)
+            model.step(ROWS[index % BATCHES])
+    return [str(one.message) for one in caught]
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_rate_that_is_used_up_in_the_first_epoch_is_warned_of_once(workers: int) -> None:
+    decay = partial(lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.5**epoch)
+    (warning,) = epoch_of(made(decay), 40 // workers, workers)
+    assert warning.startswith("scheduler LambdaLR steps once a minibatch and lets")
+    assert "fall by a factor of 5.5e+11" in warning
+    assert "scheduler_interval='epoch'" in warning
+    assert epoch_of(made(decay, "epoch"), 40) == []
+
+
+def test_a_plateau_that_uses_up_the_rate_is_warned_of_once() -> None:
+    hasty = partial(lr_scheduler.ReduceLROnPlateau, patience=0, mode="max", threshold=1e9)
+    (warning,) = epoch_of(made(hasty), 20)
+    assert "has let the learning rate fall from 0.1 to 0.0001 within the first epoch" in warning
+    assert "patience" in warning
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=40),
+        partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: max(0.0, 1 - step / 40)),
+        partial(lr_scheduler.CosineAnnealingWarmRestarts, T_0=100),
+        WARM_UP,
+        lr_scheduler.ReduceLROnPlateau,
+    ],
+)
+def test_a_schedule_that_fits_a_fit_of_one_epoch_is_not_warned_of(schedule: Any) -> None:
+    assert epoch_of(made(schedule), 40) == []
+
+
+def test_a_later_epoch_and_a_later_round_are_not_looked_at_again() -> None:
+    decay = partial(lr_scheduler.LambdaLR, lr_lambda=lambda epoch: 0.5**epoch)
+    for place in ((1, 0, 40), (0, 3, 40)):
+        model = made(decay)
+        model.bind(model.initial())
+        model.stand_at(*place)
+        model.step(ROWS[0])  # pytest makes errors of warnings
