@@ -60,7 +60,7 @@ def blocks_of_data(data: Any, chosen: Chosen, where: str = WHERE) -> Iterator[Bl
 
 
 def are_rows(validation: Any) -> bool:
-    """Whether these are held-out rows, rather than a fraction or a column's name."""
+    """Whether ``validation`` holds rows, rather than being a fraction or a column's name."""
     if isinstance(validation, str | bytes) or is_real(validation) or is_truth(validation):
         return False
     readable = ("__iter__", "__getitem__", "__fspath__", "schema", "schema_arrow")
@@ -68,7 +68,7 @@ def are_rows(validation: Any) -> bool:
 
 
 def blocks_with(data: Any, held: Any, chosen: Chosen) -> Iterator[Block]:
-    """All rows, those of ``held`` as held out. Raise UsageError where they differ in kind."""
+    """Return all rows, those of ``held`` marked as held out. Raise UsageError if kinds differ."""
     if held is data and hasattr(data, "__next__"):
         raise UsageError(
             "validation: held-out rows and the data are one iterator, which is drawn once: make"
@@ -97,7 +97,7 @@ def _both(blocks: Iterator[Block], others: Iterator[Block]) -> Iterator[Block]:
 
 
 def _marked(block: Block, *, is_held: bool) -> Block:
-    """The block with a last array that says whether its rows are held out."""
+    """Return the block with one more array, which marks its rows as held out or not."""
     form, flag = block.form, Leaf(HELD_OUT, (), "|u1", "|u1")
     marks = np.full((len(block.records), 1), is_held, np.uint8)
     marked = form._replace(leaves=(*form.leaves, flag), flagged=True)
@@ -105,7 +105,7 @@ def _marked(block: Block, *, is_held: bool) -> Block:
 
 
 def _need_like(mine: RowFormat, theirs: RowFormat) -> None:
-    """Raise UsageError where held-out rows have other arrays than the data."""
+    """Raise UsageError if held-out rows have other arrays than the data."""
     kinds = [
         (form.features, form.labels, form.weighted, len(form.leaves)) for form in (mine, theirs)
     ]
@@ -119,7 +119,7 @@ def _need_like(mine: RowFormat, theirs: RowFormat) -> None:
         if one[1:4] != other[1:4]:
             raise UsageError(
                 f"validation: {other.name} of held-out rows is {_kind(other)}, and in the data"
-                f" {_kind(one)}: make both alike, for example by astype"
+                f" {_kind(one)}: make both alike, for example with astype"
             )
 
 

@@ -127,7 +127,7 @@ class ParallelWrapper(TrainedNetwork):
         pandas DataFrame or paths of Parquet files, of which ``features``, ``label`` and ``weight``
         name columns; a Dataset of torch or an iterable of (features, label) or (features, label,
         weight), which is drawn once. ``validation`` is a fraction, the name of a boolean column, or
-        rows of their own: of the same kinds, but a path is a ``Path``, as a string names a column.
+        separate rows of the same kinds; a file must be a ``Path``, as a string names a column.
         The rest is as in ``SparkNetwork.fit``.
         Raises UsageError, SetupError or TrainingError (with partition and traceback).
         """

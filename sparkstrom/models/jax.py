@@ -18,6 +18,7 @@ from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns, Flat, Share, State
 from sparkstrom.models.buffers import averaged, packed, unpacked
 from sparkstrom.models.flat import Layout, bindable
+from sparkstrom.models.losses import loss_name
 from sparkstrom.models.optax_pacing import at_position, no_optimizer, paced, told
 from sparkstrom.models.outputs import KINDS, LOGITS, VALUES
 from sparkstrom.models.xla import (
@@ -96,7 +97,7 @@ class JaxModel:
         self._pace: tuple[int | None, int] | None = None  # workers (None: always one), position
         self._draw = [0, 0]  # this worker's seed and step, for random keys
         self._jit_step = jax.jit(self._next, donate_argnums=1)
-        self._of_classes = "integer_labels" in named(loss)
+        self._of_classes = "integer_labels" in loss_name(loss)
         self._trial = Trial(self._tried, "jax", "optax", of_classes=self._of_classes)
         self._jit_predict = jax.jit(self._applied)
         self._jit_loss = jax.jit(self._measure)
@@ -163,7 +164,7 @@ class JaxModel:
     @property
     def per_label(self) -> bool:
         """Whether the loss takes each of several outputs for a label that is true or false."""
-        return "sigmoid_binary" in named(self._loss)
+        return "sigmoid_binary" in loss_name(self._loss)
 
     def loss(self, batch: Batch) -> tuple[float, float]:
         """(sum of weight x loss, sum of weights), with ``apply``; nothing changes."""
@@ -294,7 +295,7 @@ class JaxModel:
         return mean_loss(self._losses(outputs, labels), first_rows(features), weights)
 
     def _losses(self, outputs: Any, labels: Any) -> Any:
-        """The loss; for one of classes, doubles become integers: Spark ML's labels are doubles."""
+        """Return the losses. A loss of classes needs integers; Spark ML's labels are doubles."""
         is_array = hasattr(labels, "dtype")
         if self._of_classes and is_array and jnp.issubdtype(labels.dtype, jnp.floating):
             labels = labels.astype(jnp.int32)
@@ -356,16 +357,10 @@ def need_callables(**functions: Any) -> None:
 def outputs_of(outputs: str | None, loss: Any) -> str:
     """What the model puts out. Raise UsageError for a word that says nothing."""
     if outputs is None:
-        return LOGITS if "cross_entropy" in named(loss) else VALUES
+        return LOGITS if "cross_entropy" in loss_name(loss) else VALUES
     if outputs not in KINDS:
         raise UsageError(f"outputs={outputs!r}: must be one of {', '.join(KINDS)}")
     return outputs
-
-
-def named(loss: Any) -> str:
-    """The function's name, of a functools.partial that of its function."""
-    loss = getattr(loss, "func", loss)
-    return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def parted(tree: Any) -> tuple[Any, dict[str, Any]]:

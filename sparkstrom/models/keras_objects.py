@@ -98,23 +98,23 @@ def _refuse_own_steps(model: Any) -> None:
 
 
 def _refuse_scaled_losses(model: Any) -> None:
-    """Raise UsageError where Keras' trainer would scale or weigh the loss, which a step does not.
+    """Raise UsageError if Keras' trainer would scale or weight the loss.
 
-    A step has the loss that KerasModel was passed, and no other.
+    A step here uses the loss that was passed to KerasModel, unchanged.
     """
     if getattr(model.dtype_policy, "name", None) == "mixed_float16":
         raise UsageError(
-            f"{model.name} has the dtype policy mixed_float16, for which Keras scales the loss, and"
-            " losses are not scaled here: take the dtype policy mixed_bfloat16, which needs no"
-            " scaled loss"
+            f"{model.name} has the dtype policy mixed_float16, for which Keras scales the loss, but"
+            " losses are not scaled here: use the dtype policy mixed_bfloat16, which needs no"
+            " scaling"
         )
-    told = getattr(model, "_compile_config", None)  # absent where compile was not called
-    weights = None if told is None else told.config.get("loss_weights")
+    compiled = getattr(model, "_compile_config", None)  # absent if compile was not called
+    weights = None if compiled is None else compiled.config.get("loss_weights")
     if weights is not None:
         raise UsageError(
-            f"{model.name} was compiled with loss_weights={weights!r}, and what compile was told is"
-            " not used here: pass losses that are functions (labels, outputs) and multiply by"
-            " these weights, and compile the model without loss_weights"
+            f"{model.name} was compiled with loss_weights={weights!r}, but the arguments of"
+            " compile are not used here: pass losses that are functions (labels, outputs) and"
+            " multiply by these weights, and compile the model without loss_weights"
         )
 
 
@@ -122,14 +122,14 @@ BY_TENSORFLOW = ("StringLookup", "IntegerLookup", "TextVectorization", "Hashing"
 
 
 def _refuse_tensorflow(layers: Iterable[Any]) -> None:
-    """Raise UsageError for layers that compute with TensorFlow's operations, outside of JAX."""
+    """Raise UsageError for a layer that uses TensorFlow's operations, which JAX cannot compile."""
     kinds = tuple(getattr(keras.layers, name) for name in BY_TENSORFLOW)
     for layer in layers:
         if isinstance(layer, kinds):
             raise UsageError(
                 f"the layer {layer.name} is a {type(layer).__name__}, which computes with"
-                " TensorFlow and not with JAX: make its numbers in the DataFrame (Spark ML's"
-                " StringIndexer, HashingTF), and leave the layer out of the model"
+                " TensorFlow and not with JAX: compute its output in the DataFrame (Spark ML's"
+                " StringIndexer, HashingTF), and remove the layer from the model"
             )
 
 
@@ -187,7 +187,7 @@ def optimizer_of(optimizer: Any) -> Any:
     schedule = schedule_of(made)
     if schedule is None and callable(getattr(made, RATE, None)):
         raise UsageError(
-            f"{made.name} has a function as its learning rate, which cannot travel: pass a number"
+            f"{made.name} has a function as its learning rate, which cannot be saved: pass a number"
             " or a keras.optimizers.schedules.LearningRateSchedule"
         )
     with keras.saving.custom_object_scope(foreign([made, schedule])):
@@ -195,7 +195,7 @@ def optimizer_of(optimizer: Any) -> Any:
 
 
 def schedule_of(optimizer: Any) -> Any:
-    """The learning rate's schedule, if it has one."""
+    """Return the optimizer's learning rate schedule, or None."""
     rate = getattr(optimizer, RATE, None)
     is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
     return rate if is_schedule else None
@@ -258,9 +258,10 @@ def _sum_of(losses: Any, names: Sequence[str]) -> RowsLoss:
 
 
 def _masked(call: RowsLoss, dtype: str) -> RowsLoss:
-    """As Keras does it: in the loss's type, and places that are masked count nothing in the mean.
+    """Return ``call`` with Keras' casts and masks: masked places are left out of the mean.
 
-    Layers put masks on outputs, and losses with ``ignore_class`` on what they return.
+    Labels and outputs are cast to ``dtype``, the loss's own. Layers attach masks to outputs, and
+    losses with ``ignore_class`` to their results.
     """
 
     def losses(labels: Any, outputs: Any) -> Any:
@@ -279,7 +280,7 @@ def _masked(call: RowsLoss, dtype: str) -> RowsLoss:
 
 
 def _floating(tree: Any, dtype: str) -> Any:
-    """Return fractional numbers in this type; whole ones, which may be classes, as they are."""
+    """Return the tree with floating arrays cast to ``dtype`` and integers, maybe classes, kept."""
 
     def cast(each: Any) -> Any:
         kind = keras.backend.standardize_dtype(each.dtype)
@@ -391,7 +392,7 @@ def need_equal(model: Any, again: Any) -> None:
     )
     for own, other in zip(model.variables, again.variables, strict=False):
         if (name_of(own), tuple(own.shape)) != (name_of(other), tuple(other.shape)):
-            break  # told below
+            break  # the comparison of all names below reports it
         _need_same_options(model, own, other)
     if had != has:
         lacking = [name for name, _ in had if name not in dict(has)] or ["others"]
@@ -406,7 +407,7 @@ OPTIONS_OF_VARIABLES = ("trainable", "regularizer", "constraint")
 
 
 def _need_same_options(model: Any, own: Any, other: Any) -> None:
-    """Raise UsageError where a variable was given something that its layer's options lack."""
+    """Raise UsageError if an option of the variable ``own`` is lost in the copy ``other``."""
     for option in OPTIONS_OF_VARIABLES:
         had, has = (
             keras.saving.serialize_keras_object(getattr(v, option, None)) for v in (own, other)

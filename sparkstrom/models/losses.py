@@ -76,6 +76,12 @@ def _mean(losses: NDArray[Any], gradient: F32, weights: Weights) -> tuple[float,
     return float(weights.astype(np.float64) @ losses) / total, gradient
 
 
+def loss_name(loss: Any) -> str:
+    """Return the name of a loss of any library; for a functools.partial, that of its function."""
+    loss = getattr(loss, "func", loss)
+    return str(getattr(loss, "__name__", type(loss).__name__))
+
+
 def _unchanged(z: F32) -> F32:
     return z
 

@@ -64,7 +64,7 @@ def refuse_not_finite(role: str, columns: Columns) -> None:
 
 
 def refuse_strange_classes(labels: NDArray[Any], classes: int, ignored: int | None = None) -> None:
-    """Raise BadValue for a label [rows] that is no class of so many, nor one the loss ignores."""
+    """Raise BadValue for a label [rows] that is not in [0, classes) and not ``ignored``."""
     whole = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))
     if ignored is not None:
         whole |= labels == ignored

@@ -135,17 +135,17 @@ def mean_loss(losses: Any, rows: int, weights: Any) -> Any:
 
 # -- rows ------------------------------------------------------------------------------------------
 
-NO_INTEGER = "numpy.integer"  # in what optax says of labels that are no integers
+NO_INTEGER = "numpy.integer"  # in optax's error for labels that are no integers
 AS_INTEGERS = (
-    "; labels that are doubles, as Spark ML's are, become classes only where the loss is optax's"
-    " own: have yours do labels.astype(int), or cast the column, df.withColumn('label',"
+    "; labels that are doubles, as Spark ML's are, become integers only for optax's own losses:"
+    " in yours, call labels.astype(int), or cast the column, df.withColumn('label',"
     " col('label').cast('int'))"
 )
 ROWS_TRIED = 7  # a size that no dimension of a model is likely to have
 
 
 class Trial:
-    """What a model does with a minibatch, tried on shapes alone; once for each kind of rows."""
+    """A trial of the model on the shapes of a minibatch alone, made once per kind of rows."""
 
     def __init__(
         self,
@@ -229,9 +229,10 @@ def _has_fractions(labels: Columns) -> bool:
 def _check_classes(
     labels: Any, outputs: tuple[int, ...], of_classes: bool, ignored: int | None
 ) -> None:
-    """Whole numbers beside several outputs per row are classes; JAX would clamp strange ones.
+    """Raise BadValue for a class label out of range, which JAX would clamp silently.
 
-    So are doubles where the loss takes classes.
+    Labels [rows] of outputs [rows, several] are classes if they are integers, or if the loss takes
+    classes (``of_classes``), which then may be doubles.
     """
     several = len(outputs) == 2 and outputs[1] > 1
     whole = of_classes or np.issubdtype(labels.dtype, np.integer)

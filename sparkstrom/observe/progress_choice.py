@@ -56,8 +56,8 @@ def _usual_way() -> str:
 
 
 def reads_descriptors(stream: object) -> bool:
-    """Does a notebook's stream show what other processes write to its file descriptor, too?"""
-    return getattr(stream, "watch_fd_thread", None) is not None  # of ipykernel's OutStream
+    """Whether a notebook's stream also shows what other processes write to its descriptor."""
+    return getattr(stream, "watch_fd_thread", None) is not None  # ipykernel's OutStream has it
 
 
 def is_notebook() -> bool:

@@ -53,11 +53,11 @@ class WorkerOutput:
 
 
 class CopiedStream:
-    """A text stream that goes on to be what it was, and hands each whole line to ``add``.
+    """A wrapper of a text stream that also passes each whole line to ``add``.
 
-    A part of a line is written with what follows it, or by ``flush``: workers of local mode share
-    one standard error. Where the stream fails (it is closed, or its disk is full), lines still
-    reach ``add``.
+    The stream gets whole lines, and parts of a line only on ``flush`` or if they are long: the
+    workers of local mode share one standard error. If the stream fails (it is closed, or its disk
+    is full), lines still reach ``add``.
     """
 
     def __init__(self, stream: TextIO | None, add: Callable[[str], None]) -> None:

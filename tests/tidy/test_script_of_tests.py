@@ -17,14 +17,21 @@ ROOT = Path(__file__).parents[2]
 
 PYTHON = """#!/bin/sh
 case "$*" in
-    *tests.java_archives*) exit 0 ;;
+    *tests.java_archives*) [ -z "${FAILS_ARCHIVES:-}" ] && echo -Xarchive; exit ;;
     *--ignore=tests/gpu*) leg=first ;;
     *--ignore=tests/integration/spark*) leg=apart ;;
     *tests/gpu*) leg=together ;;
     *) leg=spark ;;
 esac
 echo "ran $leg"
+echo "$leg ${SPARK_SUBMIT_OPTS:-}" >>options
 case " ${FAILS:-} " in *" $leg "*) exit "$STATUS" ;; esac
+"""
+
+
+ENVIRONMENT = """cd "$(dirname "$0")/.."
+install() { :; }
+say() { echo "$*" >&2; }
 """
 
 
@@ -32,7 +39,7 @@ def run(at: Path, *arguments: str, **variables: str) -> subprocess.CompletedProc
     scripts = at / "scripts"
     scripts.mkdir()
     shutil.copy(ROOT / "scripts/test", scripts)
-    (scripts / "environment").write_text('cd "$(dirname "$0")/.."\ninstall() { :; }\n')
+    (scripts / "environment").write_text(ENVIRONMENT)
     (at / "bin").mkdir()
     (at / ".venv").mkdir()
     (at / "bin/python").write_text(PYTHON)
@@ -59,6 +66,19 @@ def test_nothing_failed(tmp_path: Path) -> None:
 def test_a_failed_leg_fails_all_and_the_others_run(legs: str, tmp_path: Path) -> None:
     done = run(tmp_path, FAILS=legs, STATUS="1")
     assert (done.returncode, ran(done)) == (1, {"first", "spark", "apart"})
+
+
+@pytest.mark.parametrize(("variables", "given"), [({}, "-Xarchive"), ({"FAILS_ARCHIVES": "1"}, "")])
+def test_jvms_use_the_archives_that_could_be_made(
+    variables: dict[str, str], given: str, tmp_path: Path
+) -> None:
+    done = run(tmp_path, "--all", **variables)
+    assert ran(done) == {"first", "spark", "apart"}
+    lines = (tmp_path / "options").read_text().splitlines()
+    options = dict(line.split(" ", 1) for line in lines)
+    assert options.pop("first") == ""
+    assert set(options.values()) == {given}
+    assert ("JVMs start slowly" in done.stderr) == (not given)
 
 
 def test_an_interrupted_first_leg_ends_all(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 
 from sparkstrom.base.errors import UsageError
 from sparkstrom.models.base import Batch, Columns
+from sparkstrom.models.losses import loss_name
 from sparkstrom.models.torch.flat_module import FlatModule, Updater
 from sparkstrom.models.torch.optimizer_options import check_options, device_name
 from sparkstrom.models.torch.optimizers import (
@@ -45,7 +46,6 @@ from sparkstrom.models.torch.torch_losses import (
     counted,
     is_per_label,
     is_torchs,
-    named,
     outputs_kind,
     weighted,
     with_classes,
@@ -117,7 +117,7 @@ class TorchModel(FlatModule):
 
     def _said(self) -> dict[str, str]:
         optimizer, groups, _ = self._factories
-        loss = {} if self._loss is None else {"loss": named(self._loss)}
+        loss = {} if self._loss is None else {"loss": loss_name(self._loss)}
         return {**loss, "optimizer": optimizer_in_words(optimizer, groups, self._named)}
 
     def bind(self, params: Any) -> None:
@@ -130,8 +130,8 @@ class TorchModel(FlatModule):
         super().check(features, labels)
         if isinstance(labels, tuple) and not labels and is_torchs(self._loss):
             raise UsageError(
-                f"the loss {named(self._loss)} needs labels: name their column, or pass a loss that"
-                " takes all from the module's output"
+                f"the loss {loss_name(self._loss)} needs labels: name their column, or pass a loss"
+                " that takes all from the module's output"
             )
 
     @property
@@ -189,7 +189,7 @@ class TorchModel(FlatModule):
         if highest_rate(optimizer) * FALL_MAX <= self._first_rate * (1 + 1e-9):
             self._is_warned = True
             warnings.warn(
-                "scheduler ReduceLROnPlateau looks at the loss of each minibatch, and has let the"
+                "scheduler ReduceLROnPlateau steps by the loss of each minibatch, and has let the"
                 f" learning rate fall from {self._first_rate:.3g} to {highest_rate(optimizer):.3g}"
                 " within the first epoch: raise its patience, which counts minibatches here, or"
                 " take a schedule by epochs, such as CosineAnnealingLR",

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from sparkstrom.base.errors import UsageError
+from sparkstrom.models.losses import loss_name
 from sparkstrom.models.torch.tensors import IGNORED, TINY, Tensors
 
 Loss = Callable[..., torch.Tensor]
@@ -57,9 +58,9 @@ def with_classes(loss: Any, output: Tensors, target: Tensors) -> Tensors:
     whole = target.long()
     if (wrong := whole != target).any():
         raise UsageError(
-            f"a label is {target[wrong][0].item():g}: the loss {named(loss)} takes classes, which"
-            " are whole numbers from 0; for other values take a loss of values, such as MSELoss,"
-            " or give shares [rows, classes]"
+            f"a label is {target[wrong][0].item():g}: the loss {loss_name(loss)} takes classes,"
+            " which are whole numbers from 0; for other values take a loss of values, such as"
+            " MSELoss, or give shares [rows, classes]"
         )
     return whole
 
@@ -73,7 +74,7 @@ def ignored_label(loss: Any) -> int | None:
 
 
 def _plain(loss: Any) -> str:
-    return named(loss).replace("_", "").lower()
+    return loss_name(loss).replace("_", "").lower()
 
 
 def is_torchs(loss: Any) -> bool:
@@ -81,12 +82,6 @@ def is_torchs(loss: Any) -> bool:
     loss = getattr(loss, "func", loss)  # of a partial
     where = getattr(loss, "__module__", None) or type(loss).__module__
     return loss is not None and str(where).partition(".")[0] == "torch"
-
-
-def named(loss: Any) -> str:
-    """What people call it."""
-    loss = getattr(loss, "func", loss)
-    return str(getattr(loss, "__name__", type(loss).__name__))
 
 
 def check_loss(loss: Any) -> None:

@@ -55,6 +55,6 @@ class AveragingRun(TellingRun):
         site = self._site
         job = AveragingJob(self.spec, site.model, site.master, self._spread.rows, SIZES)
         spark_job = site.application.rounds(job, self._spread, self.master)
-        ours = [watch, FitProgress(showing.progress, says=showing.says)]
+        ours = [watch, FitProgress(showing.progress, worker_lines=showing.worker_lines)]
         self._events = FitEvents(self.spec, [*ours, showing.record, *others], self.book)
         Fitting(self.master, spark_job, self._events).run()

@@ -119,7 +119,7 @@ def wanted_columns(
 
 
 def fields_of(frame: DataFrame, chosen: Chosen) -> dict[str, StructField]:
-    """Return the columns that were chosen, each once. Raise UsageError naming a wrong one."""
+    """Return the chosen columns by name, without duplicates. Raise UsageError for a wrong one."""
     known, used = _Known.of(frame), dict[str, int]()
     for role, one in wanted_by_role(chosen):
         take_of(role, one, used, partial(_check, known, role))

@@ -84,7 +84,7 @@ class Application(Protocol):
 
     @property
     def has_workers_output(self) -> bool:
-        """Is what tasks print on this program's standard error anyway?"""
+        """Whether this program's standard error shows what tasks print, without our doing."""
         ...
 
     def check(self, master: TrainingMaster) -> None:

@@ -74,9 +74,9 @@ class ClassicApplication:
 
     @property
     def has_workers_output(self) -> bool:
-        """In local mode Spark's JVM hands it on, and has its standard error from this program.
+        """True in local mode, where tasks write to the standard error of this program's JVM.
 
-        A notebook's cells have that only where its kernel reads the file descriptor.
+        A notebook shows that only if its kernel reads the file descriptor.
         """
         if not re.fullmatch(r"local(\[.*\])?", self._context.master):
             return False

@@ -98,23 +98,23 @@ class _MutedForThread:
         return getattr(self._stream, name)
 
 
-# Standard output, the warnings' filters and the random states belong to the whole process: two
-# fits at a time, as in a cross-validation, would restore them in the wrong order.
+# Standard output, warning filters and random states belong to the whole process: two fits at the
+# same time, as in a cross-validation, would restore them in the wrong order.
 _process_state = threading.Lock()
 
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Leave no trace in this program: random numbers stay where they are, nothing is printed."""
-    with _process_state, contextlib.ExitStack() as finally_:
-        finally_.callback(random.setstate, random.getstate())
-        finally_.callback(np.random.set_state, np.random.get_state())
-        with contextlib.ExitStack() as stack:
-            if (torch := sys.modules.get("torch")) is not None:
-                stack.enter_context(torch.random.fork_rng(devices=[]))
-            stack.enter_context(warnings.catch_warnings())
-            warnings.simplefilter("ignore")
+    """Restore random states and warning filters afterwards; drop what this thread prints."""
+    with _process_state, contextlib.ExitStack() as stack:
+        stack.callback(random.setstate, random.getstate())
+        stack.callback(np.random.set_state, np.random.get_state())
+        if (torch := sys.modules.get("torch")) is not None:
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        if sys.stdout is not None:  # it is None in a program that was started without one
             muted = cast(TextIO, _MutedForThread(sys.stdout))
             stack.enter_context(contextlib.redirect_stdout(muted))
-            stack.enter_context(np.errstate(all="ignore"))
-            yield
+        stack.enter_context(np.errstate(all="ignore"))
+        yield

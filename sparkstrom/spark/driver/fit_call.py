@@ -44,7 +44,7 @@ class Showing:
     record: FitRecord
     slots: Slots
     warnings: list[str]
-    says: bool = True  # what workers print is shown here; False: the terminal has it from them
+    worker_lines: bool = True  # show what workers print; False if the terminal shows it anyway
 
     def warn(self, text: str) -> None:
         """Now, and in the summary."""

@@ -29,11 +29,11 @@ PHASES = {
 class FitProgress(FitListener):
     """Keeps what is shown up to date; the last drawing stays and shows the end.
 
-    ``says=False``: what workers print is on this terminal already, and not shown again.
+    ``worker_lines=False``: the terminal shows what workers print anyway, so it is not repeated.
     """
 
-    def __init__(self, line: ProgressLine, *, says: bool = True) -> None:
-        self._line, self._says = line, says
+    def __init__(self, line: ProgressLine, *, worker_lines: bool = True) -> None:
+        self._line, self._worker_lines = line, worker_lines
         self._spec: FitSpec | None = None
         self._newest: Progress | None = None
         self._held_out: float | None = None
@@ -42,7 +42,7 @@ class FitProgress(FitListener):
         self._spec = spec
 
     def on_worker_says(self, line: WorkerLine) -> None:
-        if self._says:
+        if self._worker_lines:
             self._line.say(says_in_words(line))
 
     def on_news(self, text: str) -> None:
@@ -61,7 +61,7 @@ class FitProgress(FitListener):
         for epoch in end.history[-1:]:  # those of the last moment come with the tasks' reports
             self.on_epoch(epoch)
         self._show(force=True)
-        if self._says and self._newest is not None and self._newest.unheard:
+        if self._worker_lines and self._newest is not None and self._newest.unheard:
             self._line.say(
                 f"sparkstrom: workers said {self._newest.unheard:,} lines more than were shown;"
                 " all of them are in the executors' stderr (Spark's UI, `yarn logs`)"

@@ -79,7 +79,7 @@ class FitRun(TellingRun):
                 start,
                 *watches,
                 watch,
-                FitProgress(showing.progress, says=showing.says),
+                FitProgress(showing.progress, worker_lines=showing.worker_lines),
                 ResidualLog(),
             ]
             self._events = FitEvents(self.spec, [*ours, showing.record, *others], self.book)

@@ -1,7 +1,7 @@
-"""Held-out frames: ``validation`` as a DataFrame of its own becomes a column of one DataFrame.
+"""Unite a fit's data and a DataFrame of held-out rows into one DataFrame.
 
-Both are put together, with a boolean column of ours that says which rows are held out: so all that
-deals rows out, exports and measures them sees the data as it knows them.
+A boolean column marks the held-out rows, so everything that partitions, exports and measures rows
+works as for a ``validation`` column that the user named.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ COLUMN = "sparkstrom_held_out"
 
 
 class HeldOutFrames:
-    """What a network put together last: the same frames again are the same one, and one export."""
+    """The last union of data and held-out rows that a network made.
+
+    The next fit of the same two DataFrames gets the same union, and so reuses its export.
+    """
 
     def __init__(self, check: Callable[[Any], None]) -> None:
         self._check = check  # raises UsageError for data that the application does not take
@@ -34,10 +37,10 @@ class HeldOutFrames:
     def united(
         self, data: Any, chosen: Chosen, validation: Any, repartition: str
     ) -> tuple[Any, Chosen]:
-        """Return the data with the rows of ``validation``, and what is chosen of them.
+        """Return the data united with the rows of ``validation``, and the columns to read.
 
-        Where ``validation`` holds no rows itself, the data are as they were. Raise UsageError for
-        frames that do not go together.
+        If ``validation`` is a fraction, a column's name or None, return the data unchanged. Raise
+        UsageError for a DataFrame of held-out rows that does not match the data.
         """
         if not (is_dataframe(validation) or hasattr(validation, "mapPartitions")):
             self._last = self._made = None
@@ -60,9 +63,10 @@ class HeldOutFrames:
         return theirs is data and those is held and rest == [names, stay]
 
     def spread_by(self, master: TrainingMaster, data: Any) -> TrainingMaster:
-        """Return the master, by whose options rows are spread.
+        """Return the master whose options decide how rows are partitioned.
 
-        Two frames together have more partitions than either: their number says nothing.
+        The union has the partitions of both DataFrames, so comparing their number with the number
+        of workers would be pointless: a union is always repartitioned.
         """
         counted = master.repartition == IF_DIFFERENT
         if not counted or self._made is None or data is not self._made[0]:
@@ -120,10 +124,10 @@ def _need_like(fields: dict[str, StructField], held: Any, plain: Chosen) -> None
 
 
 def _union(data: Any, held: Any, names: list[str], *, stay: bool) -> tuple[Any, str]:
-    """Both frames' columns of these names, and ours.
+    """Return the union of these columns with the mark, and the name of the mark's column.
 
-    Where rows stay in their partitions, held-out ones are one: the last worker's, so that the
-    others are not left without rows to train on.
+    If rows stay in their partitions (``stay``), the held-out rows form a single partition, so that
+    at most one worker has none to train on.
     """
     from pyspark.sql import functions as sql
 

@@ -125,7 +125,7 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         side, or a tuple or dictionary of these for several arrays; ``weight`` names a column;
         ``label=None`` is for a model whose loss takes its labels from the features.
         ``validation`` holds rows out: a fraction, by seed and content, or a boolean column; or it
-        is a DataFrame of other rows, with the columns that the fit reads, on which none train;
+        is a DataFrame of separate rows, with the columns that the fit reads;
         ``early_stopping`` ends the fit when they gain nothing, or by DL4J's termination conditions
         (a list will do), and delivers the best parameters.
         ``listeners`` hear what happens (docs/listeners.md); the same goes to ``run_log`` as JSON
@@ -164,7 +164,9 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
                     spread = self._spread(data, chosen, workers)
                     check_min_workers(self._master, spread.workers)
                     self._try_first_rows(call, spread)
-                showing = Showing(progress, record, slots, warnings, says=self._says)
+                showing = Showing(
+                    progress, record, slots, warnings, worker_lines=self._shows_worker_lines
+                )
                 return self._train(call, spread, showing)
 
     def _try_first_rows(self, call: FitCall, spread: Spread) -> None:
@@ -177,8 +179,8 @@ class SparkNetwork(SparkLayerNames, TrainedNetwork):
         self._tried.add(columns)
 
     @property
-    def _says(self) -> bool:
-        """Is it for progress to show what workers print?"""
+    def _shows_worker_lines(self) -> bool:
+        """Whether the progress display has to show what workers print."""
         return not self._application.has_workers_output
 
     def _has_gpus(self) -> bool:

@@ -36,8 +36,8 @@ def _reader(name: str, declared: Metadata) -> Callable[[Any], Any]:
 
 NAMES = ("featuresCol", "labelCol", "predictionCol")  # may name several columns
 
-# A ParamGridBuilder keeps what these return, and must be able to save it: values that are no JSON
-# are wrapped. ``OutputParams`` takes them out of their wrapping where a Param is set.
+# A ParamGridBuilder keeps what these converters return, and Spark ML saves it: values that JSON
+# cannot hold are wrapped as GridValue. ``OutputParams`` unwraps them when a Param is set.
 
 
 def names(value: Any) -> Any:

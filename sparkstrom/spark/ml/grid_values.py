@@ -1,8 +1,9 @@
-"""Grid values: what a ParamGridBuilder holds of Params whose values are no JSON.
+"""Wrap grid values that JSON cannot hold, so that Spark ML can save a tuned estimator.
 
 Spark ML writes the grid of a CrossValidator, a TrainValidationSplit or their models as JSON, except
-values that are stages: these it saves and loads in directories of their own. So a model, a master
-or a rule in a grid is wrapped as such a stage; an estimator that is given one takes the value.
+values that are stages, which it saves in directories of their own. So models, masters, early
+stopping, listeners and tuples of columns are wrapped as stages in a grid, and unwrapped when an
+estimator's Param is set.
 """
 
 from __future__ import annotations
@@ -24,17 +25,15 @@ from sparkstrom.base.errors import UsageError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-FOLDER = "value"  # beside the metadata: an estimator with this one Param
+FOLDER = "value"  # next to the metadata: an estimator on which only this Param is set
 PARAM = "param"
 
 
 class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
-    """A value of the estimator's Param ``name``; its attributes are those of ``value``.
+    """A value of the estimator's Param ``name``; it has the attributes of ``value``."""
 
-    ``holder``: the estimator, whose files can hold it.
-    """
-
-    holder: ClassVar[type[Any]]  # set where it is defined
+    # The estimator's class, whose files can hold the value. Its module imports this one.
+    holder: ClassVar[type[Any]]
 
     def __init__(self, name: str, value: Any) -> None:
         super().__init__()
@@ -58,17 +57,17 @@ class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
         raise UsageError(f"{self!r} is a value of a grid: it transforms no DataFrame")
 
     def write(self) -> GridValueWriter:
-        """A writer, for Spark ML's files of a grid."""
+        """Return a writer of Spark ML's files."""
         return GridValueWriter(self)
 
     @classmethod
     def read(cls) -> GridValueReader:
-        """A reader of what ``write`` wrote."""
+        """Return a reader of the files that ``write`` makes."""
         return GridValueReader()
 
 
 def opened(value: Any) -> Any:
-    """The value itself, where it comes from a grid."""
+    """Return the wrapped value of a GridValue, and any other value as it is."""
     return value.value if isinstance(value, GridValue) else value
 
 
@@ -80,7 +79,7 @@ class GridValueWriter(MLWriter):
         self._instance = instance
 
     def saveImpl(self, path: str) -> None:
-        """Write it. Raise UsageError for an option that cannot be written."""
+        """Write the value to ``path``. Raise UsageError for an option that cannot be written."""
         one = self._instance
         one.holder()._set(**{one.name: one.value}).write().save(f"{path}/{FOLDER}")
         DefaultParamsWriter.saveMetadata(one, path, self.sc, extraMetadata={PARAM: one.name})
@@ -90,7 +89,7 @@ class GridValueReader(MLReader[GridValue]):
     """Reads what ``GridValueWriter`` wrote."""
 
     def load(self, path: str) -> GridValue:
-        """The value. Raise UsageError where its files are missing or damaged."""
+        """Return the value in ``path``. Raise UsageError if files are missing or damaged."""
         held: Any = DefaultParamsReader.loadParamsInstance(f"{path}/{FOLDER}", self.sc)
         name = DefaultParamsReader.loadMetadata(path, self.sc).get(PARAM)
         if not (isinstance(name, str) and held.hasParam(name)):

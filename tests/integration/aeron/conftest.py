@@ -36,6 +36,15 @@ def wait_until(condition: Callable[[], Any], deadline_s: float = DEADLINE_S) -> 
     return found
 
 
+def stands_still(pid: int) -> bool:
+    """Whether all threads of a process are stopped."""
+    try:
+        threads = Path(f"/proc/{pid}/task").iterdir()
+        return all(") T" in (thread / "stat").read_text() for thread in threads)
+    except OSError:  # a thread ended meanwhile
+        return False
+
+
 class Drivers:
     """Starts media drivers under keys of this test's own and keeps the books."""
 
@@ -67,8 +76,7 @@ class Drivers:
     def stop(self, pid: int) -> None:
         """Stop a media driver as SIGSTOP does, and wait until all of its threads stand still."""
         os.kill(pid, signal.SIGSTOP)
-        threads = [thread / "stat" for thread in Path(f"/proc/{pid}/task").iterdir()]
-        self.wait_until(lambda: all(") T" in thread.read_text() for thread in threads))
+        self.wait_until(lambda: stands_still(pid))
 
     def close(self) -> None:
         for transport in self._transports:

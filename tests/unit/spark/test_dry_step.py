@@ -191,6 +191,13 @@ def test_fits_at_the_same_time_leave_standard_output_as_it_was(
     assert capsys.readouterr().out == "said by the program\n"
 
 
+def test_a_program_without_standard_output_still_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with dry_step.undisturbed():
+        print("said to nobody, by this thread and others")
+        assert sys.stdout is None
+
+
 def test_models_with_other_code_and_large_ones_are_not_tried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

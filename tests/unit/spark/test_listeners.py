@@ -220,13 +220,15 @@ def test_the_line_follows_a_fit_and_stands_still_at_its_end() -> None:
     assert (line.phase, line.loss, force) == ("done", 0.25, True)
 
 
-@pytest.mark.parametrize(("says", "shown"), [(True, 2), (False, 0)])
-def test_what_the_terminal_has_from_workers_is_not_shown_again(says: bool, shown: int) -> None:
+@pytest.mark.parametrize(("worker_lines", "shown"), [(True, 2), (False, 0)])
+def test_what_the_terminal_has_from_workers_is_not_shown_again(
+    worker_lines: bool, shown: int
+) -> None:
     """As in Spark's local mode, whose JVM has this program's standard error."""
     told: list[str] = []
     drawn = Drawn()
     drawn.say = told.append  # type: ignore[method-assign, assignment]
-    events = FitEvents(SPEC, [FitProgress(drawn, says=says)])
+    events = FitEvents(SPEC, [FitProgress(drawn, worker_lines=worker_lines)])
     events.begin()
     heard = (WorkerLine(0, "vm", "training", "printed"),)
     events.look(replace(START, heard=heard, unheard=3))
