@@ -17,7 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ARCHIVES = ("driver", "executor")  # their class paths differ, so each has its own archive
-# A JVM that cannot use an archive (another class path, as on YARN) says nothing and loads classes.
+# A JVM that cannot use an archive (another class path, as on YARN) loads its classes normally,
+# without a warning.
 QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 OPTIONS = f"{QUIET} -XX:TieredStopAtLevel=1"
 RUN_LIMIT_S = 300.0
@@ -54,7 +55,7 @@ def java_processes(parent: int) -> Iterator[tuple[int, str]]:
 
 
 def dump(directory: Path) -> None:
-    """Run a job of each kind that the tests run, and write what its JVMs have loaded."""
+    """Run some typical jobs, and write the classes that their JVMs loaded."""
     from pyspark.sql import SparkSession
 
     spark = SparkSession.builder.master("local-cluster[1,2,1024]").getOrCreate()

@@ -67,8 +67,11 @@ def are_rows(validation: Any) -> bool:
     return any(hasattr(validation, name) for name in readable)
 
 
-def blocks_with(data: Any, held: Any, chosen: Chosen) -> Iterator[Block]:
-    """Return all rows, those of ``held`` marked as held out. Raise UsageError if kinds differ."""
+def blocks_with_held_out(data: Any, held: Any, chosen: Chosen) -> Iterator[Block]:
+    """Return all rows, those of ``held`` marked as held out.
+
+    Raise UsageError if their arrays do not match those of the data.
+    """
     if held is data and hasattr(data, "__next__"):
         raise UsageError(
             "validation: held-out rows and the data are one iterator, which is drawn once: make"

@@ -21,7 +21,7 @@ from sparkstrom.local.accumulators import Accumulator
 from sparkstrom.local.by_value import packed_by_value
 from sparkstrom.local.dealt_rows import dealt
 from sparkstrom.local.host_fit import Dealt, HostFit, HostSite
-from sparkstrom.local.local_data import are_rows, blocks_of_data, blocks_with
+from sparkstrom.local.local_data import are_rows, blocks_of_data, blocks_with_held_out
 from sparkstrom.local.rounds_fit import RoundsFit
 from sparkstrom.local.scratch import WrapperScratch, remove_left
 from sparkstrom.local.worker_pool import WorkerPool, cores
@@ -189,7 +189,7 @@ class ParallelWrapper(TrainedNetwork):
             read = (
                 blocks_of_data(data, chosen)
                 if held is None
-                else blocks_with(data, held, chosen._replace(validation=None))
+                else blocks_with_held_out(data, held, chosen._replace(validation=None))
             )
             drawn = prefetched(read, self._prefetch_buffer, pool.need_open)
             with self._checkpoints.kept_if_it_fails(), closing(drawn) as blocks:

@@ -225,13 +225,13 @@ def rows_loss_of(loss: Any, names: Sequence[str] = ()) -> RowsLoss:
                 f"{type(loss).__name__} has a __call__ of its own, which would not be called:"
                 " override call(y_true, y_pred), which returns a loss for each row, instead"
             )
-        return _masked(loss.call, loss.dtype)
+        return _cast_and_masked(loss.call, loss.dtype)
     if not callable(loss):
         raise UsageError(
             f"loss is a {type(loss).__name__}: pass a name, a Loss, a function, or a list or dict"
             " of these for several outputs"
         )
-    return _masked(loss, keras.config.floatx())
+    return _cast_and_masked(loss, keras.config.floatx())
 
 
 def _sum_of(losses: Any, names: Sequence[str]) -> RowsLoss:
@@ -257,7 +257,7 @@ def _sum_of(losses: Any, names: Sequence[str]) -> RowsLoss:
     return of_row
 
 
-def _masked(call: RowsLoss, dtype: str) -> RowsLoss:
+def _cast_and_masked(call: RowsLoss, dtype: str) -> RowsLoss:
     """Return ``call`` with Keras' casts and masks: masked places are left out of the mean.
 
     Labels and outputs are cast to ``dtype``, the loss's own. Layers attach masks to outputs, and
@@ -420,8 +420,7 @@ def _need_same_options(model: Any, own: Any, other: Any) -> None:
             )
             raise UsageError(
                 f"{model.name} cannot be copied to executors: the {option} of its variable"
-                f" {own.path} was set on the variable, which is not in its layer's configuration;"
-                f" {remedy}"
+                f" {own.path} was set on the variable itself, so its layer's configuration does not contain it; {remedy}"
             )
 
 

@@ -137,9 +137,9 @@ def mean_loss(losses: Any, rows: int, weights: Any) -> Any:
 
 NO_INTEGER = "numpy.integer"  # in optax's error for labels that are no integers
 AS_INTEGERS = (
-    "; labels that are doubles, as Spark ML's are, become integers only for optax's own losses:"
-    " in yours, call labels.astype(int), or cast the column, df.withColumn('label',"
-    " col('label').cast('int'))"
+    "; labels are doubles, as Spark ML's are, and are converted only for losses whose name contains"
+    " integer_labels, such as optax's: in yours, call labels.astype(int), or cast the column,"
+    " df.withColumn('label', col('label').cast('int'))"
 )
 ROWS_TRIED = 7  # a size that no dimension of a model is likely to have
 
@@ -189,7 +189,7 @@ class Trial:
         except Exception as error:
             if is_users_own(error, *self._libraries):
                 raise
-            hint = AS_INTEGERS if NO_INTEGER in str(error) and _has_fractions(labels) else ""
+            hint = AS_INTEGERS if NO_INTEGER in str(error) and _are_floating(labels) else ""
             raise UsageError(
                 f"the model cannot be trained on rows of {', '.join(kinds)}: {said_by(error)}{hint}"
             ) from error
@@ -222,7 +222,7 @@ def _check_losses(losses: Any) -> None:
         )
 
 
-def _has_fractions(labels: Columns) -> bool:
+def _are_floating(labels: Columns) -> bool:
     return any(array.dtype.kind == "f" for array in arrays_of(labels))
 
 

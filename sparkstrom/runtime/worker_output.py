@@ -55,9 +55,9 @@ class WorkerOutput:
 class CopiedStream:
     """A wrapper of a text stream that also passes each whole line to ``add``.
 
-    The stream gets whole lines, and parts of a line only on ``flush`` or if they are long: the
-    workers of local mode share one standard error. If the stream fails (it is closed, or its disk
-    is full), lines still reach ``add``.
+    Text is held back until a write contains a newline or a carriage return, until it is long, or
+    until ``flush``: the workers of local mode share one standard error, and their lines would mix.
+    If the stream fails (it is closed, or its disk is full), lines still reach ``add``.
     """
 
     def __init__(self, stream: TextIO | None, add: Callable[[str], None]) -> None:
@@ -75,7 +75,7 @@ class CopiedStream:
             self._is_mute = True
 
     def flush(self) -> None:
-        """As the stream does it."""
+        """Write what was held back, and flush the stream."""
         self._put(self._unwritten)
         self._unwritten = ""
         self._guarded(lambda stream: stream.flush())
@@ -85,7 +85,7 @@ class CopiedStream:
             self._guarded(lambda stream: stream.write(text))
 
     def write(self, text: str) -> int:
-        """As the stream does it."""
+        """Write the text or hold it back, and return its length."""
         count, unwritten = len(text), self._unwritten + text
         is_part = "\n" not in text and "\r" not in text and len(unwritten) <= LINE_CHARS_MAX
         self._unwritten = unwritten if is_part else ""

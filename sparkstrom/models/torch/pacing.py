@@ -39,8 +39,8 @@ FALL_MAX = 1_000  # of the learning rate within the first epoch, before there is
 STEPS_TRIED_MAX = 20_000  # of a schedule, to see how far it falls: some tenths of a second
 
 BY_MINIBATCH_WORDS = (
-    "each minibatch of the fit (horizon='worker', and averaging: of its worker), over all epochs"
-    " and fits: make it longer, or pass scheduler_interval='epoch'"
+    "each minibatch of the fit (with horizon='worker' or parameter averaging, of its own worker"
+    " only), over all epochs and fits: make it longer, or pass scheduler_interval='epoch'"
 )
 BY_FIT = "steps by the fit's minibatches"
 BY_EPOCHS = "steps by epochs"
@@ -100,8 +100,9 @@ class Pacing:
     def fall_within(self, batches: int, made: tuple[Optimizer, LRScheduler | None]) -> float:
         """Return by which factor a fresh scheduler lets the rate fall in an epoch, at least 1.
 
-        The rate of the epoch's last minibatch counts: a decay to 0 at the end of it is none.
-        ``batches``: minibatches of a worker's epoch. ``made`` is stepped, so nobody else has it.
+        The rate of the epoch's last minibatch is compared: a decay that reaches 0 after it does
+        not count. ``batches``: minibatches of a worker's epoch. ``made`` is stepped here, so pass
+        one that is used for nothing else.
         """
         optimizer, scheduler = made
         if scheduler is None or isinstance(scheduler, ReduceLROnPlateau) or self.interval == EPOCH:
@@ -121,7 +122,8 @@ class Pacing:
         if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
             return
         at, surely = position_of(scheduler), self._place(self._counted)
-        # In rounds, a new optimizer may begin anywhere in a schedule, and in any part of it.
+        # In rounds, a worker's new optimizer may start in the middle of a schedule, so torch's
+        # warning about the order of steps is suppressed.
         first = at == 0 or self._own == 0
         with _in_any_order() if first else contextlib.nullcontext():
             for position in range(at + 1, self._place(minibatches) + 1):

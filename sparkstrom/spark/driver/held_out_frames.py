@@ -63,10 +63,10 @@ class HeldOutFrames:
         return theirs is data and those is held and rest == [names, stay]
 
     def spread_by(self, master: TrainingMaster, data: Any) -> TrainingMaster:
-        """Return the master whose options decide how rows are partitioned.
+        """Return the master to partition ``data`` with.
 
-        The union has the partitions of both DataFrames, so comparing their number with the number
-        of workers would be pointless: a union is always repartitioned.
+        The union has the partitions of both DataFrames, so their number says nothing. With
+        ``num_partitions_workers_differs``, a union is therefore repartitioned as with ``always``.
         """
         counted = master.repartition == IF_DIFFERENT
         if not counted or self._made is None or data is not self._made[0]:

@@ -155,7 +155,7 @@ class SparkstromEstimator(
         return EstimatorReader(cls)
 
 
-GridValue.holder = SparkstromEstimator
+GridValue.estimator_class = SparkstromEstimator
 
 
 class SparkstromModel(Model, OutputParams, MLWritable, MLReadable["SparkstromModel"]):

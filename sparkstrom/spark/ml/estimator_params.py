@@ -26,7 +26,7 @@ from sparkstrom.spark.driver.averaging_master import TrainingMaster
 from sparkstrom.spark.driver.call_checks import EPOCHS
 from sparkstrom.spark.driver.common_options import BATCH_SIZE
 from sparkstrom.spark.driver.listener_thread import check_listeners
-from sparkstrom.spark.ml.grid_values import GridValue, opened
+from sparkstrom.spark.ml.grid_values import GridValue, unwrapped
 
 
 def _reader(name: str, declared: Metadata) -> Callable[[Any], Any]:
@@ -42,7 +42,7 @@ NAMES = ("featuresCol", "labelCol", "predictionCol")  # may name several columns
 
 def names(value: Any) -> Any:
     """A column's name, a list of them, a tuple or dictionary of these; or UsageError."""
-    value = opened(value)
+    value = unwrapped(value)
     several = value.values() if isinstance(value, dict) else value
     parts = list(several) if isinstance(value, tuple | dict) else [value]
     for part in parts:
@@ -62,14 +62,14 @@ def labels(value: Any) -> Any:
 
 def some_listeners(value: Any) -> Any:
     """Objects that hear something, or UsageError."""
-    value = opened(value)
+    value = unwrapped(value)
     check_listeners(value)
     return GridValue("listeners", value)
 
 
 def a_model(value: Any) -> Any:
     """A FlatModel, or UsageError."""
-    value = opened(value)
+    value = unwrapped(value)
     if (why := no_model(value)) is not None:
         raise UsageError(why)
     return GridValue("model", value)
@@ -77,7 +77,7 @@ def a_model(value: Any) -> Any:
 
 def a_master(value: Any) -> Any:
     """A training master, or UsageError."""
-    value = opened(value)
+    value = unwrapped(value)
     if not isinstance(value, TrainingMaster):
         raise UsageError(
             f"master={value!r}: must be a SharedTrainingMaster or a"
@@ -88,7 +88,7 @@ def a_master(value: Any) -> Any:
 
 def a_rule(value: Any) -> Any:
     """An EarlyStopping or None, or UsageError."""
-    value = opened(value)
+    value = unwrapped(value)
     if not isinstance(value, EarlyStopping | None):
         raise UsageError(f"earlyStopping={value!r}: must be None or EarlyStopping(patience=5)")
     return None if value is None else GridValue("earlyStopping", value)
@@ -107,13 +107,13 @@ class OutputParams(HasFeaturesCol, HasPredictionCol, HasProbabilityCol, HasRawPr
     def set(self, param: Param[Any], value: Any) -> None:
         """Set a Param."""
         super().set(param, value)
-        self._paramMap[param] = opened(self._paramMap[param])
+        self._paramMap[param] = unwrapped(self._paramMap[param])
 
     def _set(self, **values: Any) -> Self:
         super()._set(**values)
         for param in map(self.getParam, values):
             if param in self._paramMap:
-                self._paramMap[param] = opened(self._paramMap[param])
+                self._paramMap[param] = unwrapped(self._paramMap[param])
         return self
 
     def setFeaturesCol(self, value: Names) -> Self:

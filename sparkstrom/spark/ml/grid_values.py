@@ -30,10 +30,13 @@ PARAM = "param"
 
 
 class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
-    """A value of the estimator's Param ``name``; it has the attributes of ``value``."""
+    """A wrapped grid value, with the attributes of ``value``.
+
+    ``name`` is the Param under which it is saved: featuresCol for the columns of every Param.
+    """
 
     # The estimator's class, whose files can hold the value. Its module imports this one.
-    holder: ClassVar[type[Any]]
+    estimator_class: ClassVar[type[Any]]
 
     def __init__(self, name: str, value: Any) -> None:
         super().__init__()
@@ -45,7 +48,7 @@ class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
         return getattr(self.value, name)
 
     def __eq__(self, other: object) -> bool:
-        return bool(self.value == opened(other))
+        return bool(self.value == unwrapped(other))
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -66,7 +69,7 @@ class GridValue(Transformer, MLWritable, MLReadable["GridValue"]):
         return GridValueReader()
 
 
-def opened(value: Any) -> Any:
+def unwrapped(value: Any) -> Any:
     """Return the wrapped value of a GridValue, and any other value as it is."""
     return value.value if isinstance(value, GridValue) else value
 
@@ -81,7 +84,7 @@ class GridValueWriter(MLWriter):
     def saveImpl(self, path: str) -> None:
         """Write the value to ``path``. Raise UsageError for an option that cannot be written."""
         one = self._instance
-        one.holder()._set(**{one.name: one.value}).write().save(f"{path}/{FOLDER}")
+        one.estimator_class()._set(**{one.name: one.value}).write().save(f"{path}/{FOLDER}")
         DefaultParamsWriter.saveMetadata(one, path, self.sc, extraMetadata={PARAM: one.name})
 
 

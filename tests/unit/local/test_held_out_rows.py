@@ -11,7 +11,7 @@ import pytest
 from pyarrow import parquet
 
 from sparkstrom import UsageError
-from sparkstrom.local.local_data import are_rows, blocks_with
+from sparkstrom.local.local_data import are_rows, blocks_with_held_out
 from sparkstrom.spark.data.columns import Chosen
 
 CHANCE = np.random.default_rng(1)
@@ -51,7 +51,7 @@ def test_rows_of_their_own_are_held_out(kind: str, tmp_path: Path) -> None:
     make, chosen = KINDS[kind]
     data, held = make(tmp_path, 0, 9), make(tmp_path, 9, 12)
     assert are_rows(held)
-    blocks = list(blocks_with(data, held, chosen))
+    blocks = list(blocks_with_held_out(data, held, chosen))
     batches = [block.form.batch(block.records) for block in blocks]
     np.testing.assert_array_equal(np.concatenate([one.features for one in batches]), X)
     np.testing.assert_array_equal(np.concatenate([one.labels for one in batches]), Y)
@@ -95,10 +95,10 @@ def test_rows_that_are_unlike_the_data_are_refused(
     data: Any, held: Any, chosen: Chosen, why: str
 ) -> None:
     with pytest.raises(UsageError, match=why):
-        list(blocks_with(data, held, chosen))
+        list(blocks_with_held_out(data, held, chosen))
 
 
 def test_one_iterator_cannot_be_both() -> None:
     rows = zip(X, Y, strict=True)
     with pytest.raises(UsageError, match="are one iterator, which is drawn once: make two"):
-        blocks_with(rows, rows, Chosen())
+        blocks_with_held_out(rows, rows, Chosen())
