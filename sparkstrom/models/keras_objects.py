@@ -420,7 +420,8 @@ def _need_same_options(model: Any, own: Any, other: Any) -> None:
             )
             raise UsageError(
                 f"{model.name} cannot be copied to executors: the {option} of its variable"
-                f" {own.path} was set on the variable itself, so its layer's configuration does not contain it; {remedy}"
+                f" {own.path} was set on the variable itself, so its layer's configuration does not"
+                f" contain it; {remedy}"
             )
 
 
